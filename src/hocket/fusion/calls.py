@@ -51,17 +51,11 @@ RECORDING = 4.0  # times as long as a forward alone takes one that is recorded, 
 
 @dataclass(frozen=True)
 class KnownCall:
-    """What is known of one kind of call.
+    """What is known of one kind of call."""
 
-    Attributes:
-        own: for each leaf of the arguments, whether it is of each model.
-        run: the output from the leaves; or losses from loss function, leaves and targets.
-        program: that runs; None where the plain models do.
-    """
-
-    own: tuple[bool, ...]
-    run: Callable[..., Any]
-    program: Any
+    own: tuple[bool, ...]  # for each leaf of the arguments, whether it is of each model
+    run: Callable[..., Any]  # the output from the leaves; or losses from loss function, leaves and targets
+    program: Any  # that runs; None where the plain models do
 
     def values(self, leaves: list[Any]) -> list[Any]:
         """The leaves, `Stacked` where they are of each model."""
@@ -69,12 +63,7 @@ class KnownCall:
 
 
 class Calls:
-    """What an array computes.
-
-    Args:
-        store: of the models.
-        settings: what the user asked for.
-    """
+    """What an array computes."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.settings = settings
@@ -102,11 +91,7 @@ class Calls:
         self.forget()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The outputs of all models, the models first.
-
-        Raises:
-            InputError: an op fails, or the input fits no model; names the layer.
-        """
+        """The outputs of all models, the models first."""
         world = self.programs.world()
         key, leaves = self._read("forward", args, kwargs)
         call = world.calls.get(key)
@@ -122,18 +107,7 @@ class Calls:
         targets: tuple[Any, ...],
         is_hooked: bool,
     ) -> Tensor:
-        """The loss of each model, ``(B,)``.
-
-        Args:
-            forward: a call of the array, for when its output is wanted after all.
-            fn: the loss function.
-            inputs: what one model takes.
-            targets: more arguments of `fn`.
-            is_hooked: whether somebody wants to see the array's output.
-
-        Raises:
-            InputError: an op or `fn` fails, or a shape fits no model; names the layer.
-        """
+        """The loss of each model, ``(B,)``."""
         args, kwargs = _arguments(inputs)
         if is_hooked or not self._may_choose() or not torch.is_grad_enabled():
             return self.loss(fn, forward(*args, **kwargs), targets)

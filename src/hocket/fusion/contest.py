@@ -66,9 +66,6 @@ class Choice:
 class PlanContest:
     """Turns of plans, until one is left or has won.
 
-    Args:
-        plans: at least one.
-
     Example:
         >>> contest = PlanContest([ExecutionPlan(1, True), ExecutionPlan(4)])
         >>> while not contest.is_over:

@@ -27,11 +27,7 @@ OPTIMIZERS = {
 
 
 def warn_of_coupling(reader: FrameType) -> None:
-    """Warn where what asks for the parameters of fused models is one of these functions or optimizers of torch.
-
-    Args:
-        reader: the frame that takes the first parameter.
-    """
+    """Warn where what asks for the parameters of fused models is one of these functions or optimizers of torch."""
     code = reader.f_code
     if code.co_name == "clip_grad_norm_" and code.co_filename == clip_grad.__file__:
         message = (

@@ -39,12 +39,7 @@ class LeadsElsewhereError(InputError):
 
 
 class SingleExecutor:
-    """A traced model, run model after model.
-
-    Args:
-        program: of all models.
-        plan: how far, and in which layout.
-    """
+    """A traced model, run model after model."""
 
     def __init__(self, program: FusedProgram, plan: ExecutionPlan) -> None:
         self._models = models = program.models
@@ -63,17 +58,7 @@ class SingleExecutor:
         return out
 
     def losses(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
-        """The loss of each model, ``(B,)``.
-
-        Args:
-            fn: a loss function of one model's output and targets.
-            leaves: the leaves of the arguments, `Stacked` where models have their own.
-            targets: as of `hocket.fusion.loss.per_model_loss`.
-
-        Raises:
-            InputError: `fn` fails.
-            LeadsElsewhereError: the loss has gradients for something that the loss function brings along.
-        """
+        """The loss of each model, ``(B,)``."""
         if self._plan.per_group_backward:
             return self._losses_and_gradients(fn, leaves, targets)
         [each] = self._split(leaves, self._linked())

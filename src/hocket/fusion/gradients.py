@@ -142,12 +142,7 @@ def _joined(grads: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class Gathered:
-    """The gradient of a stacked parameter, while it comes together from models that go one after another.
-
-    Args:
-        whole: the parameter.
-        memory: where the place of a large one's gradient comes from.
-    """
+    """The gradient of a stacked parameter, while it comes together from models that go one after another."""
 
     def __init__(self, whole: Tensor, memory: GradientMemory) -> None:
         self._place = memory.place(whole)

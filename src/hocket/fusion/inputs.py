@@ -55,11 +55,6 @@ class ModelAxis:
     def inputs(self, store: Store, leaves: list[Any], spec: Any) -> tuple[bool, ...]:
         """For each leaf of the arguments, whether its first axis is the models'.
 
-        Args:
-            store: of the models.
-            leaves: all leaves of the arguments.
-            spec: the tree they come from.
-
         Raises:
             InputError: `shared` is False and an input's first axis is not B; or both readings are possible.
         """
@@ -94,18 +89,7 @@ class ModelAxis:
     def targets(
         self, fn: Callable[..., Any], targets: tuple[Any, ...], output: Any, shape: Sequence[int], num_models: int
     ) -> tuple[Any, ...]:
-        """Targets of a loss, `Stacked` where models have their own.
-
-        Args:
-            fn: the loss function.
-            targets: what it takes behind the output.
-            output: one model's output.
-            shape: of all models' output, ``(B, N, ...)``.
-            num_models: B.
-
-        Raises:
-            InputError: both readings are possible.
-        """
+        """Targets of a loss, `Stacked` where models have their own."""
         code = getattr(fn, "__code__", None)  # not itself part of the key, which is saved with the array
         named = type(fn).__qualname__ if code is None else (code.co_filename, code.co_firstlineno)
         if all(type(leaf) is Tensor and (not leaf.ndim or leaf.shape[0] != num_models) for leaf in targets):

@@ -90,11 +90,7 @@ def per_model_loss(
 
 
 def loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], model: int) -> Tensor:
-    """``fn(out, *targets)`` of one plain model, a tensor without axes.
-
-    Raises:
-        InputError: `fn` fails; restates the shapes and the model.
-    """
+    """``fn(out, *targets)`` of one plain model, a tensor without axes."""
     try:
         loss = fn(out, *targets)
     except UNCHANGED:

@@ -52,13 +52,7 @@ class ExecutionPlan:
 
 
 def plans_for(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
-    """The plans that are worth a try, the plain models first and all at once last.
-
-    Args:
-        num_models: B.
-        with_losses: whether a loss follows, so that single models may go on to the end of their backward.
-        has_images: whether the layout of images matters.
-    """
+    """The plans that are worth a try, the plain models first and all at once last."""
     backward = with_losses and num_models > 1
     plans = [ExecutionPlan(1, backward)]
     if has_images:

@@ -29,24 +29,7 @@ SKIPPED = ("_assert", "_assert_is_none", "_assert_async")
 
 
 class FusedProgram:
-    """The steps of a traced model, and what runs them for all models.
-
-    Args:
-        models: some of the models, or all.
-        traced: the graph of one.
-
-    Raises:
-        ValueError: the graph does what a fused one cannot.
-
-    Attributes:
-        inputs: places of inputs, and which leaf of the arguments each is.
-        tensors: places of parameters and buffers, and their names.
-        constants: places of constants, and these.
-        owned: places of values that become each model's own, because views of them are written to.
-        written_names: parameters and buffers that ops write into.
-        writes_parameters: whether parameters are among them.
-        writes_inputs: whether ops write into the arguments.
-    """
+    """The steps of a traced model, and what runs them for all models."""
 
     def __init__(self, models: ModelSlice, traced: Traced) -> None:
         self.models = models
@@ -55,11 +38,14 @@ class FusedProgram:
         self.output: Any = None
         nodes = list(traced.graph.nodes)
         places = {node: place for place, node in enumerate(nodes)}
+        # places of inputs, and which leaf of the arguments each is
         self.inputs = [(places[node], number) for node, number in traced.inputs.items()]
+        # places of parameters and buffers, and their names
         self.tensors = [(places[node], name) for node, name in traced.tensors.items()]
         for _, name in self.tensors:
             if name not in models.store.places:
                 raise ValueError(f"{name} is read outside of its block, which stays separate")
+        # places of constants, and these
         self.constants = [(places[node], models.of_models(value)) for node, value in traced.constants.items()]
         known = {name: place for place, name in self.tensors}  # those that layers ask for have places behind the nodes
 
@@ -78,9 +64,13 @@ class FusedProgram:
             return models.layers(name)[0]
 
         writes, owned, views, written = find_writes(traced.graph, traced.tensors, traced.constants, layer)
+        # places of values that become each model's own, because views of them are written to
         self.owned = {places[node] for node in owned}
+        # parameters and buffers that ops write into
         self.written_names = [root for kind, root in written if kind == "tensor"]
+        # whether parameters are among them
         self.writes_parameters = any(isinstance(models.store.whole(name), nn.Parameter) for name in self.written_names)
+        # whether ops write into the arguments
         self.writes_inputs = any(kind == "value" and root in traced.inputs for kind, root in written)
         last_use = {used: node for node in nodes for used in node.all_input_nodes}
         for node in nodes:
@@ -117,10 +107,6 @@ class FusedProgram:
     def run(self, leaves: list[Any], tensor: Callable[[str], Stacked] | None = None) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own.
 
-        Args:
-            leaves: all of them.
-            tensor: gives these models' parameters and buffers by name, where it is not the store that does.
-
         Raises:
             InputError: an op fails; names its layer.
         """
@@ -138,11 +124,7 @@ class FusedProgram:
         return source.function()
 
     def perform(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One step by the first backend that can.
-
-        Raises:
-            InputError: it fails; names its layer.
-        """
+        """One step by the first backend that can."""
         try:
             return self._perform(step, args, kwargs)
         except (HocketError, torch.OutOfMemoryError):

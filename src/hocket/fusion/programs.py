@@ -53,15 +53,10 @@ CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, Asse
 
 @dataclass(frozen=True)
 class Unfused:
-    """Stands for a program where there is none.
+    """Stands for a program where there is none."""
 
-    Attributes:
-        reason: why there is none.
-        is_final: whether it is not worth another try.
-    """
-
-    reason: str
-    is_final: bool = True
+    reason: str  # why there is none
+    is_final: bool = True  # whether it is not worth another try
 
 
 @dataclass(frozen=True)
@@ -109,14 +104,7 @@ def _key(leaf: Any) -> Any:
 
 
 class Kind:
-    """What a program depends on but the state of the world: how the models are called.
-
-    Args:
-        call: the tree of arguments, and the constants in it.
-        own: for each leaf, whether it is of each model.
-        leaves: of the arguments.
-        training: whether the models are in training.
-    """
+    """What a program depends on but the state of the world: how the models are called."""
 
     def __init__(self, call: CallSpec, own: tuple[bool, ...], leaves: list[Any], training: bool) -> None:
         self.call = call
@@ -139,16 +127,12 @@ def repeated(leaves: Sequence[Any]) -> tuple[int, ...]:
 
 
 class World:
-    """What was made of the forwards in one state of all that they read.
-
-    Attributes:
-        calls: what is known of kinds of calls; `hocket.fusion.calls` keeps it here.
-        num_calls: how many were made.
-    """
+    """What was made of the forwards in one state of all that they read."""
 
     def __init__(self) -> None:
+        # what is known of kinds of calls; `hocket.fusion.calls` keeps it here
         self.calls: Bounded[Any] = Bounded(MAX_PROGRAMS)
-        self.num_calls = 0
+        self.num_calls = 0  # how many were made
         self._guards: Guards | None = None
         self._versions: dict[int, tuple[Tensor, int]] = {}
         self._looks: dict[Any, int] = {}
@@ -197,14 +181,7 @@ class World:
 
 
 class Programs:
-    """Records models, and keeps what was made of them.
-
-    Args:
-        models: all of them.
-
-    Attributes:
-        given_up: why models are not recorded any more; empty where they are.
-    """
+    """Records models, and keeps what was made of them."""
 
     def __init__(self, models: ModelSlice) -> None:
         self._models = models
@@ -213,7 +190,7 @@ class Programs:
         self._watch = ForwardWatch(self._templates)
         self._worlds: list[World] = [World()]
         self._num_short = 0
-        self.given_up = ""
+        self.given_up = ""  # why models are not recorded any more; empty where they are
         self._met: dict[int, Tensor] = {}  # tensors that no op has given, from where no walk comes, such as a cache
 
     def asks_leaves(self) -> bool:
@@ -251,11 +228,6 @@ class Programs:
 
     def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
         """Run the plain models, and make a program of what they do.
-
-        Args:
-            world: the state of all that they read.
-            kind: of the call.
-            values: the leaves of the arguments, `Stacked` where models have their own.
 
         Returns:
             The output, `Stacked` where models have their own.

@@ -48,13 +48,6 @@ def recorded(
 ) -> RecordedForward:
     """Call a model, and write down what its forward calls; `calls_recorded` is open.
 
-    Args:
-        model: a plain module.
-        args: of the forward.
-        kwargs: the same.
-        separate: names of blocks that are one node.
-        known: the addresses of tensors that were there before, and belong to no layer.
-
     Raises:
         InputError: an op fails; names its layer.
         Exception: whatever the forward raises.
@@ -79,25 +72,13 @@ def recorded(
 
 
 class _Recorder(TorchFunctionMode):
-    """Writes down calls.
-
-    Args:
-        model: whose forward runs.
-        separate: names of blocks that are one node.
-        leaves: of the arguments.
-        known: the addresses of other tensors that may be constants.
-
-    Attributes:
-        reason: why the forward has no graph; the first one found, empty if there is none.
-        looks: how far it has looked at its tensors.
-        failures: the layers and ops that have raised, by the id of the exception.
-    """
+    """Writes down calls."""
 
     def __init__(self, model: nn.Module, separate: frozenset[str], leaves: list[Any], known: frozenset[int]) -> None:
         super().__init__()
-        self.reason = ""
-        self.looks = functions.NOTHING
-        self.failures: dict[int, str] = {}
+        self.reason = ""  # why the forward has no graph; the first one found, empty if there is none
+        self.looks = functions.NOTHING  # how far it has looked at its tensors
+        self.failures: dict[int, str] = {}  # the layers and ops that have raised, by the id of the exception
         self._graph = fx.Graph()
         self._model = model
         self._separate = separate

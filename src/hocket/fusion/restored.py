@@ -12,12 +12,7 @@ __all__ = ["Snapshot", "restored"]
 
 
 class Snapshot:
-    """The contents of tensors and the states of random generators now.
-
-    Args:
-        tensors: those that a call may write into.
-        generators: of the models.
-    """
+    """The contents of tensors and the states of random generators now."""
 
     def __init__(self, tensors: Sequence[Tensor], generators: dict[torch.device, tuple[torch.Generator, ...]]) -> None:
         self._contents = [(tensor, tensor.detach().clone()) for tensor in tensors]

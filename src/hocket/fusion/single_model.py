@@ -35,12 +35,7 @@ CHANNELS_LAST = {
 
 
 class SingleModel:
-    """One model's program, called with the leaves of its arguments and its tensors by name.
-
-    Args:
-        program: of one model (of a slice of one).
-        channels_last: whether convolutions get their images with the channels last.
-    """
+    """One model's program, called with the leaves of its arguments and its tensors by name."""
 
     def __init__(self, program: FusedProgram, channels_last: bool = False) -> None:
         assert program.models.num_models == 1
@@ -55,11 +50,7 @@ class SingleModel:
         self._run = self._source.function()
 
     def __call__(self, leaves: list[Any], tensors: Mapping[str, Tensor]) -> Any:
-        """The output, of plain tensors.
-
-        Raises:
-            InputError: an op fails; names its layer.
-        """
+        """The output, of plain tensors."""
         try:
             out = self._run(leaves, tensors.__getitem__)
         except (HocketError, torch.OutOfMemoryError):

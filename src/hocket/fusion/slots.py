@@ -55,13 +55,6 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
     A model that differs from the one in the slot in nothing but the values of its tensors is not compared any further:
     that one could be fused with the others.
 
-    Args:
-        store: of the models.
-        model: the slot.
-        new: a module that could have been fused with the others.
-        seed: of its random numbers; needed where the store has seeds.
-        training: whether the models are in training.
-
     Returns:
         Whether only values have changed: then what was made from the models as they were holds.
 

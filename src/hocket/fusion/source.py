@@ -36,12 +36,7 @@ class Ref:
 
 
 class ProgramSource:
-    """Source that grows step by step.
-
-    Args:
-        program: whose steps they are.
-        own: makes a value each model's own, for those that need it.
-    """
+    """Source that grows step by step."""
 
     def __init__(self, program: FusedProgram, own: Callable[[Any], Any] | None = None) -> None:
         self._output = program.output

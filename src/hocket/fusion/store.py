@@ -33,13 +33,7 @@ class _Store(nn.Module):
 
 
 class Store:
-    """The tensors of B models, and plain modules from them.
-
-    Args:
-        models: B of them, compared already.
-        reasons: names of blocks that stay separate, and why.
-        seeds: of each model's random numbers.
-    """
+    """The tensors of B models, and plain modules from them."""
 
     def __init__(self, models: list[nn.Module], reasons: Mapping[str, str], seeds: Sequence[int] | None) -> None:
         self.num_models = len(models)

@@ -13,21 +13,14 @@ __all__ = ["RecordedForward", "Traced"]
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph and what its nodes stand for.
+    """A graph and what its nodes stand for."""
 
-    Attributes:
-        graph: the ops of one model.
-        inputs: for each placeholder that is an input, the number of the leaf among all leaves of the arguments.
-        tensors: the names of the parameters and buffers that ``get_attr`` nodes stand for.
-        constants: values of ``get_attr`` nodes that belong to no layer.
-        out_spec: the tree of the output, of which the graph gives the leaves.
-    """
-
-    graph: fx.Graph
+    graph: fx.Graph  # the ops of one model
+    # for each placeholder that is an input, the number of the leaf among all leaves of the arguments
     inputs: dict[fx.Node, int]
-    tensors: dict[fx.Node, str]
-    constants: dict[fx.Node, Any]
-    out_spec: Any
+    tensors: dict[fx.Node, str]  # the names of the parameters and buffers that ``get_attr`` nodes stand for
+    constants: dict[fx.Node, Any]  # values of ``get_attr`` nodes that belong to no layer
+    out_spec: Any  # the tree of the output, of which the graph gives the leaves
 
     def unflatten(self, out: Any) -> Any:
         """The output, from what the graph gives."""
@@ -40,20 +33,11 @@ class Traced:
 
 @dataclass(frozen=True)
 class RecordedForward:
-    """One forward that was recorded.
+    """One forward that was recorded."""
 
-    Attributes:
-        out: what it returned.
-        looks: how far it looked at its tensors: `NOTHING`, `SHAPE` or `LAYOUT`.
-        traced: its graph, or None.
-        reason: why there is none.
-        may_pass: whether there may be one next time, when what is made once is there.
-        unknown: tensors that no op has given.
-    """
-
-    out: Any
-    looks: int
-    traced: Traced | None
-    reason: str = ""
-    may_pass: bool = False
-    unknown: tuple[Tensor, ...] = ()
+    out: Any  # what it returned
+    looks: int  # how far it looked at its tensors: `NOTHING`, `SHAPE` or `LAYOUT`
+    traced: Traced | None  # its graph, or None
+    reason: str = ""  # why there is none
+    may_pass: bool = False  # whether there may be one next time, when what is made once is there
+    unknown: tuple[Tensor, ...] = ()  # tensors that no op has given

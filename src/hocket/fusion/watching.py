@@ -32,27 +32,16 @@ _SEEDING = frozenset(("manual_seed", "manual_seed_all", "set_rng_state", "fork_r
 
 @dataclass(frozen=True)
 class Seen:
-    """One watched call of the models.
+    """One watched call of the models."""
 
-    Attributes:
-        result: what it gave.
-        state: the state that it can read, which is as it was before unless there is a reason.
-        reason: what a graph of it would lose, in words; empty if nothing.
-        may_pass: whether another call may have no such reason: caches are filled, all code has run.
-    """
-
-    result: Any
-    state: Reachable
-    reason: str
-    may_pass: bool
+    result: Any  # what it gave
+    state: Reachable  # the state that it can read, which is as it was before unless there is a reason
+    reason: str  # what a graph of it would lose, in words; empty if nothing
+    may_pass: bool  # whether another call may have no such reason: caches are filled, all code has run
 
 
 class ForwardWatch:
-    """Watches the forwards of some models.
-
-    Args:
-        models: plain modules.
-    """
+    """Watches the forwards of some models."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._watch = PurityWatch(models[0].forward, models)
@@ -67,10 +56,6 @@ class ForwardWatch:
         """Run and watch a call of all models.
 
         The first model runs what code is new, so that all names by which state is read are known for the others.
-
-        Args:
-            call: makes it; takes what gives a context for the call of each model, in which the addresses of the tensors
-                are known that were there before.
 
         Raises:
             Exception: whatever it raises.

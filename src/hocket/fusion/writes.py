@@ -69,12 +69,6 @@ def find_writes(
     """The writes of a graph, each with the places of all names of what it writes over; the values that are each model's
     own from the start, as views of them are written to; these views; and whose memory is written.
 
-    Args:
-        graph: of one model.
-        tensors: as of `Traced`.
-        constants: as of `Traced`.
-        layer: gives a layer by name.
-
     Raises:
         ValueError: a write that may be lost.
     """

@@ -96,11 +96,7 @@ def is_row(value: Any) -> bool:
 
 
 def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | list[float]:
-    """`value` as one number or as one for each model.
-
-    Raises:
-        InputError: something else, a row of the wrong length, or a number out of bounds; restates `value`.
-    """
+    """`value` as one number or as one for each model."""
     if is_number(value):
         number: float = value if isinstance(value, int) else float(value)  # momentum=0 prints as 0, as in torch
         if not bound.holds(number):
@@ -115,11 +111,7 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
 
 
 def row(name: str, value: Any, num_models: int, what: str = "a number") -> list[Any]:
-    """`value`, a row with one element for each model, as a list.
-
-    Raises:
-        InputError: no row, or one of another length.
-    """
+    """`value`, a row with one element for each model, as a list."""
     if not is_row(value):
         raise InputError(f"{name}: expected {what}, or {num_models} in a list, one for each model, got {value!r}")
     found = value.tolist() if hasattr(value, "tolist") else list(value)

@@ -27,10 +27,6 @@ CLAIM = "hocket:claim:"
 def begun(study: optuna.Study, owner: str) -> int:
     """Begin a trial of a search: the first enqueued one that no other search takes, else a new one.
 
-    Args:
-        study: whose trial.
-        owner: the name of the search.
-
     Returns:
         The trial's id in the storage; its parameters are still to be suggested.
     """

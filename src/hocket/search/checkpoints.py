@@ -29,12 +29,6 @@ FORMAT = "hocket-search/1"
 class Checkpoints:
     """The files of one search.
 
-    Args:
-        folder: made if it is not there.
-
-    Attributes:
-        owner: the name of this search.
-
     Raises:
         InputError: another process works in the folder.
         FormatError: the folder has a file of another kind in the place of ours.
@@ -50,7 +44,7 @@ class Checkpoints:
             self._lock.close()
             raise InputError(f"checkpoints: another search works in {self.folder}") from None
         try:
-            self.owner = self._name()
+            self.owner = self._name()  # the name of this search
         except FormatError:
             self.close()
             raise

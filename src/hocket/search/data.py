@@ -31,11 +31,7 @@ SEEDED: dict[tuple[Any, ...], Any] = {}  # states are never written into, so one
 
 
 class RandomState:
-    """The states of the global generators: Python's, numpy's where it is loaded, and torch's.
-
-    Args:
-        seed: what the generators are seeded with; with None it is their present state.
-    """
+    """The states of the global generators: Python's, numpy's where it is loaded, and torch's."""
 
     def __init__(self, seed: int | None = None) -> None:
         known = (seed, "numpy" in sys.modules, torch.cuda.is_initialized())
@@ -111,9 +107,6 @@ def is_fixed(batches: Iterable[Any]) -> bool:
 
 def epoch_batches(batches: Iterable[Any], seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
     """The pairs of inputs and target of one epoch.
-
-    Raises:
-        InputError: a batch is no such pair, or there is none.
 
     Example:
         >>> loader = DataLoader(TensorDataset(torch.arange(4), torch.arange(4)), batch_size=4, shuffle=True)

@@ -21,15 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class Decisions:
-    """The trials of a search, the groups that they are in, and what happens to them between epochs.
-
-    Args:
-        client: the study.
-        ways: how groups train.
-        policy: how long each trial trains.
-        checkpoints: where states are kept, or None.
-        ends: when trials end early, and which values count.
-    """
+    """The trials of a search, the groups that they are in, and what happens to them between epochs."""
 
     def __init__(
         self, client: StudyClient, ways: Ways, policy: Policy, checkpoints: Checkpoints | None, ends: Ends | None

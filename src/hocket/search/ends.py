@@ -10,17 +10,11 @@ __all__ = ["Ends"]
 
 @dataclass(frozen=True)
 class Ends:
-    """When a search or a trial ends early, and which of a trial's values counts.
+    """When a search or a trial ends early, and which of a trial's values counts."""
 
-    Attributes:
-        timeout_s: after which a search ends at the next epoch.
-        patience: after so many epochs without a better value a trial is complete.
-        is_best: whether a trial's best value counts, or its last one.
-    """
-
-    timeout_s: float | None = None
-    patience: int | None = None
-    is_best: bool = False
+    timeout_s: float | None = None  # after which a search ends at the next epoch
+    patience: int | None = None  # after so many epochs without a better value a trial is complete
+    is_best: bool = False  # whether a trial's best value counts, or its last one
 
     def value(self, values: Sequence[float], maximize: bool) -> float:
         """What counts of a trial that has these values."""

@@ -60,9 +60,6 @@ class FusedTrainer(Trainer):
         draws: whether the models draw random numbers in training: each then has a generator of its own.
         runner: given the step ``step(inputs, target) -> losses``, the fused model and its optimizer, makes what is
             called in its place, as `hocket.schedule` does; None for the step itself.
-
-    Raises:
-        CannotFuseError: the trials cannot train as one model; says why.
     """
 
     kind = "fused"
@@ -184,11 +181,7 @@ class FusedTrainer(Trainer):
         return results
 
     def plan_if_it_pays(self, num_waiting: int) -> None:
-        """Let the runner take over the steps, once what it saves in those ahead is more than what planning costs.
-
-        Args:
-            num_waiting: how many trials will come into the slots besides.
-        """
+        """Let the runner take over the steps, once what it saves in those ahead is more than what planning costs."""
         if self._runner is None or self._step != self._one_step or self.step_s == math.inf:
             return
         epochs = max((run.until - run.epochs for _, run in self.active), default=0)

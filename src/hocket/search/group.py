@@ -32,30 +32,19 @@ TOGETHER: dict[tuple[Any, ...], int] = {}  # how many trials of a kind were clea
 
 @dataclass(frozen=True)
 class Ways:
-    """How the groups of one search train.
+    """How the groups of one search train."""
 
-    Attributes:
-        train: the user's function.
-        split: which parameters are fusible.
-        executor: ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse, and ``"auto"``
-            stops where steps of one trial alone are faster.
-        seed: of weights, random numbers and the order of data.
-        max_slots: how many models are fused at most.
-        memory_bytes: what the models of a group may take; None for any.
-        runner: see `FusedTrainer`.
-        processes: makes a trainer of processes, where trials train in such.
-        is_declared: whether the user has declared what is fusible.
-    """
-
-    train: Train
-    split: Split
+    train: Train  # the user's function
+    split: Split  # which parameters are fusible
+    # ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse, and ``"auto"`` stops
+    # where steps of one trial alone are faster
     executor: str = "auto"
-    seed: int = 0
-    max_slots: int = MAX_SLOTS
-    memory_bytes: int | None = None
-    runner: Runner | None = None
-    processes: Callable[[], Trainer] | None = None
-    is_declared: bool = False
+    seed: int = 0  # of weights, random numbers and the order of data
+    max_slots: int = MAX_SLOTS  # how many models are fused at most
+    memory_bytes: int | None = None  # what the models of a group may take; None for any
+    runner: Runner | None = None  # see `FusedTrainer`
+    processes: Callable[[], Trainer] | None = None  # makes a trainer of processes, where trials train in such
+    is_declared: bool = False  # whether the user has declared what is fusible
 
 
 def kind_of(run: Run) -> tuple[Any, ...]:
@@ -71,22 +60,14 @@ def kind_of(run: Run) -> tuple[Any, ...]:
 
 
 class TrialGroup:
-    """One group of a search.
-
-    Attributes:
-        key: the values of the infusible parameters, and what else sets it apart.
-        waiting: trials that are ready and in no slot, the first one to go first.
-        trainer: what trains them; None while there is none.
-        why_serial: why these trials do not train as one model, if they do not.
-        searches: how many fused models were made.
-    """
+    """One group of a search."""
 
     def __init__(self, key: tuple[Any, ...], ways: Ways) -> None:
-        self.key = key
-        self.waiting: list[Run] = []
-        self.trainer: Trainer | None = None
-        self.why_serial = ""
-        self.searches = 0
+        self.key = key  # the values of the infusible parameters, and what else sets it apart
+        self.waiting: list[Run] = []  # trials that are ready and in no slot, the first one to go first
+        self.trainer: Trainer | None = None  # what trains them; None while there is none
+        self.why_serial = ""  # why these trials do not train as one model, if they do not
+        self.searches = 0  # how many fused models were made
         self._ways = ways
         self._probe: Probe | None = None
         self._judged: dict[int, int] = {}  # how often so many trials were faster together, a clear case counted twice

@@ -33,15 +33,10 @@ class Rung:
 
 @dataclass(frozen=True)
 class Rungs(Schedules):
-    """Epochs for the better trials only.
+    """Epochs for the better trials only."""
 
-    Attributes:
-        eta: at each rung one trial of so many goes on, for so many times the epochs.
-        min_epochs: the epoch of the first rung.
-    """
-
-    eta: int = 3
-    min_epochs: int = 1
+    eta: int = 3  # at each rung one trial of so many goes on, for so many times the epochs
+    min_epochs: int = 1  # the epoch of the first rung
 
     def __post_init__(self) -> None:
         check_whole("eta", self.eta, 2)
@@ -153,13 +148,7 @@ class Bracket:
 
 
 class LockStep(Policy):
-    """Brackets whose rungs are decided at once, when all of their trials have reported.
-
-    Args:
-        epochs: how many epochs a trial goes at most.
-        maximize: whether more is better.
-        brackets: how many trials each takes, in the order in which they begin, and its rungs.
-    """
+    """Brackets whose rungs are decided at once, when all of their trials have reported."""
 
     def __init__(self, epochs: int, maximize: bool, brackets: Sequence[tuple[int, list[Rung]]]) -> None:
         super().__init__(epochs, maximize)

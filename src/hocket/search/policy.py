@@ -14,39 +14,24 @@ __all__ = ["AllEpochs", "Exploit", "Move", "Policy", "Schedules"]
 
 @dataclass(frozen=True)
 class Move:
-    """What becomes of a trial.
+    """What becomes of a trial."""
 
-    Attributes:
-        number: of the trial.
-        what: ``"go"`` on, ``"prune"``, or ``"complete"``.
-        until: up to which epoch it goes on.
-    """
-
-    number: int
-    what: str
-    until: int = 0
+    number: int  # of the trial
+    what: str  # ``"go"`` on, ``"prune"``, or ``"complete"``
+    until: int = 0  # up to which epoch it goes on
 
 
 @dataclass(frozen=True)
 class Exploit(Move):
-    """A trial goes on from a sibling's state, with other hyper-parameters.
+    """A trial goes on from a sibling's state, with other hyper-parameters."""
 
-    Attributes:
-        parent: the number of the sibling.
-        explore: given the sibling's parameters, the space and the names of the fusible ones, those to go on with.
-    """
-
-    parent: int = 0
+    parent: int = 0  # the number of the sibling
+    # given the sibling's parameters, the space and the names of the fusible ones, those to go on with
     explore: Callable[[Mapping[str, Any], Mapping[str, Any], Sequence[str]], dict[str, Any]] = lambda own, *_: dict(own)
 
 
 class Policy(ABC):
-    """Decides, from the values that are reported, which trials go on.
-
-    Args:
-        epochs: how many epochs a trial goes at most.
-        maximize: whether more is better.
-    """
+    """Decides, from the values that are reported, which trials go on."""
 
     def __init__(self, epochs: int, maximize: bool) -> None:
         self.epochs = check_whole("epochs", epochs, 1)

@@ -107,13 +107,7 @@ class Population(Schedules):
 
 
 class Generations(Policy):
-    """Decides on a whole population whenever all of it has reported.
-
-    Args:
-        epochs: how many epochs a trial goes.
-        maximize: whether more is better.
-        population: by which rules.
-    """
+    """Decides on a whole population whenever all of it has reported."""
 
     def __init__(self, epochs: int, maximize: bool, population: Population) -> None:
         super().__init__(epochs, maximize)

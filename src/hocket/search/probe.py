@@ -21,24 +21,16 @@ NUM_BLOCKS = 2
 
 @dataclass(frozen=True)
 class Probe:
-    """What a step showed.
+    """What a step showed."""
 
-    Attributes:
-        draws: whether the model draws random numbers in training; each model then needs a generator of its own.
-        slot_bytes: what one more slot takes: parameters, buffers and state of the optimizer twice (in the slot, and in
-            the trial's own model), gradients, and what is kept for the backward.
-    """
-
-    draws: bool
+    draws: bool  # whether the model draws random numbers in training; each model then needs a generator of its own
+    # what one more slot takes: parameters, buffers and state of the optimizer twice (in the slot, and in the
+    # trial's own model), gradients, and what is kept for the backward
     slot_bytes: int
 
 
 def probe(training: Training) -> Probe:
-    """Take a step of a copy; the trial itself and all generators stay as they are.
-
-    Raises:
-        Exception: whatever the step raises.
-    """
+    """Take a step of a copy; the trial itself and all generators stay as they are."""
     model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
     kept: dict[int, int] = {}
@@ -69,9 +61,6 @@ def alone_s(training: Training, num_steps: int) -> float:
 
     A block is as long as the fused step that it is compared with, and as exposed to what else the machine does; the
     fastest single step times `num_steps` would be too good.
-
-    Raises:
-        Exception: whatever the step raises.
     """
     model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))

@@ -29,9 +29,6 @@ class ProcessTrainer(Trainer):
         seed: of the order of data.
         num_processes: how many; half the processors if None, at least two.
         keep: whether states are wanted after each epoch, for checkpoints.
-
-    Raises:
-        InputError: `train` cannot be sent to a process.
     """
 
     kind = "processes"

@@ -24,16 +24,10 @@ class Epoch:
 
 @dataclass
 class Record:
-    """What a search did.
+    """What a search did."""
 
-    Attributes:
-        epochs: every trial's epochs, in the order in which they ended.
-        groups: for each group the values that its trials agree on, and why they trained one at a time, if they did.
-        searches: how many fused models were made; each is captured and planned once, with a runner that does so.
-        split: the names of the fusible and the infusible parameters.
-    """
-
-    epochs: list[Epoch] = field(default_factory=list)
+    epochs: list[Epoch] = field(default_factory=list)  # every trial's epochs, in the order in which they ended
+    # for each group the values that its trials agree on, and why they trained one at a time, if they did
     groups: list[tuple[tuple[Any, ...], str]] = field(default_factory=list)
-    searches: int = 0
-    split: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    searches: int = 0  # how many fused models were made; each is captured and planned once, with a runner that does so
+    split: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # the names of the fusible and the infusible parameters

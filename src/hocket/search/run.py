@@ -43,39 +43,27 @@ class EpochResult:
 
 @dataclass(eq=False)
 class Run:
-    """A trial in training.
+    """A trial in training."""
 
-    Attributes:
-        number: of the trial in its study.
-        params: its hyper-parameters.
-        seed: of its weights and its random numbers.
-        values: the metric after each epoch so far.
-        until: how many epochs it may go before it is decided on.
-        training: what `train` made, whose tensors and numbers are the trial's own while it is in no fused slot; None
-            before it is built and after it is over.
-        random: the generators of the model's draws.
-        saved: a state to go on from, once it is built.
-        variant: tells groups apart whose infusible parameters agree and whose signatures or data do not.
-        exploits: when it went on from a sibling's state: the epoch, the sibling's number, and its parameters since.
-        origin: its state when it last did so, from which it begins anew.
-        is_left: whether the user's own function pruned it, before a kill.
-    """
-
-    number: int
-    params: Mapping[str, Any]
-    seed: int
-    until: int = 0
+    number: int  # of the trial in its study
+    params: Mapping[str, Any]  # its hyper-parameters
+    seed: int  # of its weights and its random numbers
+    until: int = 0  # how many epochs it may go before it is decided on
     status: Status = Status.READY
-    values: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)  # the metric after each epoch so far
     error: str | None = None
+    # what `train` made, whose tensors and numbers are the trial's own while it is in no fused slot; None before
+    # it is built and after it is over
     training: Training | None = None
     signature: Signature = ()
-    random: RandomState | None = None
-    saved: Mapping[str, Any] | None = None
+    random: RandomState | None = None  # the generators of the model's draws
+    saved: Mapping[str, Any] | None = None  # a state to go on from, once it is built
+    # tells groups apart whose infusible parameters agree and whose signatures or data do not
     variant: tuple[Any, ...] = ()
+    # when it went on from a sibling's state: the epoch, the sibling's number, and its parameters since
     exploits: list[dict[str, Any]] = field(default_factory=list)
-    origin: Mapping[str, Any] | None = None
-    is_left: bool = False
+    origin: Mapping[str, Any] | None = None  # its state when it last did so, from which it begins anew
+    is_left: bool = False  # whether the user's own function pruned it, before a kill
 
     @property
     def epochs(self) -> int:
@@ -89,11 +77,7 @@ class Run:
         return self.training
 
     def build(self, train: Train) -> Training:
-        """All it trains with, made once; from the saved state, if there is one.
-
-        Raises:
-            Exception: whatever `train` raises.
-        """
+        """All it trains with, made once; from the saved state, if there is one."""
         if self.training is None:
             made = built(train, self.params, self.seed)
             self.random = RandomState(self.seed)
@@ -143,14 +127,6 @@ class Run:
         """Go on with a sibling's weights, buffers and averages, and with other parameters.
 
         Numbers of the optimizer are those of the new parameters; the scheduler is made anew and stepped to this epoch.
-
-        Args:
-            state: what the sibling's `state` gave.
-            params: those to go on with.
-            train: the user's function.
-
-        Raises:
-            Exception: whatever `train` raises, or its scheduler, or what does not fit the sibling's state.
         """
         random = self.random if self.random is not None else RandomState(self.seed)
         if self.saved is not None:

@@ -29,18 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Search(Decisions):
-    """A search in progress.
-
-    Args:
-        client: the study.
-        ways: how groups train.
-        policy: how long each trial trains.
-        trials: how many trials begin, those from before a kill included.
-        batch: how many proposals are asked for at a time.
-        checkpoints: where states are kept, or None.
-        on_progress: called after each epoch with the search.
-        ends: when it ends early, and which values count.
-    """
+    """A search in progress."""
 
     def __init__(
         self,

@@ -19,12 +19,7 @@ __all__ = ["SerialTrainer", "averaged", "diverged", "train_epoch"]
 
 
 class SerialTrainer(Trainer):
-    """One slot.
-
-    Args:
-        train: the user's function.
-        seed: of the order of data.
-    """
+    """One slot."""
 
     kind = "serial"
 

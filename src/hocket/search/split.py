@@ -33,19 +33,12 @@ Train = Callable[[dict[str, Any]], Training]
 
 @dataclass(frozen=True)
 class Split:
-    """The parameters of a space, in two parts.
+    """The parameters of a space, in two parts."""
 
-    Attributes:
-        fusible: names of those that may differ inside a fused group.
-        infusible: names of those that a group agrees on.
-        why: for each infusible one what differed, in words.
-        options: names of the optimizer's numbers that the fusible ones change.
-    """
-
-    fusible: tuple[str, ...]
-    infusible: tuple[str, ...]
-    why: Mapping[str, str] = field(default_factory=dict)
-    options: frozenset[str] = frozenset()
+    fusible: tuple[str, ...]  # names of those that may differ inside a fused group
+    infusible: tuple[str, ...]  # names of those that a group agrees on
+    why: Mapping[str, str] = field(default_factory=dict)  # for each infusible one what differed, in words
+    options: frozenset[str] = frozenset()  # names of the optimizer's numbers that the fusible ones change
 
     def key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
         """What trials of one group have in common."""
@@ -157,11 +150,7 @@ def find_split(
 
 
 def suggest_all(train: Train, proposal: Hyperparameters, seed: int) -> None:
-    """Let a user's function ask for its parameters, without data where it can be built so.
-
-    Raises:
-        Exception: whatever `train` raises.
-    """
+    """Let a user's function ask for its parameters, without data where it can be built so."""
     try:
         built(train, proposal, seed, "meta")
     except Exception:  # noqa: BLE001 - what needs data cannot be built without; what is asked for already stays

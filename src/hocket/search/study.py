@@ -80,9 +80,6 @@ class StudyClient:
 
     Attributes:
         space: distributions by name, those that were asked for so far.
-
-    Raises:
-        InputError: the study has several directions, or the space is no such dict.
     """
 
     def __init__(
@@ -294,12 +291,7 @@ def base_sampler(sampler: Any) -> Any:
 
 
 def is_exhausted(sampler: Any, study: Any) -> bool:
-    """Whether each point of a sampler's grid has a trial, finished or not; else it would propose some again.
-
-    Args:
-        sampler: Optuna's for grids, or for brute force.
-        study: whose trials.
-    """
+    """Whether each point of a sampler's grid has a trial, finished or not; else it would propose some again."""
     samplers, states = load_optuna().samplers, load_optuna().trial.TrialState
     trials = study.get_trials(deepcopy=False)
     if isinstance(sampler, samplers.GridSampler):

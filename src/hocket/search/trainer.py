@@ -23,17 +23,12 @@ class CannotFuseError(HocketError):
 
 
 class Trainer(ABC):
-    """Slots for the trials of one group.
+    """Slots for the trials of one group."""
 
-    Attributes:
-        kind: what a report calls it.
-        slots: the trial in each slot, or None.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # what a report calls it
 
     def __init__(self, num_slots: int) -> None:
-        self.slots: list[Run | None] = [None] * num_slots
+        self.slots: list[Run | None] = [None] * num_slots  # the trial in each slot, or None
 
     @property
     def active(self) -> list[tuple[int, Run]]:
