@@ -14,9 +14,8 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import calls, contest
-from hocket.fusion.contest import RATIOS, ContestedCall, Intervals, PlanContest
+from hocket.fusion.contest import RATIOS, ContestedCall, ExecutionPlan, Intervals, PlanContest, plans_for
 from hocket.fusion.executor import SingleExecutor
-from hocket.fusion.plan import ExecutionPlan, plans_for
 
 CALL_ROUNDS = len(RATIOS)
 ALL, ONE = ExecutionPlan(4), ExecutionPlan(1, per_group_backward=True)

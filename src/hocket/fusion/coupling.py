@@ -1,4 +1,4 @@
-"""What of torch takes one number over all that it is given, and so couples models that are stacked.
+"""Functions of torch that take one number over all tensors, and so couple stacked models.
 
 An update that goes element by element serves any number of models, and so do most of torch's optimizers. These do not:
 a norm over all gradients, a line search, averages over rows and columns of a parameter.

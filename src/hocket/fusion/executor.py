@@ -5,11 +5,15 @@ r"""A traced model run for one model after another, each on its part of the stac
 
 Where models go to the end of their backward, gradients are there before somebody asks for them: they wait in the
 stacked buffers until ``losses.backward()`` hands them over, times whatever gradient the losses get there.
+
+A traced model runs as a plain Python function without the modules around its ops, so a small op costs less than in the
+model. Convolutions may get their images with the channels last: oneDNN computes on blocks of channels, and reorders
+images that come plane by plane around each convolution. Outputs are in the usual layout again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
@@ -18,18 +22,97 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hocket.errors import InputError
+from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
+from hocket.fusion.contest import ExecutionPlan
 from hocket.fusion.gradients import Gathered, Parts
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
 from hocket.fusion.one_by_one import fail_after_updates
-from hocket.fusion.plan import ExecutionPlan
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.rules.base import is_watched
-from hocket.fusion.single_model import SingleModel
-from hocket.fusion.stacked import Stacked
+from hocket.fusion.rules.base import is_watched, where
+from hocket.fusion.source import ProgramSource
+from hocket.fusion.stacked import Stacked, map_tree
+from hocket.fusion.steps import Step
 
-__all__ = ["LeadsElsewhereError", "SingleExecutor"]
+__all__ = ["LeadsElsewhereError", "SingleExecutor", "SingleModel", "has_images"]
+
+
+CHANNELS_LAST = {
+    "conv2d": torch.channels_last,
+    "conv_transpose2d": torch.channels_last,
+    "conv3d": torch.channels_last_3d,
+    "conv_transpose3d": torch.channels_last_3d,
+}
+
+
+class SingleModel:
+    """One model's program, called with the leaves of its arguments and its tensors by name."""
+
+    def __init__(self, program: FusedProgram, channels_last: bool = False) -> None:
+        assert program.models.num_models == 1
+        self._program = program
+        self._channels_last = channels_last
+        self._source = ProgramSource(program)
+        for step in program.steps:
+            function = step.plain or _by_rule(program, step)
+            if channels_last and step.op in CHANNELS_LAST:
+                function = _channels_last(function, CHANNELS_LAST[step.op])
+            self._source.add(step, function)
+        self._run = self._source.function()
+
+    def __call__(self, leaves: list[Any], tensors: Mapping[str, Tensor]) -> Any:
+        """The output, of plain tensors."""
+        try:
+            out = self._run(leaves, tensors.__getitem__)
+        except (HocketError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            step = self._source.failed(error)
+            if step is None:
+                raise
+            raise InputError(f"{where(step.layer)}: {step.op}: {error}") from error
+        if self._channels_last:
+            out = map_tree(out, _as_usual)
+        return self._program.traced.unflatten(out)
+
+
+def has_images(program: FusedProgram) -> bool:
+    """True if a program has convolutions for which it matters where the channels are."""
+    return any(step.op in CHANNELS_LAST for step in program.steps)
+
+
+def _channels_last(function: Callable[..., Any], layout: torch.memory_format) -> Callable[..., Any]:
+    dims = 4 if layout is torch.channels_last else 5
+
+    def run(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # `contiguous` leaves one channel, or one pixel, as it is, and what follows would lie plane by plane again.
+        return function(input.to(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
+
+    return run
+
+
+def _as_usual(value: Any) -> Any:
+    """A tensor with the channels last, plane by plane again."""
+    if not isinstance(value, Tensor) or value.ndim not in (4, 5) or value.is_contiguous():
+        return value
+    layout = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
+    return value.contiguous() if value.is_contiguous(memory_format=layout) else value
+
+
+def _by_rule(program: FusedProgram, step: Step) -> Callable[..., Any]:
+    """A step that has to go through its rule, as of a fused model with one model in it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if step.names:
+            args = ({name: Stacked(tensor.unsqueeze(0)) for name, tensor in args[0].items()}, *args[1:])
+        return map_tree(program.perform(step, args, kwargs), _only)
+
+    return run
+
+
+def _only(value: Any) -> Any:
+    return value.tensor.squeeze(0) if isinstance(value, Stacked) else value
+
 
 IS_LEAF = attrgetter("is_leaf")
 
@@ -131,7 +214,7 @@ class SingleExecutor:
 
 
 def _gradients(loss: Tensor, parts: list[Tensor]) -> Sequence[Tensor | None]:
-    """Of one model's parameters, outside of autocast, as torch advises."""
+    """Gradients of one model's parameters, outside of autocast, as torch advises."""
     if not loss.requires_grad:
         return [None] * len(parts)
     device = loss.device.type
@@ -140,7 +223,7 @@ def _gradients(loss: Tensor, parts: list[Tensor]) -> Sequence[Tensor | None]:
 
 
 def _leads_elsewhere(loss: Tensor, out: Any, parts: list[Tensor]) -> bool:
-    """Whether a loss has gradients for anything but the model's output and parameters."""
+    """True if a loss has gradients for anything but the model's output and parameters."""
     leaves = [leaf for leaf in (*pytree.tree_leaves(out), *parts) if isinstance(leaf, Tensor)]
     nodes, seen = [loss.grad_fn], {leaf.grad_fn for leaf in leaves}
     while nodes:

@@ -21,8 +21,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["LARGE_BYTES", "Gathered", "GradientMemory", "Parts"]
+__all__ = ["ASKED", "LARGE_BYTES", "Gathered", "GradientMemory", "Parts", "SaidOfLeaves", "as_leaf"]
+
 
 LARGE_BYTES = 2**20  # of a parameter, from which its gradient has a place of its own
 REQUIRES_GRAD = attrgetter("requires_grad")
@@ -65,11 +67,11 @@ class Parts:
         self._parts: list[dict[str, Tensor]] = []
 
     def are_of(self, wholes: Mapping[str, Tensor]) -> bool:
-        """Whether what was made last is parts of these tensors, where they lie now."""
+        """True if what was made last is parts of these tensors, where they lie now."""
         return self.lie_as(wholes) and list(map(REQUIRES_GRAD, wholes.values())) == self._trained
 
     def lie_as(self, wholes: Mapping[str, Tensor]) -> bool:
-        """Whether what was made last lies where these tensors do, though others of them may train."""
+        """True if what was made last lies where these tensors do, though others of them may train."""
         now = list(wholes.values())
         # What is kept holds on to its memory: another tensor in the same place has another address.
         return (
@@ -93,12 +95,7 @@ class Parts:
 
 
 def _linked(wholes: list[Tensor]) -> dict[int, tuple[Tensor, ...]]:
-    """By the id of the stacked parameter each model's part, whose gradients go back through one node.
-
-    A view of each in each step costs two nodes for each, forth and back: on a small model as much as its ops. A part
-    shares its memory with the whole, so an update shows in it. It counts its own versions: a model that writes into its
-    tensors in its forward is no reason for another one's backward to fail.
-    """
+    """Each model's part by the id of its stacked parameter, linked by one node; each has its own version."""
     if not wholes:
         return {}
     with torch.enable_grad():
@@ -159,3 +156,31 @@ class Gathered:
         if self._place is None or any(grad is None for grad in self._grads):
             return _joined(self._grads)
         return self._place
+
+
+_SAID = {"is_leaf": True, "grad_fn": None, "retains_grad": False, "output_nr": 0}
+ASKED = frozenset((*_SAID, "grad"))
+
+
+def as_leaf(tensor: Any, name: str) -> Any:
+    """An attribute of a tensor as a leaf has it; `NotImplemented` for other tensors and attributes."""
+    row = getattr(tensor, "_hocket_row", None) if name in ASKED else None
+    if row is None:
+        return NotImplemented
+    if name != "grad":
+        return _SAID[name]
+    whole, index = row
+    return None if whole.grad is None else whole.grad[index]
+
+
+class SaidOfLeaves(TorchFunctionMode):
+    """While this is open, parts of stacked parameters are leaves to whoever asks."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.__name__ == "__get__" and isinstance(args[0], Tensor):
+            found = as_leaf(args[0], getattr(func.__self__, "__name__", ""))
+            if found is not NotImplemented:
+                return found
+        return func(*args, **(kwargs or {}))

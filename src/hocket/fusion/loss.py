@@ -200,12 +200,12 @@ def _is_plain(fn: Any, function: Any, cls: type[nn.Module]) -> bool:
 
 
 def kind_of(fn: Callable[..., Any]) -> Any:
-    """What tells loss functions apart, and is the same for one that is written anew in each step."""
+    """A key of a loss function, equal for one that is written anew in each step."""
     return (_code_of(fn), any(map(_trains, _held(fn))))
 
 
 def buffers_in(fn: Callable[..., Any]) -> list[Tensor]:
-    """Of the modules in a loss function."""
+    """Buffers of the modules in a loss function."""
     return [buffer for each in _held(fn) if isinstance(each, nn.Module) for buffer in each.buffers()]
 
 

@@ -18,7 +18,7 @@ __all__ = ["ModelSlice", "Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked of an array."""
+    """The user's settings of an array."""
 
     backend: str  # "auto", "rule", "vmap" or "loop"
     strict: bool  # whether an op without a rule is an error
@@ -61,5 +61,5 @@ class ModelSlice:
 
     @property
     def is_seeded(self) -> bool:
-        """Whether every model draws random numbers from its own generator."""
+        """True if every model draws random numbers from its own generator."""
         return self.store.seeds is not None

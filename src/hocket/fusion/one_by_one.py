@@ -14,11 +14,12 @@ from torch.utils import _pytree as pytree
 
 from hocket.fusion import fallback
 from hocket.fusion.checkpointing import without_checkpoints
-from hocket.fusion.leaves import SaidOfLeaves
+from hocket.fusion.gradients import SaidOfLeaves
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.rules.random import drawing
+from hocket.fusion.shared_objects import named_tensors
 from hocket.fusion.stacked import Stacked
-from hocket.fusion.store import Store, named_tensors
+from hocket.fusion.store import Store
 
 __all__ = ["fail_after_updates", "one_by_one"]
 
@@ -28,17 +29,14 @@ _IS_LEAF = attrgetter("is_leaf")
 def one_by_one(
     store: Store, spec: Any, values: list[Any], call: Callable[..., Any] | None = None, *, asks_leaves: bool = False
 ) -> Any:
-    """The plain models one after another.
+    """Run the plain models one after another; the output is `Stacked` where models differ.
 
     Args:
-        store: of the models.
+        store: the tensors and templates of the models.
         spec: the tree of the arguments.
-        values: their leaves, `Stacked` where models have their own.
-        call: calls a model with its arguments; the model itself does if it is not given.
-        asks_leaves: whether the forwards ask their parameters for gradients and the like.
-
-    Returns:
-        The output, `Stacked` where models have their own.
+        values: the leaves, `Stacked` where models have their own.
+        call: calls a model with its arguments, in place of the model itself.
+        asks_leaves: True if the forwards read attributes such as `grad` of their parameters.
     """
     args, kwargs = pytree.tree_unflatten(values, spec)
     wholes = store.all_tensors()

@@ -105,11 +105,7 @@ class FusedProgram:
                 begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
     def run(self, leaves: list[Any], tensor: Callable[[str], Stacked] | None = None) -> Any:
-        """The output for these leaves of the arguments, `Stacked` where models have their own.
-
-        Raises:
-            InputError: an op fails; names its layer.
-        """
+        """The output for these leaves, `Stacked` where models have their own; an InputError names the layer."""
         return self.traced.unflatten(self._function(leaves, tensor or self.models.store.tensor))
 
     @cached_property
@@ -154,7 +150,7 @@ class FusedProgram:
         raise InputError(f"{where(step.layer)}: {step.op}: nothing can compute it for all models")
 
     def backends_for(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """What can compute a step for these arguments: values that are not stacked leave it to the loop, mostly."""
+        """The backends that can compute a step for these arguments: mostly the loop if values are not stacked."""
         own = _per_model((args, kwargs)) if self.has_per_model else []
         if not own:
             return step.backends
@@ -171,10 +167,7 @@ class FusedProgram:
         return self._owned(result) if step.index in self.owned else result
 
     def _write(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """A step that writes over its first argument: what all names of that stand for afterwards, and the result.
-
-        What is written to is each model's own, unless all write the same.
-        """
+        """Run a step that writes over its first argument; the new value of that argument, and the result."""
         target = args[0]
         if isinstance(target, Tensor) and (step.draws or is_stacked((args[1:], kwargs))):
             target = self._owned(target)
@@ -192,7 +185,7 @@ class FusedProgram:
 
 
 def _is_view(source: Any, result: Any) -> bool:
-    """Whether an op on stacked values gave a view, or something else than a tensor."""
+    """True if an op on stacked values gave a view, or something else than a tensor."""
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if not isinstance(source, Stacked) or not isinstance(first, Stacked):
         return True
@@ -200,7 +193,7 @@ def _is_view(source: Any, result: Any) -> bool:
 
 
 def _per_model(tree: Any) -> list[ModelValues]:
-    """What there is in a tree of arguments that each model has of its own and is not stacked."""
+    """The `ModelValues` in a tree of arguments."""
     found: list[ModelValues] = []
     map_tree(tree, lambda value: found.append(value) if isinstance(value, ModelValues) else None)
     return found

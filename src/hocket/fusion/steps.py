@@ -22,7 +22,6 @@ from torch import Tensor, fx, nn
 from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.compare import differing_attribute
-from hocket.fusion.in_place import in_place
 from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.rules import OpContext, find, find_module, norm
 from hocket.fusion.rules.base import op_name, where
@@ -30,6 +29,7 @@ from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.traced import Traced
+from hocket.fusion.writes import in_place
 from hocket.pystate.origins import origin
 
 __all__ = ["Step", "make_step", "warn_without_rule"]
@@ -154,11 +154,7 @@ def _generators(models: ModelSlice, args: tuple[Any, ...]) -> tuple[torch.Genera
 
 
 def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "") -> None:
-    """Warn of an op without a rule, once for each.
-
-    Raises:
-        InputError: the module is strict.
-    """
+    """Warn once of an op without a rule; an InputError if the module is strict."""
     if (op, layer) in settings.warned:
         return
     settings.warned.add((op, layer))
@@ -174,7 +170,7 @@ def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "")
 
 
 def _level_of_user() -> int:
-    """How far above `warn_without_rule` the first frame is that is neither ours nor torch's."""
+    """The number of frames from `warn_without_rule` up to the first one outside of hocket and torch."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None and origin(frame.f_code.co_filename) == "torch":

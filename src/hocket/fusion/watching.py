@@ -47,18 +47,16 @@ class ForwardWatch:
         self._watch = PurityWatch(models[0].forward, models)
 
     def names(self, names: frozenset[str]) -> bool:
-        """Whether code of the user's, as far as it is known, names any of these."""
+        """True if code of the user's, as far as it is known, names any of these."""
         if not self._watch.executed.codes:
             self._watch.look()
         return not names.isdisjoint(self._watch.executed.user_names)
 
     def run(self, call: Callable[[Callable[[], AbstractContextManager[frozenset[int]]]], Any]) -> Seen:
-        """Run and watch a call of all models.
+        """Run and watch a call of all models; the first one runs new code, whose names are known for the others.
 
-        The first model runs what code is new, so that all names by which state is read are known for the others.
-
-        Raises:
-            Exception: whatever it raises.
+        Args:
+            call: makes the call; its argument gives a context for each model, with the addresses of known tensors.
         """
         executed, numbers, asked = self._watch.executed, list[int](), dict[str, None]()
         looks = [self._watch.look()]
@@ -104,12 +102,12 @@ class ForwardWatch:
         return Seen(result, state, in_words(state.opaque), False)
 
     def guards(self, state: Reachable) -> Guards:
-        """What has to hold for a graph to stand for the forwards that were recorded in this state."""
+        """The condition under which a graph stands for the forwards that were recorded in this state."""
         return Guards(state, self._watch)
 
 
 def _is_about_names(change: Change, before: Reachable, names: frozenset[str]) -> bool:
-    """Whether an attribute is new because its name has come up since."""
+    """True if an attribute is new because its name has come up since."""
     group = before.groups.get((id(change.place.owner), change.place.kind))
     by_name = group is not None and group.counts is not None
     return by_name and change.then is ABSENT and change.place.key not in names

@@ -13,9 +13,9 @@ from torch import nn
 
 from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.search.run import Run, load_model
-from hocket.search.serial import train_epoch
 from hocket.search.split import Train, built
 from hocket.search.study import EXPLOITS
+from hocket.search.trainer import train_epoch
 
 if TYPE_CHECKING:
     import optuna

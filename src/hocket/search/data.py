@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.errors import InputError
-from hocket.fusion.constants import is_same
+from hocket.fusion.stacked import is_same
 
 __all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "joined", "size_of", "updates"]
 
@@ -92,7 +92,7 @@ class RandomState:
             self._cuda[device.index or 0] = state
 
     def tensors(self) -> dict[str, Any]:
-        """What a model's draws go on from, as plain tensors; Python's and numpy's generators are not a model's."""
+        """The states that a model's draws go on from, as plain tensors; without Python's and numpy's."""
         return {"torch": self._torch, "cuda": self._cuda}
 
     def load(self, tensors: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class RandomState:
 
 
 def is_fixed(batches: Iterable[Any]) -> bool:
-    """Whether every epoch has the same batches in the same order: a list or a tuple of them."""
+    """True if every epoch has the same batches in the same order: a list or a tuple of them."""
     return type(batches) in (list, tuple)
 
 
@@ -170,7 +170,7 @@ def joined(parts: list[Any], dim: int = 0) -> Any:
 
 
 def size_of(target: Any, inputs: Any) -> int:
-    """How many examples a batch has: the first axis of its target, else of its inputs; 1 where neither has any."""
+    """The number of examples in a batch: the first axis of its target, else of its inputs, else 1."""
     for tree in (target, inputs):
         for leaf in pytree.tree_leaves(tree):
             if isinstance(leaf, torch.Tensor) and leaf.ndim:
@@ -179,7 +179,7 @@ def size_of(target: Any, inputs: Any) -> int:
 
 
 def are_same_batches(first: Any, second: Any) -> bool:
-    """Whether two trials' batches are provably the same data in the same order, epoch for epoch.
+    """True if two trials' batches are provably the same data in the same order, epoch for epoch.
 
     Example:
         >>> ones = [(torch.ones(2), torch.ones(2))]

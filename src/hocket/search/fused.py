@@ -32,10 +32,9 @@ from hocket.search.data import are_same_batches, epoch_batches, is_fixed, update
 from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer, measured
 from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
-from hocket.search.serial import diverged
 from hocket.search.signature import difference, options_of
 from hocket.search.split import Train
-from hocket.search.trainer import CannotFuseError, Trainer
+from hocket.search.trainer import CannotFuseError, Trainer, diverged
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
 
@@ -55,11 +54,10 @@ class FusedTrainer(Trainer):
     Args:
         train: the user's function.
         runs: a trial for each slot; they have one signature and the same data.
-        seed: of the order of data.
-        options: names of the optimizer's numbers of which trials to come will have their own.
-        draws: whether the models draw random numbers in training: each then has a generator of its own.
-        runner: given the step ``step(inputs, target) -> losses``, the fused model and its optimizer, makes what is
-            called in its place, as `hocket.schedule` does; None for the step itself.
+        seed: seed of the order of data.
+        options: names of the optimizer's numbers that differ between trials.
+        draws: True if the models draw random numbers in training, each from a generator of its own.
+        runner: wraps ``step(inputs, target) -> losses`` of the fused model and optimizer, as `hocket.schedule` does.
     """
 
     kind = "fused"
@@ -125,11 +123,11 @@ class FusedTrainer(Trainer):
 
     @property
     def step(self) -> Callable[[Any, Any], torch.Tensor]:
-        """What is called for each batch: the runner's, if there is one."""
+        """The step for each batch: the runner's, if there is one."""
         return self._step
 
     def admits(self, run: Run) -> bool:
-        """Where the order of data changes from epoch to epoch, all slots are at one epoch: they share its batches."""
+        """True unless batches change from epoch to epoch and the trial is at another epoch than the slots."""
         active = self.active
         return is_fixed(self._batches) or not active or active[0][1].epochs == run.epochs
 
@@ -191,12 +189,7 @@ class FusedTrainer(Trainer):
             self._step = self._runner(self._one_step, self._array, self._optimizer)
 
     def shrink(self) -> None:
-        """Give up slots whose trials are over, where what that saves is more than what it costs to begin again.
-
-        Both are known from epochs that were timed: the first one, with its choices and its capture, took so much longer
-        than the fastest one. What is saved has to be twice that: time does not fall as fast as the number of slots, and
-        more of them may be given up soon, at once.
-        """
+        """Drop finished slots if the epochs ahead save twice the overhead of a new first epoch."""
         keep = [slot for slot, run in enumerate(self.slots) if run is not None and not run.status.is_over]
         ahead = max((self.slots[slot].until - self.slots[slot].epochs for slot in keep), default=0)  # type: ignore[union-attr]
         saved_s = self._epoch_s * (1 - len(keep) / len(self.slots)) * ahead
@@ -264,7 +257,7 @@ class FusedTrainer(Trainer):
         return found
 
     def _step_schedulers(self) -> None:
-        """Of each trial, after a step of the optimizer."""
+        """Step each trial's scheduler, after a step of the optimizer."""
         for slot, run in self.active:
             if slot in self._failed or run.training is None or run.training.scheduler is None:
                 continue

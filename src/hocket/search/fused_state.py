@@ -1,4 +1,4 @@
-"""What fused slots do for each trial by itself: its state comes and goes, its gradients are clipped, it is measured."""
+"""Work of fused slots for each trial by itself: its state, the clipping of its gradients, its metric."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from hocket.errors import InputError
 from hocket.optim import FusedOptimizer, ModelSlots, clip_grad_norm_, clip_grad_value_
 from hocket.search.data import joined, size_of
 from hocket.search.run import EpochResult, Run
-from hocket.search.serial import averaged
 from hocket.search.signature import fused_class
-from hocket.search.trainer import CannotFuseError, metric_value
+from hocket.search.trainer import CannotFuseError, averaged, metric_value
 from hocket.search.training import Training
 
 __all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer", "measured", "synchronize"]

@@ -15,9 +15,8 @@ from hocket.search.data import is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
 from hocket.search.probe import Probe, alone_s, probe
 from hocket.search.run import Run, Status
-from hocket.search.serial import SerialTrainer
 from hocket.search.split import Split, Train
-from hocket.search.trainer import CannotFuseError, Trainer
+from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer
 
 __all__ = ["TrialGroup", "Ways"]
 
@@ -32,7 +31,7 @@ TOGETHER: dict[tuple[Any, ...], int] = {}  # how many trials of a kind were clea
 
 @dataclass(frozen=True)
 class Ways:
-    """How the groups of one search train."""
+    """The settings by which the groups of one search train."""
 
     train: Train  # the user's function
     split: Split  # which parameters are fusible
@@ -48,10 +47,7 @@ class Ways:
 
 
 def kind_of(run: Run) -> tuple[Any, ...]:
-    """What a trial has in common with others, of any group or search, that cost a processor about as much.
-
-    The same layers and optimizer, within a factor of four as large, and the same batches.
-    """
+    """A key for trials of similar cost: layers, optimizer, size within a factor of four, and batches."""
     training = run.made
     size = sum(parameter.numel() for parameter in training.model.parameters())
     layers = tuple(type(module) for module in training.model.modules())
@@ -75,7 +71,7 @@ class TrialGroup:
 
     @property
     def num_ready(self) -> int:
-        """How many trials may train now."""
+        """The number of trials that may train now."""
         return len(self.waiting) + (len(self.trainer.active) if self.trainer else 0)
 
     def fill(self) -> list[tuple[Run, str]]:
@@ -179,7 +175,7 @@ class TrialGroup:
         self.close()
 
     def _is_outgrown(self) -> bool:
-        """Whether so many wait that more slots pay: as many again as there are."""
+        """True if so many wait that more slots pay: as many again as there are."""
         if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._ways.executor == "serial":
             return False
         if self.why_serial:
@@ -243,11 +239,7 @@ class TrialGroup:
         return alike, refused
 
     def fall_back(self, error: Exception) -> list[tuple[Run, str]]:
-        """After a fused step has failed: those in the slots begin anew, since what failed may be half done.
-
-        Returns:
-            The trials that fail alone, too.
-        """
+        """Restart the trials of a failed fused step; gives those that fail alone, too."""
         assert self.trainer is not None
         runs = [run for run in self.trainer.slots if run is not None and not run.status.is_over]
         for run in runs:

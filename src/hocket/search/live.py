@@ -1,4 +1,4 @@
-"""What one sees of a search: a table on a terminal, and elsewhere a line whenever trials end or go on."""
+"""Progress of a search: a table on a terminal, and elsewhere a line whenever trials end or go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the losses of several trials are one function, so that it may be called once for all of them.
+"""Comparison of the losses of several trials: one function may be called once for all of them.
 
 ``train`` is called for each trial and often makes its loss anew: a lambda, a partial, a module. Two of them are the
 same where their code and all that it reads besides globals are equal; what cannot be compared counts as different, and
@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from hocket.fusion.constants import is_same
 from hocket.fusion.shared_objects import held_by, inside
+from hocket.fusion.stacked import is_same
 
 __all__ = ["is_same_loss", "reads_model"]
 
@@ -22,7 +22,7 @@ FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def is_same_loss(first: Any, second: Any) -> bool:
-    """Whether two loss functions are provably the same.
+    """True if two loss functions are provably the same.
 
     Example:
         >>> def make(smoothing):
@@ -34,7 +34,7 @@ def is_same_loss(first: Any, second: Any) -> bool:
 
 
 def _is_like(first: Any, second: Any) -> bool:
-    """Whether two functions, of one type, do the same."""
+    """True if two functions, of one type, do the same."""
     if isinstance(first, types.FunctionType):
         same_code = first.__code__ is second.__code__ and first.__globals__ is second.__globals__
         return same_code and is_same_loss(held_by(first), held_by(second))
@@ -49,7 +49,7 @@ def _is_like(first: Any, second: Any) -> bool:
 
 
 def reads_model(function: Any, model: nn.Module) -> bool:
-    """Whether a function holds a model, a layer or a tensor of it, in its closure, its defaults or an object of these.
+    """True if a function holds a model, a layer or a tensor of it, in its closure, its defaults or an object of these.
 
     In a fused slot a trial's own model does not move, so a loss or a metric that reads it would see old weights.
 

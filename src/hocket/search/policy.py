@@ -1,4 +1,4 @@
-"""How long each trial trains: what a search asks after each epoch."""
+"""Policies: the number of epochs of each trial, the early ends, and the value that counts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from hocket.optim.hyper import check_whole
 
-__all__ = ["AllEpochs", "Exploit", "Move", "Policy", "Schedules"]
+__all__ = ["AllEpochs", "Ends", "Exploit", "Move", "Policy", "Schedules"]
 
 
 @dataclass(frozen=True)
 class Move:
-    """What becomes of a trial."""
+    """A decision on a trial."""
 
     number: int  # of the trial
     what: str  # ``"go"`` on, ``"prune"``, or ``"complete"``
@@ -54,7 +54,7 @@ class Policy(ABC):
         return ()
 
     def rank(self, value: float, number: int) -> tuple[float, int]:
-        """What trials are sorted by, the best one first; of equal ones the one that began first."""
+        """The sort key of trials, best first, earlier ones before later ones of equal value."""
         return (-value if self.maximize else value, number)
 
 
@@ -62,12 +62,12 @@ class Schedules(ABC):
     """A way to spend epochs: what a user hands to `hocket.tune` as ``halving=``."""
 
     def trials(self, epochs: int) -> int | None:
-        """How many trials it takes; None if that is for the user to say."""
+        """The number of trials needed; None if the user chooses it."""
         return None
 
     @abstractmethod
     def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:
-        """What decides in one search."""
+        """The policy of one search."""
 
 
 class AllEpochs(Policy):
@@ -78,3 +78,32 @@ class AllEpochs(Policy):
 
     def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
         return [Move(number, "complete")]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Early ends of a search or a trial, and which of a trial's values counts."""
+
+    timeout_s: float | None = None  # after which a search ends at the next epoch
+    patience: int | None = None  # after so many epochs without a better value a trial is complete
+    is_best: bool = False  # whether a trial's best value counts, or its last one
+
+    def value(self, values: Sequence[float], maximize: bool) -> float:
+        """The value that counts of a trial with these values."""
+        return (max if maximize else min)(values) if self.is_best else values[-1]
+
+    def is_stale(self, values: Sequence[float], maximize: bool) -> bool:
+        """True if a trial is out of patience.
+
+        Example:
+            >>> [Ends(patience=2).is_stale(values, maximize=False) for values in ([3, 2, 2], [3, 2, 2, 2], [1, 0, 1])]
+            [False, True, False]
+        """
+        if self.patience is None:
+            return False
+        best = self.best_epoch(values, maximize)
+        return len(values) - best >= self.patience
+
+    def best_epoch(self, values: Sequence[float], maximize: bool) -> int:
+        """The first epoch with the best value, from 1."""
+        return values.index((max if maximize else min)(values)) + 1

@@ -19,7 +19,7 @@ __all__ = ["EpochResult", "Run", "Status", "load_model", "step_scheduler"]
 
 
 class Status(enum.Enum):
-    """Where a trial stands."""
+    """The status of a trial."""
 
     READY = "ready"  # may train, in a slot or waiting for one
     PAUSED = "paused"  # at the end of a rung, until the rung is decided
@@ -29,13 +29,13 @@ class Status(enum.Enum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the trial trains no more."""
+        """True if the trial trains no more."""
         return self in (Status.COMPLETE, Status.PRUNED, Status.FAILED)
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch of one trial gave: a value, or the error that ended it."""
+    """The result of one epoch of one trial: a value, or the error that ended it."""
 
     value: float | None = None
     error: str | None = None
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def epochs(self) -> int:
-        """How many epochs are done."""
+        """The number of finished epochs."""
         return len(self.values)
 
     @property
@@ -124,10 +124,7 @@ class Run:
             self.origin = copy.deepcopy(saved)
 
     def go_on_from(self, state: Mapping[str, Any], params: Mapping[str, Any], train: Train) -> None:
-        """Go on with a sibling's weights, buffers and averages, and with other parameters.
-
-        Numbers of the optimizer are those of the new parameters; the scheduler is made anew and stepped to this epoch.
-        """
+        """Go on with a sibling's state and other parameters; the scheduler is made anew and stepped to this epoch."""
         random = self.random if self.random is not None else RandomState(self.seed)
         if self.saved is not None:
             random.load(self.saved["random"])

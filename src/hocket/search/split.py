@@ -1,4 +1,4 @@
-"""Which hyper-parameters may differ between fused models, and which not.
+"""Hyper-parameters that may differ between fused models, told apart from those that may not.
 
 HFHT (Wang et al., MLSys 2021, Appendix E) calls them fusible and infusible, and asks the user. Here they are found: the
 user's function is called with one parameter changed at a time, on the meta device, where tensors have shapes and no
@@ -41,7 +41,7 @@ class Split:
     options: frozenset[str] = frozenset()  # names of the optimizer's numbers that the fusible ones change
 
     def key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What trials of one group have in common."""
+        """The values that trials of one group share."""
         return tuple(_hashable(params.get(name)) for name in self.infusible)
 
 
@@ -63,11 +63,7 @@ def group_by(split: Split, proposals: Sequence[Mapping[str, Any]]) -> dict[tuple
 
 
 def built(train: Train, params: Mapping[str, Any], seed: int, device: str | None = None) -> Training:
-    """What the user's function makes of these parameters, with all generators seeded; they stay as they were outside.
-
-    Raises:
-        InputError: it made something else than a `Training`, or tensors without data.
-    """
+    """The user's Training for these parameters, built with seeded generators that are put back after it."""
     given = params if isinstance(params, Hyperparameters) else Hyperparameters(params)
     with RandomState(seed).active():
         if device is None:

@@ -1,4 +1,4 @@
-"""What a user's function makes of one set of hyper-parameters: all that one trial trains with."""
+"""The user's setup for one set of hyper-parameters: all that one trial trains with."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ class Training:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's parameters are."""
+        """The device of the model's parameters."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def precision(self) -> AbstractContextManager[object]:
-        """What model, loss and metric run under."""
+        """The context of model, loss and metric."""
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
 

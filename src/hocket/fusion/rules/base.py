@@ -1,4 +1,4 @@
-"""What a rule is, and where rules are found.
+"""The form of a rule, and the tables in which rules are found.
 
 A rule computes one op for all models at once. It gets a `OpContext`, and the op's own arguments, in which a value that
 differs between models is a `Stacked`; it gives a tensor with the models first wrapped in `Stacked` (or a tree of them),
@@ -37,7 +37,7 @@ _TORCH = ("torch", "torch._C._nn", "torch.nn.functional", "torch.functional", "t
 
 @dataclass(frozen=True)
 class OpContext:
-    """Where in the models an op stands."""
+    """The place of an op in the models."""
 
     layer: str  # the name of the layer it belongs to, for messages and the report
     name: str  # the op's name, as `op_name` gives it
@@ -107,7 +107,7 @@ def op_name(target: Any) -> str | None:
 
 
 def is_watched() -> bool:
-    """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
+    """True if somebody traces this call, so that nothing may be timed and no value looked at."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
 
 
