@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -266,7 +267,7 @@ def is_same(a: Any, b: Any, is_like: Callable[[Any, Any], bool] = lambda *_: Fal
     if type(a) is not type(b):
         return False
     if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(is_same(one, other, is_like) for one, other in zip(a, b, strict=True))
+        return len(a) == len(b) and all(map(is_same, a, b, repeat(is_like)))
     if isinstance(a, dict):
         return list(a) == list(b) and all(is_same(a[key], b[key], is_like) for key in a)
     if isinstance(a, slice):
