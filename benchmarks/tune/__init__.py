@@ -27,7 +27,7 @@ from benchmarks.tune.searches import SEARCHES, Workload
 from hocket.errors import InputError, MissingDependencyError
 from hocket.search.halving import Hyperband
 from hocket.search.page import device_time_s
-from hocket.search.record import Record
+from hocket.search.search import Record
 from hocket.search.tune import SearchConfig, search
 
 __all__ = ["ALGORITHMS", "CONTENDERS", "SEARCHES", "apart", "run"]

@@ -18,8 +18,7 @@ from equivalence.test_fused_changes import Plain
 from execution.probe import KINDS
 from hocket import trial
 from hocket.autotune import runner
-from hocket.fusion.contest import Choice
-from hocket.fusion.plan import ExecutionPlan
+from hocket.fusion.contest import Choice, ExecutionPlan
 from hocket.job import Job
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hocket.fusion import calls
-from hocket.fusion.plan import ExecutionPlan, plans_for
+from hocket.fusion.contest import ExecutionPlan, plans_for
 
 ALL = "all"  # all models at a time
 

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import calls
-from hocket.fusion.contest import Choice
-from hocket.fusion.plan import ExecutionPlan
+from hocket.fusion.contest import Choice, ExecutionPlan
 
 B = 3
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import hocket
 from hocket.errors import InputError
 from hocket.fusion import calls
-from hocket.fusion.plan import plans_for
+from hocket.fusion.contest import plans_for
 
 D = torch.float64
 QUICK, MANY, BLOCK = 120, 5000, 250

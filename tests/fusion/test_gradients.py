@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hocket.fusion.gradients import Parts, linked_parts
+from hocket.fusion.gradients import Parts
 
 
 def _parts(whole):
-    return [own["weight"] for own in Parts(linked_parts).of({"weight": whole})]
+    return [own["weight"] for own in Parts().of({"weight": whole})]
 
 
 def test_as_of_unbind():

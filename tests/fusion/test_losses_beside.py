@@ -88,18 +88,19 @@ def test_permuted_models_give_permuted_losses(way, monkeypatch):
 @pytest.mark.parametrize("fault", ["gradient", "loss", "order"])
 def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
     prefer(monkeypatch, GO)
-    right_bring, right_loss = executor.Gather.bring, executor.SingleExecutor._loss
+    right_whole, right_loss = executor.Gathered.whole, executor.SingleExecutor._loss
 
-    def bring(self, key, index, grad):
-        if fault == "gradient" and index == 1:
-            grad = grad * (1 + 1e-9)
-        right_bring(self, key, 1 - index if fault == "order" and index < 2 else index, grad)
+    def whole(self):
+        found = right_whole(self)
+        if fault == "gradient":
+            found[1] *= 1 + 1e-9
+        return found[[1, 0, *range(2, len(found))]] if fault == "order" else found
 
     def loss(self, fn, out, targets, index):
         found = right_loss(self, fn, out, targets, index)
         return found * (1 + 1e-9) if fault == "loss" and index == 1 else found
 
-    monkeypatch.setattr(executor.Gather, "bring", bring)
+    monkeypatch.setattr(executor.Gathered, "whole", whole)
     monkeypatch.setattr(executor.SingleExecutor, "_loss", loss)
     runs = Runs(linears(), shared=True)
     named = "loss of model 1" if fault == "loss" else "gradient of .*, model 0" if fault == "order" else "model 1"

@@ -8,7 +8,7 @@ from torch import nn
 
 import hocket
 from hocket.errors import InputError
-from hocket.fusion.memory import check_memory
+from hocket.fusion.shared_objects import check_memory
 
 
 class Two(nn.Module):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion.gradients import LARGE_BYTES, Gather, GradientMemory
+from hocket.fusion.gradients import LARGE_BYTES, Gathered, GradientMemory
 
 D = torch.float64
 WIDE = 370  # squared, in float64, more than a MiB
@@ -188,28 +188,29 @@ def test_the_parts_are_made_once_and_follow_updates(array):
 
 
 @pytest.mark.parametrize("columns", [2, LARGE_BYTES // 16])  # kept as they come, and in buffers
-def test_gather_fills_what_nobody_brings(columns, monkeypatch):
+def test_what_nobody_has_is_filled(columns, monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *args, **kwargs: torch.full(*args, torch.nan, **kwargs))
-    first, second, third = (nn.Parameter(torch.ones(2, columns, dtype=D)) for _ in range(3))
-    wholes = [first, second, third]
-    gather = Gather(GradientMemory(), wholes)
-    shape = (columns,)
-    gather.bring(id(first), 0, torch.full(shape, 5.0, dtype=D))
-    gather.bring(id(first), 1, torch.full(shape, 7.0, dtype=D))
-    gather.bring(id(second), 1, torch.full(shape, 3.0, dtype=D))
-    assert gather.whole(first).mean(1).tolist() == [5.0, 7.0]
-    assert gather.whole(second).mean(1).tolist() == [0.0, 3.0]
-    assert gather.whole(third) is None
+    five, seven, three = (torch.full((columns,), number, dtype=D) for number in (5.0, 7.0, 3.0))
+    gathered = []
+    for grads in ((five, seven), (None, three), (None, None)):
+        gathered.append(Gathered(nn.Parameter(torch.ones(2, columns, dtype=D)), GradientMemory()))
+        for grad in grads:
+            gathered[-1].take(grad)
+    assert gathered[0].whole().mean(1).tolist() == [5.0, 7.0]
+    assert gathered[1].whole().mean(1).tolist() == [0.0, 3.0]
+    assert gathered[2].whole() is None
 
 
 def test_blocks_of_memory_are_told_apart():
-    memory, one, two = GradientMemory(), torch.ones(3, 2), torch.ones(3, 2)
-    first = memory.like(one)
-    assert memory.like(two).data_ptr() != first.data_ptr()
-    assert memory.like(one).data_ptr() != first.data_ptr(), "somebody holds the first"
+    memory, one, two = GradientMemory(), torch.ones(LARGE_BYTES // 4, 2), torch.ones(LARGE_BYTES // 4, 2)
+    first = memory.place(one)
+    assert memory.place(two).data_ptr() != first.data_ptr()
+    assert memory.place(one).data_ptr() != first.data_ptr(), "somebody holds the first"
     del first
-    address = memory.like(one).data_ptr()
-    assert memory.like(one).data_ptr() == address, "nobody does"
-    assert memory.like(one.double()).dtype == D
+    address = memory.place(one).data_ptr()
+    assert memory.place(one).data_ptr() == address, "nobody does"
+    assert memory.place(one.double()).dtype == D
+    one.data = torch.ones(LARGE_BYTES // 8, 2)
+    assert memory.place(one).shape == one.shape
     one.data = torch.ones(2, 2)
-    assert memory.like(one).shape == (2, 2)
+    assert memory.place(one) is None

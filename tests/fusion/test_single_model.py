@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion import calls, single_model
-from hocket.fusion.single_model import CHANNELS_LAST
+from hocket.fusion import calls, executor
+from hocket.fusion.executor import CHANNELS_LAST
 from quick import covering
 
 D = torch.float64
@@ -190,8 +190,8 @@ class Views(nn.Module):
 @pytest.mark.parametrize("num_models", [1, 3])
 def test_a_view_that_cannot_be_leaves_the_contest_and_not_the_call(num_models, monkeypatch):
     monkeypatch.setattr(calls, "RECORDING", math.inf)  # so that all have a turn
-    tried, right = [], single_model._channels_last
-    monkeypatch.setattr(single_model, "_channels_last", lambda *given: tried.append(given) or right(*given))
+    tried, right = [], executor._channels_last
+    monkeypatch.setattr(executor, "_channels_last", lambda *given: tried.append(given) or right(*given))
     models = made(Views, num_models)
     x, y = torch.randn(num_models, 4, 3, 6, 5, dtype=D), torch.randint(0, 5, (4,))
     array = check(models, x, shared=False, backend="auto", steps=10)
@@ -240,12 +240,12 @@ def test_as_usual(shape):
     value = torch.randn(shape)
     layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = value.to(memory_format=layouts[value.ndim]) if value.ndim in layouts else value
-    assert single_model._as_usual(value) is value
-    assert single_model._as_usual(last).is_contiguous()
-    assert torch.equal(single_model._as_usual(last), value)
+    assert executor._as_usual(value) is value
+    assert executor._as_usual(last).is_contiguous()
+    assert torch.equal(executor._as_usual(last), value)
     turned = value.transpose(0, 1)[..., ::2]
-    assert single_model._as_usual(turned) is turned or turned.is_contiguous(memory_format=layouts[value.ndim])
-    assert single_model._as_usual("a word") == "a word"
+    assert executor._as_usual(turned) is turned or turned.is_contiguous(memory_format=layouts[value.ndim])
+    assert executor._as_usual("a word") == "a word"
 
 
 @pytest.mark.parametrize("op", CHANNELS_LAST)
@@ -253,7 +253,7 @@ def test_the_images_are_channels_last_and_a_fault_is_caught(op, monkeypatch):
     """The op sees what it is promised; and what it computes counts, or these tests would see nothing."""
     dims = 4 if op.endswith("2d") else 5
     seen = []
-    right = single_model._channels_last
+    right = executor._channels_last
 
     def watching(function, layout):
         def watched(input, *args, **kwargs):
@@ -262,7 +262,7 @@ def test_the_images_are_channels_last_and_a_fault_is_caught(op, monkeypatch):
 
         return right(watched, layout)
 
-    monkeypatch.setattr(single_model, "_channels_last", watching)
+    monkeypatch.setattr(executor, "_channels_last", watching)
     prefer(monkeypatch, forward="1 at a time, channels last")
     layer: Any = {"conv2d": nn.Conv2d, "conv3d": nn.Conv3d}.get(
         op, nn.ConvTranspose2d if dims == 4 else nn.ConvTranspose3d
@@ -304,6 +304,6 @@ def test_errors_name_the_layer(num_models, way, monkeypatch):
 def test_images_that_lie_both_ways_go_on_channels_last(shape):
     """An image of one channel is contiguous in either layout; what came out of a convolution was in the wrong one."""
     weight = torch.randn(shape[1], 4, 3, 3)
-    out = single_model._channels_last(F.conv_transpose2d, torch.channels_last)(torch.randn(shape), weight)
+    out = executor._channels_last(F.conv_transpose2d, torch.channels_last)(torch.randn(shape), weight)
     assert out.is_contiguous(memory_format=torch.channels_last)
     assert not out.is_contiguous()

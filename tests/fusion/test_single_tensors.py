@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import hocket
-from hocket.fusion.gradients import Parts, linked_parts
+from hocket.fusion.gradients import Parts
 
 from .nets import Residual
 
@@ -24,7 +24,7 @@ def _pair(**options):
 
 def _own(wholes):
     """The only group's tensors."""
-    [own] = Parts(linked_parts).of(wholes)
+    [own] = Parts().of(wholes)
     return own
 
 
@@ -104,7 +104,7 @@ def test_an_unused_parameter_has_no_gradient():
 
 def test_an_update_shows_and_tensors_are_made_once():
     weight = nn.Parameter(torch.ones(1, 2))
-    single = Parts(linked_parts)
+    single = Parts()
     own = single.of({"weight": weight})[0]["weight"]
     with torch.no_grad():
         weight.add_(1)
@@ -128,7 +128,7 @@ def test_an_update_between_forward_and_backward_is_an_error(num_models, backend)
 @pytest.mark.parametrize("change", ["data", "requires_grad", "other"])
 def test_tensors_follow_what_becomes_of_the_stacked_ones(change):
     weight = nn.Parameter(torch.ones(1, 2))
-    single = Parts(linked_parts)
+    single = Parts()
     single.of({"weight": weight})
     if change == "data":
         weight.data = torch.full((1, 2), 5.0)

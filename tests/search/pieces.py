@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import Training
-from hocket.search.record import Record
 from hocket.search.run import Run
-from hocket.search.serial import SerialTrainer
+from hocket.search.search import Record
+from hocket.search.trainer import SerialTrainer
 from hocket.search.tune import SearchConfig, search
 
 generator = torch.Generator().manual_seed(0)

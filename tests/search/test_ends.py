@@ -27,7 +27,7 @@ from torch.nn import functional
 import hocket
 from hocket import Halving, Training
 from hocket.errors import FormatError, InputError
-from hocket.search.ends import Ends
+from hocket.search.policy import Ends
 
 RATES = {"lr": optuna.distributions.FloatDistribution(0.01, 2.0, log=True)}
 

@@ -29,7 +29,7 @@ from torch.nn import functional
 from hocket import Asha, Halving, Hyperband, Training
 from hocket.search.fused import FusedTrainer
 from hocket.search.run import Run
-from hocket.search.serial import SerialTrainer
+from hocket.search.trainer import SerialTrainer
 
 MOMENTUM = {"lr": LR, "momentum": FloatDistribution(0.0, 0.9), "factor": FloatDistribution(0.1, 0.9)}
 DECAY = {"lr": LR, "decay": FloatDistribution(1e-3, 1.0)}

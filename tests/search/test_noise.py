@@ -19,7 +19,7 @@ from torch.nn import functional
 from hocket import Training, zoo
 from hocket.search.fused import FusedTrainer
 from hocket.search.run import Run
-from hocket.search.serial import SerialTrainer
+from hocket.search.trainer import SerialTrainer
 
 POINTS, EPOCHS, RATE = 16, 6, 0.01
 

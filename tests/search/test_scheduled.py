@@ -8,7 +8,7 @@ from tests.search.pieces import BATCHES, LR, assert_same, searched, train
 from hocket import Training
 from hocket.search.fused import FusedTrainer
 from hocket.search.run import Run
-from hocket.search.serial import SerialTrainer
+from hocket.search.trainer import SerialTrainer
 from hocket.session import schedule
 
 

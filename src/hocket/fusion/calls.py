@@ -25,23 +25,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.call_spec import CallSpec, autocast, modes
-from hocket.fusion.contest import FAILURES, Choice, ContestedCall, Intervals
-from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor
+from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan, Intervals, plans_for, usual_of
+from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor, has_images
 from hocket.fusion.gradients import GradientMemory
-from hocket.fusion.loss import per_model_loss
-from hocket.fusion.loss_kind import buffers_in, kind_of
+from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.one_by_one import one_by_one
-from hocket.fusion.plan import ExecutionPlan, plans_for, usual_of
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import Kind, Programs, Unfused, World, repeated
-from hocket.fusion.restored import Snapshot, restored
+from hocket.fusion.programs import CallSpec, Kind, Programs, Unfused, World, autocast, modes, repeated
 from hocket.fusion.rules.base import is_watched
-from hocket.fusion.single_model import has_images
 from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import warn_without_rule
-from hocket.fusion.store import Store
+from hocket.fusion.store import Snapshot, Store, restored
 
 __all__ = ["Calls"]
 
@@ -53,17 +48,11 @@ RECORDING = 4.0  # times as long as a forward alone takes one that is recorded, 
 
 @dataclass(frozen=True)
 class KnownCall:
-    """What is known of one kind of call.
+    """Arguments and run of one kind of call."""
 
-    Attributes:
-        own: for each leaf of the arguments, whether it is of each model.
-        run: the output from the leaves; or losses from loss function, leaves and targets.
-        program: that runs; None where the plain models do.
-    """
-
-    own: tuple[bool, ...]
-    run: Callable[..., Any]
-    program: Any
+    own: tuple[bool, ...]  # for each leaf of the arguments, whether it is of each model
+    run: Callable[..., Any]  # the output from the leaves; or losses from loss function, leaves and targets
+    program: Any  # that runs; None where the plain models do
 
     def values(self, leaves: list[Any]) -> list[Any]:
         """The leaves, `Stacked` where they are of each model."""
@@ -71,12 +60,7 @@ class KnownCall:
 
 
 class Calls:
-    """What an array computes.
-
-    Args:
-        store: of the models.
-        settings: what the user asked for.
-    """
+    """The calls of an array: recorded, planned and run."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self.settings = settings
@@ -104,11 +88,7 @@ class Calls:
         self.forget()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The outputs of all models, the models first.
-
-        Raises:
-            InputError: an op fails, or the input fits no model; names the layer.
-        """
+        """The outputs of all models, the models first."""
         world = self.programs.world()
         key, leaves = self._read("forward", args, kwargs)
         call = world.calls.get(key)
@@ -124,18 +104,7 @@ class Calls:
         targets: tuple[Any, ...],
         is_hooked: bool,
     ) -> Tensor:
-        """The loss of each model, ``(B,)``.
-
-        Args:
-            forward: a call of the array, for when its output is wanted after all.
-            fn: the loss function.
-            inputs: what one model takes.
-            targets: more arguments of `fn`.
-            is_hooked: whether somebody wants to see the array's output.
-
-        Raises:
-            InputError: an op or `fn` fails, or a shape fits no model; names the layer.
-        """
+        """The loss of each model, ``(B,)``."""
         args, kwargs = _arguments(inputs)
         if is_hooked or not self._may_choose() or not torch.is_grad_enabled():
             return self.loss(fn, forward(*args, **kwargs), targets)
@@ -163,10 +132,8 @@ class Calls:
         return per_model_loss(fn, out, targets, self.store.num_models, self.settings.model_axis)
 
     def forms(self) -> tuple[str, ...]:
-        """In which forms a step is worth capturing, the one that was faster so far first; `form` asks for one.
-
-        "rule", or "loop", the models one by one: for what was timed, that is slower by the time that passes around so
-        many small ops, or on one of two cores. Lanes may win that back, but not everything.
+        """The forms in which a step is worth capturing, fastest first: "rule", and "loop" if lanes may win back its
+        lag.
         """
         if self.settings.backend != "auto" or self.store.seeds is not None:
             return ("rule",)
@@ -187,7 +154,7 @@ class Calls:
     def _read(
         self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
     ) -> tuple[Any, list[Any]]:
-        """What decides how a call goes, and the leaves of its arguments."""
+        """The key of a call, and the leaves of its arguments."""
         mode = (self.store.templates[0].training, self.form, is_watched(), modes())
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
@@ -196,7 +163,7 @@ class Calls:
         return (what, call, spec, _kinds((*leaves, *given)), mode), leaves
 
     def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, list[Any]]:
-        """What a program for these arguments depends on, and the leaves, `Stacked` where they are of each model."""
+        """The key of a program for these arguments, and the leaves, `Stacked` where they are of each model."""
         call, leaves = CallSpec.of(args, kwargs)
         own = self.settings.model_axis.inputs(self.store, leaves, call.spec)
         return Kind(call, own, leaves, self.store.templates[0].training), _stacked(leaves, own)
@@ -259,10 +226,7 @@ class Calls:
     def _new_losses(
         self, world: World, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]
     ) -> KnownCall | None:
-        """How losses are computed, or None where the array's output is wanted first.
-
-        That is so where nothing is recorded yet, and where gradients go further than to the stacked parameters.
-        """
+        """A call for losses; None if nothing is recorded yet or gradients go beyond the stacked parameters."""
         params = self.store.parameters()
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs, targets)) if isinstance(leaf, Tensor)]
         trains_more = kind[-1] or any(leaf.requires_grad for leaf in given) or self.store.separate_index
@@ -281,7 +245,7 @@ class Calls:
         return KnownCall(call.own, self._chosen(world, ("losses", kind), program, values), program)
 
     def _chosen(self, world: World, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
-        """What runs for calls of this kind: by the plan that most of its sort run by, or, of the first, by turns."""
+        """The run for calls of this kind: by the plan that most similar calls run by, else by turns."""
         with_losses, total = kind[0] == "losses", self.store.num_models
         size = sum(value.tensor.numel() if isinstance(value, Stacked) else value.numel() for value in _tensors(values))
         alike = [

@@ -23,10 +23,7 @@ _inside: list[
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
-    """While this is open, a checkpoint calls its function once: the same numbers, and what a backward needs is kept.
-
-    Only in this thread: those of others, who may train beside it, go on as ever.
-    """
+    """Call a checkpoint's function once and keep what its backward needs, in this thread only."""
     with _lock:
         if not _inside:
             _exchange()

@@ -1,4 +1,4 @@
-"""Whether a list of models can fuse, layer by layer; what differs stays separate, what cannot work is refused by name.
+"""Comparison of models, layer by layer; blocks that differ stay separate, what cannot fuse is refused by name.
 
 root classes, root's own parameters    must agree, or there is nothing to fuse around
 a block of another class or options    stays separate
@@ -9,19 +9,18 @@ directly below the root it is an error
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.constants import is_same
-from hocket.fusion.memory import check_memory
 from hocket.fusion.rules.base import where
-from hocket.fusion.shared_objects import attributes_of, held, reached
-from hocket.fusion.store import named_tensors
+from hocket.fusion.shared_objects import attributes_of, check_memory, held, named_tensors, reached
+from hocket.fusion.stacked import is_same
 
-__all__ = ["compare", "differing_attribute"]
+__all__ = ["compare", "differ_in_values", "differing_attribute"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -110,7 +109,7 @@ def _tied(model: nn.Module) -> set[tuple[str, ...]]:
 
 
 def _check_layers(models: Sequence[nn.Module]) -> None:
-    """What the rules would pass over: hooks and parametrizations; averages whose weight changes with every batch."""
+    """Refuse hooks, parametrizations and averages over all batches, which rules would pass over."""
     for index, model in enumerate(models):
         for name, module in model.named_modules():
             place = f"model {index}, {where(name)}"
@@ -146,7 +145,7 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
 
 
 def _held_by_functions(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """What functions in attributes hold in closures and defaults, which a copy of the model shares."""
+    """Objects that functions in attributes hold in closures and defaults, which a copy of the model shares."""
     for path, value in attributes_of(model):
         for each in reached(value, set()):
             yield from ((path, inner) for inner in held(each))
@@ -207,10 +206,7 @@ def _tensors(path: str, modules: list[nn.Module]) -> list[str]:
 
 
 def _options(modules: list[nn.Module]) -> str | None:
-    """Options of one of torch's own layers, such as a stride, that differ; those that rules take per model may.
-
-    A layer of the user's own is recorded instead, and its graphs are compared.
-    """
+    """The difference in options between torch's own layers, except those that rules take per model."""
     first = modules[0]
     allowed = {name for classes, name in PER_MODEL_OPTIONS if isinstance(first, classes)}
     for index, module in enumerate(modules[1:], 1):
@@ -234,6 +230,20 @@ def differing_attribute(one: nn.Module, other: nn.Module, allowed: Collection[st
         if (name in mine) != (name in theirs) or not is_same(a, b):
             return name
     return None
+
+
+def differ_in_values(first: nn.Module, second: nn.Module) -> bool:
+    """True if two models differ only in the values of their tensors, as far as can be compared."""
+    _check_layers([second])
+    pairs = zip_longest(*(each.named_modules(remove_duplicate=False) for each in (first, second)), fillvalue=("", None))
+    return _tied(first) == _tied(second) and all(
+        path == other_path
+        and _structure([one, other]) is None
+        and not _tensors(path, [one, other])
+        and one.training == other.training
+        and differing_attribute(one, other) is None
+        for (path, one), (other_path, other) in pairs
+    )
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,13 @@
-"""Which plan a fused model's steps run by, found while it trains.
+"""Plans of a fused model's steps, and the choice between them while it trains.
+
+All models at once make every activation B times as large. Where one model's fill the caches already, B models' do not
+fit any more, and blocks above 32 MiB cost page faults besides. So a call runs all models at once, or one at a time:
+
+    array(x), then loss, then backward          each model to the end of its backward
+    forward 0, forward 1, ... forward B-1       forward 0, loss 0, backward 0
+    loss                                        forward 1, loss 1, backward 1
+    backward B-1, ... backward 0                ...
+    in memory: B models' activations            one model's, in the memory of the one before it
 
 All plans give the same numbers, so each may take real steps: choosing costs only what the slower plans take longer,
 not passes of its own. In a search that is short, or of large models, those would be as long as what they save.
@@ -11,14 +20,14 @@ on the order is drawn: a call that comes several times in a step, or two contest
 plan to the same test every time, and another plan to another one.
 
 Noise must not decide, and a step whose calls go in several ways adds up gradients that lie in several ways. So one plan
-is the usual one (`plan.usual_of`), and another has to be clearly faster.
+is the usual one (`usual_of`), and another has to be clearly faster.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
@@ -26,10 +35,53 @@ from typing import Any
 
 import torch
 
-from hocket.errors import HocketError
-from hocket.fusion.plan import ExecutionPlan, usual_of
+from hocket.errors import HocketError, InputError
 
-__all__ = ["Choice", "ContestedCall", "Intervals", "PlanContest"]
+__all__ = ["Choice", "ContestedCall", "ExecutionPlan", "Intervals", "PlanContest", "plans_for", "usual_of"]
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """One way to run B models.
+
+    Attributes:
+        group_size: models at a time; one, or B.
+        per_group_backward: whether each model goes through its loss and backward before the next one begins.
+        channels_last: whether convolutions of single models get their images with the channels last.
+
+    Example:
+        >>> str(ExecutionPlan(8)), str(ExecutionPlan(1, per_group_backward=True, channels_last=True))
+        ('8 at a time', '1 at a time with backward, channels last')
+    """
+
+    group_size: int
+    per_group_backward: bool = False
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group_size < 1 or (self.channels_last and self.group_size > 1):
+            raise InputError(
+                f"execution plan: expected groups of at least one model, and of one in channels last: {self}"
+            )
+
+    def __str__(self) -> str:
+        backward, layout = " with backward" * self.per_group_backward, ", channels last" * self.channels_last
+        return f"{self.group_size} at a time{backward}{layout}"
+
+
+def plans_for(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
+    """The plans that are worth a try, the plain models first and all at once last."""
+    backward = with_losses and num_models > 1
+    plans = [ExecutionPlan(1, backward)]
+    if has_images:
+        plans.append(ExecutionPlan(1, backward, channels_last=True))
+    return plans if num_models == 1 else [*plans, ExecutionPlan(num_models)]
+
+
+def usual_of(plans: Iterable[ExecutionPlan]) -> ExecutionPlan:
+    """The plan that others have to beat: that of the most models at a time, with images as they come."""
+    return max(plans, key=lambda plan: (plan.group_size, not plan.channels_last))
+
 
 TURN = 2
 FAILURES = (HocketError, RuntimeError, ValueError, TypeError, LookupError)  # out of memory is a RuntimeError
@@ -58,16 +110,13 @@ class Choice:
     size: int = 0
 
     def behind(self) -> dict[ExecutionPlan, float]:
-        """How many times the fastest each plan takes; the winner is the fastest."""
+        """Times of the plans as multiples of the fastest; 0 for the winner."""
         fastest_us = min(self.times_us.values(), default=1.0)
         return {plan: us / fastest_us for plan, us in self.times_us.items()} | {self.winner: 0.0}
 
 
 class PlanContest:
     """Turns of plans, until one is left or has won.
-
-    Args:
-        plans: at least one.
 
     Example:
         >>> contest = PlanContest([ExecutionPlan(1, True), ExecutionPlan(4)])
@@ -87,7 +136,7 @@ class PlanContest:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """What the next step runs by."""
+        """The plan of the next step."""
         return self._turn[0] if not self.is_over else self.leader
 
     @property
@@ -97,16 +146,11 @@ class PlanContest:
 
     @property
     def is_over(self) -> bool:
-        """Whether the leader has won."""
+        """True if the leader has won."""
         return len(self._fastest_s) == 1 or self._rounds == len(RATIOS)
 
     @property
     def step_s(self) -> float:
-        """The leader's fastest step; infinite until each plan had its turn."""
-        return min(self._fastest_s.values()) if self._rounds else math.inf
-
-    @property
-    def step_s_of_any(self) -> float:
         """The fastest step so far."""
         return min(self.times_s.values())
 
@@ -137,17 +181,13 @@ class PlanContest:
         self._turn = self._random.sample(list(self._fastest_s), len(self._fastest_s))
 
     def _handicapped_s(self) -> dict[ExecutionPlan, float]:
-        """Of each plan that is left."""
+        """Fastest times of the plans that are left, all but the usual one's lengthened."""
         usual = usual_of(self._fastest_s)
         return {plan: own_s * (1.0 if plan is usual else HANDICAP) for plan, own_s in self._fastest_s.items()}
 
 
 class Intervals:
-    """The time from each call of an array to the next one, of whatever kind.
-
-    So a call's time has its own backward and update in it, and of other calls, which may have turns of their own, as
-    little as can be.
-    """
+    """Time from each call of an array to its next call of any kind, with its own backward and update."""
 
     def __init__(self) -> None:
         self._contest: PlanContest | None = None
@@ -166,17 +206,14 @@ class Intervals:
 
 
 class ContestedCall:
-    """Calls of one kind, which run by several plans in turns until one has won.
-
-    What counts is the time from a call to the next one: with the backward and the update that follow, and whatever else
-    the user does, which is the same for all plans; the fastest of several times has no rare interruption in it.
+    """Calls of one kind, run by several plans in turns until one has won by its shortest time from call to call.
 
     Args:
-        make: gives what runs by each plan; the usual one comes first.
-        timed: is told the leader, the times of all plans, and whether the contest is over.
-        intervals: of all calls of an array.
-        at_least_s: what a call by some of the plans takes at least: they have no turn if another is faster than that.
-        guard: puts back what a call has written if it fails.
+        make: functions that build the run of each plan, the usual one first.
+        timed: receives the leader, the times of all plans and a flag for the end of the contest.
+        intervals: the clock of the array.
+        at_least_s: lower bounds: a plan has no turn once another one is faster than its bound.
+        guard: restores what a failed call has written.
     """
 
     def __init__(
@@ -203,7 +240,7 @@ class ContestedCall:
             return self._winner(*args)
         self._intervals.begin(self._contest)
         for plan, least_s in self._at_least_s.items():
-            if self._contest.step_s_of_any <= least_s:
+            if self._contest.step_s <= least_s:
                 self._contest.leave(plan)
         self._timed(self._contest.leader, self._contest.times_s, self._contest.is_over)
         plan = self._contest.plan

@@ -1,4 +1,4 @@
-"""What of torch takes one number over all that it is given, and so couples models that are stacked.
+"""Functions of torch that take one number over all tensors, and so couple stacked models.
 
 An update that goes element by element serves any number of models, and so do most of torch's optimizers. These do not:
 a norm over all gradients, a line search, averages over rows and columns of a parameter.
@@ -27,11 +27,7 @@ OPTIMIZERS = {
 
 
 def warn_of_coupling(reader: FrameType) -> None:
-    """Warn where what asks for the parameters of fused models is one of these functions or optimizers of torch.
-
-    Args:
-        reader: the frame that takes the first parameter.
-    """
+    """Warn where what asks for the parameters of fused models is one of these functions or optimizers of torch."""
     code = reader.f_code
     if code.co_name == "clip_grad_norm_" and code.co_filename == clip_grad.__file__:
         message = (

@@ -5,12 +5,16 @@ r"""A traced model run for one model after another, each on its part of the stac
 
 Where models go to the end of their backward, gradients are there before somebody asks for them: they wait in the
 stacked buffers until ``losses.backward()`` hands them over, times whatever gradient the losses get there.
+
+A traced model runs as a plain Python function without the modules around its ops, so a small op costs less than in the
+model. Convolutions may get their images with the channels last: oneDNN computes on blocks of channels, and reorders
+images that come plane by plane around each convolution. Outputs are in the usual layout again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 from typing import Any
 
@@ -18,18 +22,97 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hocket.errors import InputError
+from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
-from hocket.fusion.gradients import LARGE_BYTES, Gather, Parts, leaf_parts, linked_parts
+from hocket.fusion.contest import ExecutionPlan
+from hocket.fusion.gradients import Gathered, Parts
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
 from hocket.fusion.one_by_one import fail_after_updates
-from hocket.fusion.plan import ExecutionPlan
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.rules.base import is_watched
-from hocket.fusion.single_model import SingleModel
-from hocket.fusion.stacked import Stacked
+from hocket.fusion.rules.base import is_watched, where
+from hocket.fusion.source import ProgramSource
+from hocket.fusion.stacked import Stacked, map_tree
+from hocket.fusion.steps import Step
 
-__all__ = ["LeadsElsewhereError", "SingleExecutor"]
+__all__ = ["LeadsElsewhereError", "SingleExecutor", "SingleModel", "has_images"]
+
+
+CHANNELS_LAST = {
+    "conv2d": torch.channels_last,
+    "conv_transpose2d": torch.channels_last,
+    "conv3d": torch.channels_last_3d,
+    "conv_transpose3d": torch.channels_last_3d,
+}
+
+
+class SingleModel:
+    """One model's program, called with the leaves of its arguments and its tensors by name."""
+
+    def __init__(self, program: FusedProgram, channels_last: bool = False) -> None:
+        assert program.models.num_models == 1
+        self._program = program
+        self._channels_last = channels_last
+        self._source = ProgramSource(program)
+        for step in program.steps:
+            function = step.plain or _by_rule(program, step)
+            if channels_last and step.op in CHANNELS_LAST:
+                function = _channels_last(function, CHANNELS_LAST[step.op])
+            self._source.add(step, function)
+        self._run = self._source.function()
+
+    def __call__(self, leaves: list[Any], tensors: Mapping[str, Tensor]) -> Any:
+        """The output, of plain tensors."""
+        try:
+            out = self._run(leaves, tensors.__getitem__)
+        except (HocketError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+            step = self._source.failed(error)
+            if step is None:
+                raise
+            raise InputError(f"{where(step.layer)}: {step.op}: {error}") from error
+        if self._channels_last:
+            out = map_tree(out, _as_usual)
+        return self._program.traced.unflatten(out)
+
+
+def has_images(program: FusedProgram) -> bool:
+    """True if a program has convolutions for which it matters where the channels are."""
+    return any(step.op in CHANNELS_LAST for step in program.steps)
+
+
+def _channels_last(function: Callable[..., Any], layout: torch.memory_format) -> Callable[..., Any]:
+    dims = 4 if layout is torch.channels_last else 5
+
+    def run(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # `contiguous` leaves one channel, or one pixel, as it is, and what follows would lie plane by plane again.
+        return function(input.to(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
+
+    return run
+
+
+def _as_usual(value: Any) -> Any:
+    """A tensor with the channels last, plane by plane again."""
+    if not isinstance(value, Tensor) or value.ndim not in (4, 5) or value.is_contiguous():
+        return value
+    layout = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
+    return value.contiguous() if value.is_contiguous(memory_format=layout) else value
+
+
+def _by_rule(program: FusedProgram, step: Step) -> Callable[..., Any]:
+    """A step that has to go through its rule, as of a fused model with one model in it."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if step.names:
+            args = ({name: Stacked(tensor.unsqueeze(0)) for name, tensor in args[0].items()}, *args[1:])
+        return map_tree(program.perform(step, args, kwargs), _only)
+
+    return run
+
+
+def _only(value: Any) -> Any:
+    return value.tensor.squeeze(0) if isinstance(value, Stacked) else value
+
 
 IS_LEAF = attrgetter("is_leaf")
 
@@ -39,12 +122,7 @@ class LeadsElsewhereError(InputError):
 
 
 class SingleExecutor:
-    """A traced model, run model after model.
-
-    Args:
-        program: of all models.
-        plan: how far, and in which layout.
-    """
+    """A traced model, run model after model."""
 
     def __init__(self, program: FusedProgram, plan: ExecutionPlan) -> None:
         self._models = models = program.models
@@ -53,9 +131,7 @@ class SingleExecutor:
         if models.num_models > 1:
             alone = [FusedProgram(models.alone(index), program.traced) for index in range(models.num_models)]
         self._single = [SingleModel(each, plan.channels_last) for each in alone]
-        self._gather: Gather | None = None  # of the step at hand
-        self._leaves_of: Mapping[int, tuple[Tensor, ...]] = {}
-        self._parts = Parts(self._watched_leaves if plan.per_group_backward else linked_parts)
+        self._parts = Parts()
 
     def forward(self, leaves: list[Any]) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own."""
@@ -65,17 +141,7 @@ class SingleExecutor:
         return out
 
     def losses(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
-        """The loss of each model, ``(B,)``.
-
-        Args:
-            fn: a loss function of one model's output and targets.
-            leaves: the leaves of the arguments, `Stacked` where models have their own.
-            targets: as of `hocket.fusion.loss.per_model_loss`.
-
-        Raises:
-            InputError: `fn` fails.
-            LeadsElsewhereError: the loss has gradients for something that the loss function brings along.
-        """
+        """The loss of each model, ``(B,)``."""
         if self._plan.per_group_backward:
             return self._losses_and_gradients(fn, leaves, targets)
         [each] = self._split(leaves, self._linked())
@@ -85,32 +151,32 @@ class SingleExecutor:
     def _losses_and_gradients(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
         wholes = self._models.store.all_tensors()
         parts = self._parts.of(wholes)
-        trained = list({id(whole): whole for whole in wholes.values() if whole.requires_grad}.values())
-        gather = self._gather = Gather(self._models.gradient_memory, trained)
+        names = list({id(whole): name for name, whole in wholes.items() if whole.requires_grad}.values())
+        trained = [wholes[name] for name in names]
+        grads = [Gathered(whole, self._models.gradient_memory) for whole in trained]
         losses: list[Tensor] = []
         given: tuple[Any, ...] | None = None
-        try:
-            for index, each in enumerate(self._split(leaves, parts)):
-                out = self._single[index](*each)
-                if given is None:
-                    given = self._own_targets(fn, targets, out)
-                loss = self._loss(fn, out, given, index)
-                if not index and self._leads_elsewhere(loss, out):
-                    raise LeadsElsewhereError(
-                        "losses: the gradient of a tensor that the loss function brings along would be lost; use "
-                        "array.loss(fn, array(x), y)"
-                    )
-                del out  # the graph holds what the backward needs
-                losses.append(loss.detach())
-                self._backward(loss, gather, index)
-                del loss
-        finally:
-            self._gather = None
+        for index, each in enumerate(self._split(leaves, parts)):
+            out = self._single[index](*each)
+            if given is None:
+                given = self._own_targets(fn, targets, out)
+            loss = self._loss(fn, out, given, index)
+            own = [parts[index][name] for name in names]
+            if not index and _leads_elsewhere(loss, out, own):
+                raise LeadsElsewhereError(
+                    "losses: the gradient of a tensor that the loss function brings along would be lost; use "
+                    "array.loss(fn, array(x), y)"
+                )
+            del out  # the graph holds what the backward needs
+            losses.append(loss.detach())
+            for grad, its in zip(grads, _gradients(loss, own), strict=True):
+                grad.take(its)
+            del loss
         values = torch.stack(losses)
-        grads = [gather.whole(whole) for whole in trained]
-        if all(grad is None for grad in grads):  # nothing that trains has a part in the losses
+        whole_grads = [grad.whole() for grad in grads]
+        if all(grad is None for grad in whole_grads):  # nothing that trains has a part in the losses
             return values
-        ready: Tensor = _Ready.apply(_Waiting(values, grads), *trained)
+        ready: Tensor = _Ready.apply(_Waiting(values, whole_grads), *trained)
         return ready.as_subclass(Losses)
 
     def _split(self, leaves: list[Any], parts: list[dict[str, Tensor]]) -> list[tuple[list[Any], dict[str, Tensor]]]:
@@ -146,52 +212,29 @@ class SingleExecutor:
             )
         return loss_of_one(fn, out, own, index)
 
-    def _backward(self, loss: Tensor, gather: Gather, index: int) -> None:
-        if not loss.requires_grad:
-            return
-        own = {key: leaves[index] for key, leaves in self._leaves_of.items()}
-        try:
-            with _without_autocast(loss.device.type):
-                torch.autograd.backward([loss], [torch.ones_like(loss)], inputs=list(own.values()))
-            for key, leaf in own.items():
-                if leaf.grad is not None:
-                    gather.bring(key, index, leaf.grad)
-        finally:
-            for leaf in own.values():
-                leaf.grad = None
 
-    def _watched_leaves(self, wholes: list[Tensor]) -> Mapping[int, tuple[Tensor, ...]]:
-        """As `leaf_parts`; a large gradient goes to its place while it is in the cache."""
-        self._leaves_of = leaf_parts(wholes)
-        for whole in wholes:
-            for index, own in enumerate(self._leaves_of[id(whole)]):
-                if own.nbytes >= LARGE_BYTES:
-                    own.register_post_accumulate_grad_hook(self._bring_now(whole, index))
-        return self._leaves_of
+def _gradients(loss: Tensor, parts: list[Tensor]) -> Sequence[Tensor | None]:
+    """Gradients of one model's parameters, outside of autocast, as torch advises."""
+    if not loss.requires_grad:
+        return [None] * len(parts)
+    device = loss.device.type
+    with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+        return torch.autograd.grad([loss], parts, [torch.ones_like(loss)], allow_unused=True)
 
-    def _bring_now(self, whole: Tensor, index: int) -> Callable[[Tensor], None]:
-        def bring(leaf: Tensor) -> None:
-            assert leaf.grad is not None
-            assert self._gather is not None
-            grad, leaf.grad = leaf.grad, None
-            self._gather.bring(id(whole), index, grad)
 
-        return bring
-
-    def _leads_elsewhere(self, loss: Tensor, out: Any) -> bool:
-        """Whether a loss has gradients for anything but the model's output and parameters."""
-        known = {id(leaves[0]) for leaves in self._leaves_of.values()}
-        ends = {leaf.grad_fn for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)}
-        nodes, seen = [loss.grad_fn], set(ends)
-        while nodes:
-            node: Any = nodes.pop()
-            if node is None or node in seen:
-                continue
-            if id(getattr(node, "variable", None)) not in known and hasattr(node, "variable"):
-                return True
-            seen.add(node)
-            nodes += [each for each, _ in node.next_functions]
-        return False
+def _leads_elsewhere(loss: Tensor, out: Any, parts: list[Tensor]) -> bool:
+    """True if a loss has gradients for anything but the model's output and parameters."""
+    leaves = [leaf for leaf in (*pytree.tree_leaves(out), *parts) if isinstance(leaf, Tensor)]
+    nodes, seen = [loss.grad_fn], {leaf.grad_fn for leaf in leaves}
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if hasattr(node, "variable"):
+            return True
+        seen.add(node)
+        nodes += [each for each, _ in node.next_functions]
+    return False
 
 
 class _Waiting:
@@ -223,8 +266,3 @@ class _Ready(torch.autograd.Function):
             if grad is not None:
                 grad.mul_(factor.view(-1, *(1,) * (grad.ndim - 1)))
         return (None, *grads)
-
-
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A backward runs outside of autocast, as torch advises."""
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -1,4 +1,4 @@
-"""What serves any op: torch's batching over the models, and, where that fails, the models one after another."""
+"""Fallbacks for any op: torch's batching over the models, else the models one after another."""
 
 from __future__ import annotations
 
@@ -19,21 +19,13 @@ from torch._functorch.predispatch import lazy_load_decompositions
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.constants import joined
-from hocket.fusion.stacked import Stacked, map_tree, part, unwrap
+from hocket.fusion.stacked import Stacked, joined, map_tree, part, unwrap
 
 __all__ = ["are_mixed", "batched", "loop", "stack_parts", "vmap"]
 
 
 def batched(target: Callable[..., Any], args: Any, kwargs: dict[str, Any], num_models: int) -> Any:
-    """Call `target` under torch's batching, one level of it, on arguments in tuples, lists and dicts.
-
-    It is what ``torch.vmap`` does, without its 100 us of Python a call. Results that do not differ between the models
-    are plain tensors.
-
-    Raises:
-        RuntimeError, ValueError: there is no batching for it.
-    """
+    """Call `target` under one level of torch's batching: ``torch.vmap`` without its 100 us of Python a call."""
     level = _vmap_increment_nesting(num_models, "different")
 
     def enter(leaf: Any) -> Any:
@@ -55,11 +47,7 @@ def batched(target: Callable[..., Any], args: Any, kwargs: dict[str, Any], num_m
 
 
 def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], num_models: int) -> Any:
-    """Call any function for all models through torch's batching; every model draws its own random numbers.
-
-    Raises:
-        RuntimeError, ValueError: vmap cannot do it.
-    """
+    """Call a function for all models under torch's batching; each model draws its own random numbers."""
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Stacked))
     tensors = [unwrap(leaf) for leaf in leaves if isinstance(leaf, (Stacked, Tensor))]
     if not any(isinstance(leaf, Stacked) for leaf in leaves):
@@ -84,7 +72,7 @@ def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def are_mixed(leaves: Sequence[Any]) -> bool:
-    """Whether numbers without axes stand beside tensors of another type: torch's promotion is another under vmap."""
+    """True if numbers without axes stand beside tensors of another type: torch's promotion is another under vmap."""
     tensors = [leaf for leaf in leaves if isinstance(leaf, (Stacked, Tensor))]
     return any(isinstance(leaf, Stacked) and not leaf.ndim for leaf in tensors) and (
         len({unwrap(leaf).dtype for leaf in tensors}) > 1
@@ -107,11 +95,7 @@ def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: d
 
 
 def stack_parts(outs: Sequence[Any], where: str) -> Any:
-    """The trees of all models as one tree of `Stacked`.
-
-    Raises:
-        InputError: the models' tensors differ in shape, or are in objects.
-    """
+    """The trees of all models as one tree of `Stacked`; an InputError if shapes differ or objects hold tensors."""
     if set(map(type, outs)) == {Tensor}:
         return _stacked(outs, where)
     flat = [pytree.tree_flatten(out) for out in outs]
@@ -144,7 +128,7 @@ def _stacked(leaves: Sequence[Tensor], where: str) -> Stacked:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether a value is an object around tensors; trees are taken apart, but what is in such an object is not seen."""
+    """True if a value is an object around tensors; trees are taken apart, but what is in such an object is not seen."""
     if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
         return False
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(vars(value)))

@@ -2,31 +2,32 @@ r"""Parts of the stacked tensors for models that run one at a time, and the way 
 
     whole (B, *shape) --Parts--> model 0's, model 1's, ...     made once, kept from step to step
 
-Two ways lead back. Where all forwards come first and one backward goes through all of them, the parts are the outputs
-of one node (`linked_parts`), whose backward joins them. Where each model goes to the end of its backward before the
-next one begins, the parts are leaves (`leaf_parts`), and a `Gather` takes their gradients in:
+Parts are the outputs of one node, whose backward joins their gradients. Where each model goes to the end of its own
+backward before the next one begins, the gradients of its parts are asked for, and gathered (`Gathered`):
 
-    large parameter    a model's gradient --copied while it is in the cache--> buffer[i]
-    small ones         kept as they come, joined at the end: that takes one op for each, and no buffer
+    large parameter    a model's gradient --copied--> place[i]
+    small ones         kept as they come, joined at the end: that takes one op for each, and no place
 
-Buffers are kept from step to step, because malloc gives large blocks back to the system, and what a step then pays in
-page faults is more than the copy. A buffer is used again once nobody else holds its memory.
+Places are kept from step to step, because malloc gives large blocks back to the system, and what a step then pays in
+page faults is more than the copy: three layers of 1,024 and 8 models take 161 ms a step with gradients that are stacked
+at the end, 84 ms with places. A place is used again once nobody else holds its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-__all__ = ["LARGE_BYTES", "Gather", "GradientMemory", "Parts", "leaf_parts", "linked_parts"]
+__all__ = ["ASKED", "LARGE_BYTES", "Gathered", "GradientMemory", "Parts", "SaidOfLeaves", "as_leaf"]
+
 
 LARGE_BYTES = 2**20  # of a parameter, from which its gradient has a place of its own
 REQUIRES_GRAD = attrgetter("requires_grad")
-PartsOf = Mapping[int, tuple[Tensor, ...]]  # by the id of the stacked parameter: each model's
 
 
 class GradientMemory:
@@ -35,82 +36,66 @@ class GradientMemory:
     def __init__(self) -> None:
         self._storages: dict[Any, torch.UntypedStorage] = {}
 
-    def like(self, whole: Tensor) -> Tensor:
-        """A contiguous tensor of this one's shape, its content undefined."""
-        key = (id(whole), whole.shape, whole.dtype, whole.device)
+    def place(self, whole: Tensor) -> Tensor | None:
+        """A contiguous tensor like a large parameter in the CPU's memory, its content undefined; None for any other."""
+        if not whole.is_leaf or whole.nbytes < LARGE_BYTES or whole.device.type != "cpu":
+            return None
+        key = (id(whole), whole.shape, whole.dtype)
         kept = self._storages.get(key)
         if kept is not None and torch._C._storage_Use_Count(kept._cdata) == 1:
-            return torch.empty(0, dtype=whole.dtype, device=whole.device).set_(kept, 0, whole.shape)  # type: ignore[call-overload]
-        fresh = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
+            return torch.empty(0, dtype=whole.dtype).set_(kept, 0, whole.shape)  # type: ignore[call-overload]
+        fresh = torch.empty(whole.shape, dtype=whole.dtype)
         self._storages[key] = fresh.untyped_storage()
         return fresh
-
-    def place(self, whole: Tensor) -> Tensor | None:
-        """As `like`, for a large parameter in the CPU's memory; None for any other."""
-        is_large = whole.is_leaf and whole.nbytes >= LARGE_BYTES and whole.device.type == "cpu"
-        return self.like(whole) if is_large else None
 
 
 class Parts:
     """Each model's part of the stacked tensors, by name; made anew when the stacked ones are others, or lie elsewhere.
 
-    Args:
-        make: the parts of those that train.
-
     Example:
         >>> whole = torch.nn.Parameter(torch.ones(2, 3))
-        >>> first, second = Parts(linked_parts).of({"weight": whole})
+        >>> first, second = Parts().of({"weight": whole})
         >>> (3 * first["weight"] + 5 * second["weight"]).sum().backward()
         >>> whole.grad.tolist()
         [[3.0, 3.0, 3.0], [5.0, 5.0, 5.0]]
     """
 
-    def __init__(self, make: Callable[[list[Tensor]], PartsOf]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._wholes: list[Tensor] = []
-        self._seen: tuple[list[int], list[bool]] = ([], [])
+        self._places: list[int] = []
+        self._trained: list[bool] = []
         self._parts: list[dict[str, Tensor]] = []
 
     def are_of(self, wholes: Mapping[str, Tensor]) -> bool:
-        """Whether what was made last is parts of these tensors, where they lie now."""
-        now = list(wholes.values())
-        # What is kept holds on to its memory: another tensor in the same place has another address.
-        return bool(self._parts) and _seen(now) == self._seen and all(map(is_, now, self._wholes))
+        """True if what was made last is parts of these tensors, where they lie now."""
+        return self.lie_as(wholes) and list(map(REQUIRES_GRAD, wholes.values())) == self._trained
 
     def lie_as(self, wholes: Mapping[str, Tensor]) -> bool:
-        """Whether what was made last lies where these tensors do, though others of them may train."""
+        """True if what was made last lies where these tensors do, though others of them may train."""
         now = list(wholes.values())
-        return bool(self._parts) and _seen(now)[0] == self._seen[0] and all(map(is_, now, self._wholes))
+        # What is kept holds on to its memory: another tensor in the same place has another address.
+        return (
+            bool(self._parts) and list(map(Tensor.data_ptr, now)) == self._places and all(map(is_, now, self._wholes))
+        )
 
     def of(self, wholes: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         """One model's tensors after the other's; tied ones are one tensor."""
         if not self.are_of(wholes):
             now = list(wholes.values())
             trained = list({id(whole): whole for whole in now if whole.requires_grad}.values())
-            of = dict(self._make(trained))
-            for whole in now:
-                if id(whole) not in of:
-                    of[id(whole)] = _owns(whole)
+            of = {id(whole): _owns(whole) for whole in now if not whole.requires_grad} | _linked(trained)
             for whole in trained:
                 for index, part in enumerate(of[id(whole)]):
                     part._hocket_row = (whole, index)  # type: ignore[attr-defined]
             columns = zip(*(of[id(whole)] for whole in now), strict=True)
             self._parts = [dict(zip(wholes, column, strict=True)) for column in columns]
-            self._wholes, self._seen = now, _seen(now)
+            self._wholes, self._places = now, list(map(Tensor.data_ptr, now))
+            self._trained = list(map(REQUIRES_GRAD, now))
         return self._parts
 
 
-def _seen(wholes: list[Tensor]) -> tuple[list[int], list[bool]]:
-    return list(map(Tensor.data_ptr, wholes)), list(map(REQUIRES_GRAD, wholes))
-
-
-def linked_parts(wholes: list[Tensor]) -> PartsOf:
-    """Parts whose gradients go back to the stacked parameters through one node.
-
-    A view of each in each step costs two nodes for each, forth and back: on a small model as much as its ops. A part
-    shares its memory with the whole, so an update shows in it. It counts its own versions: a model that writes into its
-    tensors in its forward is no reason for another one's backward to fail.
-    """
+def _linked(wholes: list[Tensor]) -> dict[int, tuple[Tensor, ...]]:
+    """Each model's part by the id of its stacked parameter, linked by one node; each has its own version."""
     if not wholes:
         return {}
     with torch.enable_grad():
@@ -134,11 +119,6 @@ class _Link(torch.autograd.Function):
         return tuple([_joined(grads[start : start + count]) for start in range(0, len(grads), count)])
 
 
-def leaf_parts(wholes: list[Tensor]) -> PartsOf:
-    """Parts that are leaves of a graph of their own."""
-    return {id(whole): tuple([own.requires_grad_() for own in _owns(whole)]) for whole in wholes}
-
-
 def _owns(whole: Tensor) -> tuple[Tensor, ...]:
     """Each model's part, and to autograd no views: a view would follow its base's history."""
     rows = [row.data for row in whole.data.unbind(0)]
@@ -158,33 +138,49 @@ def _joined(grads: Sequence[Tensor | None]) -> Tensor | None:
     return torch.stack(filled) if len(filled) > 1 else filled[0].unsqueeze(0)
 
 
-class Gather:
-    """The gradients of one step, while they come together from models that go one after another.
+class Gathered:
+    """The gradient of a stacked parameter, while it comes together from models that go one after another."""
 
-    Args:
-        memory: where the buffers come from.
-        wholes: the stacked parameters.
-    """
+    def __init__(self, whole: Tensor, memory: GradientMemory) -> None:
+        self._place = memory.place(whole)
+        self._grads: list[Tensor | None] = []
 
-    def __init__(self, memory: GradientMemory, wholes: list[Tensor]) -> None:
-        self.memory = memory
-        self._buffers = {id(whole): memory.like(whole) for whole in wholes if whole.nbytes >= LARGE_BYTES}
-        self._grads: dict[int, list[Tensor | None]] = {id(whole): [None] * len(whole) for whole in wholes}
+    def take(self, grad: Tensor | None) -> None:
+        """The next model's."""
+        if self._place is not None and grad is not None:
+            grad = self._place[len(self._grads)].copy_(grad)
+        self._grads.append(grad)
 
-    def bring(self, key: int, index: int, grad: Tensor) -> None:
-        """Take in a model's gradient of the stacked parameter with this id."""
-        if key in self._buffers:
-            grad = self._buffers[key][index].copy_(grad)
-        self._grads[key][index] = grad
-
-    def whole(self, whole: Tensor) -> Tensor | None:
+    def whole(self) -> Tensor | None:
         """The gradient of all models; None where none of them has one."""
-        grads, buffer = self._grads[id(whole)], self._buffers.get(id(whole))
-        if buffer is None:
-            return _joined(grads)
-        if all(grad is None for grad in grads):
-            return None
-        for index, grad in enumerate(grads):
-            if grad is None:
-                buffer[index].zero_()
-        return buffer
+        if self._place is None or any(grad is None for grad in self._grads):
+            return _joined(self._grads)
+        return self._place
+
+
+_SAID = {"is_leaf": True, "grad_fn": None, "retains_grad": False, "output_nr": 0}
+ASKED = frozenset((*_SAID, "grad"))
+
+
+def as_leaf(tensor: Any, name: str) -> Any:
+    """An attribute of a tensor as a leaf has it; `NotImplemented` for other tensors and attributes."""
+    row = getattr(tensor, "_hocket_row", None) if name in ASKED else None
+    if row is None:
+        return NotImplemented
+    if name != "grad":
+        return _SAID[name]
+    whole, index = row
+    return None if whole.grad is None else whole.grad[index]
+
+
+class SaidOfLeaves(TorchFunctionMode):
+    """While this is open, parts of stacked parameters are leaves to whoever asks."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.__name__ == "__get__" and isinstance(args[0], Tensor):
+            found = as_leaf(args[0], getattr(func.__self__, "__name__", ""))
+            if found is not NotImplemented:
+                return found
+        return func(*args, **(kwargs or {}))

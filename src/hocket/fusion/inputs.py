@@ -1,4 +1,4 @@
-"""Which tensors are one batch for each model ``(B, N, ...)`` and which are one for all ``(N, ...)``.
+"""Tensors of each model ``(B, N, ...)`` told apart from those of all models ``(N, ...)``.
 
 Only a tensor whose first axis is B can be the former. Which it is, the first call settles, and later calls hold to it:
 
@@ -41,11 +41,10 @@ ASK = "say which with fuse(..., shared=True) for one of all models, or shared=Fa
 
 
 class ModelAxis:
-    """What was settled about the arguments of an array and of its losses.
+    """The axes of the arguments of an array and of its losses, as far as they are known.
 
     Args:
-        shared: what the user said: all inputs are ``(N, ...)`` (True), or ``(B, N, ...)`` (False), or this by the
-            arguments' names; None if nothing.
+        shared: True if all inputs are ``(N, ...)``, False if they are ``(B, N, ...)``, or this by argument names.
     """
 
     def __init__(self, shared: bool | Mapping[str, bool] | None) -> None:
@@ -53,16 +52,7 @@ class ModelAxis:
         self._ranks: dict[Any, set[int]] = {}  # of what one model takes, by argument
 
     def inputs(self, store: Store, leaves: list[Any], spec: Any) -> tuple[bool, ...]:
-        """For each leaf of the arguments, whether its first axis is the models'.
-
-        Args:
-            store: of the models.
-            leaves: all leaves of the arguments.
-            spec: the tree they come from.
-
-        Raises:
-            InputError: `shared` is False and an input's first axis is not B; or both readings are possible.
-        """
+        """For each leaf of the arguments, True if its first axis is the models' axis."""
         kind, num_models = str(spec), store.num_models
         said: list[bool | None] = [self.shared if isinstance(self.shared, bool) else None] * len(leaves)
         if isinstance(self.shared, Mapping):
@@ -94,18 +84,7 @@ class ModelAxis:
     def targets(
         self, fn: Callable[..., Any], targets: tuple[Any, ...], output: Any, shape: Sequence[int], num_models: int
     ) -> tuple[Any, ...]:
-        """Targets of a loss, `Stacked` where models have their own.
-
-        Args:
-            fn: the loss function.
-            targets: what it takes behind the output.
-            output: one model's output.
-            shape: of all models' output, ``(B, N, ...)``.
-            num_models: B.
-
-        Raises:
-            InputError: both readings are possible.
-        """
+        """Targets of a loss, `Stacked` where models have their own."""
         code = getattr(fn, "__code__", None)  # not itself part of the key, which is saved with the array
         named = type(fn).__qualname__ if code is None else (code.co_filename, code.co_firstlineno)
         if all(type(leaf) is Tensor and (not leaf.ndim or leaf.shape[0] != num_models) for leaf in targets):
@@ -127,7 +106,7 @@ class ModelAxis:
         return found
 
     def _said(self, is_shared: bool | None, leaf: Any, num_models: int) -> bool:
-        """Whether a leaf is of each model, as the user said; it has to fit."""
+        """True if a leaf is of each model, as the user said; it has to fit."""
         if is_shared or not isinstance(leaf, Tensor):
             return False
         if leaf.ndim == 0 or leaf.shape[0] != num_models:
@@ -136,7 +115,7 @@ class ModelAxis:
         return True
 
     def _held(self, key: Any, leaf: Any, num_models: int) -> bool | None:
-        """Whether a leaf is of each model, as far as its shape and earlier calls say; None if they do not."""
+        """True if a leaf is of each model, as far as its shape and earlier calls say; None if they do not."""
         if not isinstance(leaf, Tensor):
             return False
         if leaf.ndim == 0 or leaf.shape[0] != num_models:
@@ -152,7 +131,7 @@ class ModelAxis:
     def _is_own_target(
         self, fn: Callable[..., Any], leaves: list[Any], place: int, spec: Any, output: Any, out: tuple[int, ...]
     ) -> bool:
-        """Whether a target with B in its first axis is one of each model."""
+        """True if a target with B in its first axis is one of each model."""
         shape = tuple(leaves[place].shape)
         like_own = (len(shape) > 1 and shape[:2] == out[:2]) or shape == out
         like_shared = len(out) > 1 and shape[0] == out[1] and len(shape) < len(out)
@@ -192,7 +171,7 @@ def _by_name(template: nn.Module, spec: Any, shared: Mapping[str, bool]) -> list
 
 
 def _works(model: nn.Module, leaves: list[Any], spec: Any, choice: Sequence[bool | None]) -> bool:
-    """Whether the model takes these inputs, with a batch axis where a layer has one."""
+    """True if the model takes these inputs, with a batch axis where a layer has one."""
     with unwatched(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         filled = [
             torch.empty(tuple(leaf.shape[1:] if own else leaf.shape), dtype=leaf.dtype, device="meta")

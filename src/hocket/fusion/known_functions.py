@@ -1,28 +1,20 @@
-"""Functions of torch by what a forward learns from their results, and by what a graph of them needs."""
+"""Functions of torch, by the knowledge that their results give and a graph needs.
+
+Transformer layers have forwards here without torch's fast paths, which are chosen by looking at values.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = [
-    "AS_MANY",
-    "KNOWN",
-    "KNOWN_ATTRIBUTES",
-    "LAYOUT",
-    "NOTHING",
-    "OF_GENERATORS",
-    "OPERATORS",
-    "REFLECTED",
-    "SHAPE",
-    "SHARING",
-    "VIEWS",
-    "WITHOUT_RESULT",
-    "is_shaped_by_values",
-]
+__all__ = ["AS_MANY", "KNOWN", "KNOWN_ATTRIBUTES", "LAYOUT", "NOTHING", "OF_GENERATORS", "OPERATORS", "REFLECTED"]
+__all__ += ["SHAPE", "SHARING", "TRACEABLE_FORWARDS", "VIEWS", "WITHOUT_RESULT", "is_shaped_by_values"]
+
 
 # How far a forward looks at its tensors, apart from rank, type and device.
 NOTHING, SHAPE, LAYOUT = range(3)
@@ -65,10 +57,41 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def is_shaped_by_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the shape of a result depends on values: a tensor indexed by a mask is as long as that has ones."""
+    """True if the shape of a result depends on values: a tensor indexed by a mask is as long as that has ones."""
     if name in SHAPED_BY_VALUES or (name == "where" and len(args) + len(kwargs) == 1):
         return True
     if name != "__getitem__":
         return False
     index = args[1] if isinstance(args[1], tuple) else (args[1],)
     return any(isinstance(each, Tensor) and each.dtype in _MASKS for each in index)
+
+
+def _encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+    for layer in m.layers:
+        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
+    return src if m.norm is None else m.norm(src)
+
+
+def _decoder(m: Any, tgt: Any, memory: Any, **masks: Any) -> Any:
+    for layer in m.layers:
+        tgt = layer(tgt, memory, **masks)
+    return tgt if m.norm is None else m.norm(tgt)
+
+
+def _transformer(m: Any, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None, **masks: Any) -> Any:
+    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=masks.get("src_key_padding_mask"))
+    return m.decoder(
+        tgt,
+        memory,
+        tgt_mask=tgt_mask,
+        memory_mask=masks.get("memory_mask"),
+        tgt_key_padding_mask=masks.get("tgt_key_padding_mask"),
+        memory_key_padding_mask=masks.get("memory_key_padding_mask"),
+    )
+
+
+TRACEABLE_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
+    nn.TransformerEncoder: _encoder,
+    nn.TransformerDecoder: _decoder,
+    nn.Transformer: _transformer,
+}

@@ -8,7 +8,7 @@ finite cannot reach the others.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -22,18 +22,14 @@ from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules.base import is_watched
+from hocket.fusion.shared_objects import held_by
 from hocket.fusion.stacked import Stacked, unwrap
 
-__all__ = [
-    "Losses",
-    "first_tensor",
-    "loss_of_one",
-    "per_model_loss",
-    "stand_in",
-]
+__all__ = ["Losses", "buffers_in", "first_tensor", "kind_of", "loss_of_one", "per_model_loss"]
 
 UNCHANGED = (HocketError, torch.OutOfMemoryError)
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
+DEPTH = 4  # of functions that hold functions
 
 
 class Losses(Tensor):
@@ -94,11 +90,7 @@ def per_model_loss(
 
 
 def loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], model: int) -> Tensor:
-    """``fn(out, *targets)`` of one plain model, a tensor without axes.
-
-    Raises:
-        InputError: `fn` fails; restates the shapes and the model.
-    """
+    """``fn(out, *targets)`` of one plain model, a tensor without axes."""
     try:
         loss = fn(out, *targets)
     except UNCHANGED:
@@ -125,12 +117,6 @@ def first_tensor(out: Any) -> Tensor:
     if found is None:
         raise InputError("losses: the model gives no tensor")
     return found
-
-
-def stand_in(out: Any) -> Tensor:
-    """A loss of one model's output for timing: it costs little, and every number of the output has a gradient."""
-    leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    return torch.stack([leaf.square().mean() for leaf in leaves] or [torch.zeros(())]).sum()
 
 
 def _are_plain(outputs: Any, target: Any) -> bool:
@@ -208,3 +194,37 @@ def _is_plain(fn: Any, function: Any, cls: type[nn.Module]) -> bool:
         return False
     options: tuple[Any, ...] = (getattr(fn, "weight", None), fn.reduction, getattr(fn, "ignore_index", -100))
     return options == (None, "mean", -100) and getattr(fn, "label_smoothing", 0.0) == 0.0
+
+
+# ------------------------------------------------------------ what is known of a loss function without calling it
+
+
+def kind_of(fn: Callable[..., Any]) -> Any:
+    """A key of a loss function, equal for one that is written anew in each step."""
+    return (_code_of(fn), any(map(_trains, _held(fn))))
+
+
+def buffers_in(fn: Callable[..., Any]) -> list[Tensor]:
+    """Buffers of the modules in a loss function."""
+    return [buffer for each in _held(fn) if isinstance(each, nn.Module) for buffer in each.buffers()]
+
+
+def _code_of(fn: Any) -> Any:
+    if isinstance(fn, partial):
+        return (_code_of(fn.func), *[_code_of(arg) for arg in fn.args if callable(arg)])
+    return getattr(fn, "__code__", None) or type(fn)
+
+
+def _held(fn: Any, depth: int = DEPTH) -> Iterator[Tensor | nn.Module]:
+    """Tensors and modules that a loss function brings along, as far as can be seen."""
+    if isinstance(fn, (Tensor, nn.Module)):
+        yield fn
+    elif callable(fn) and depth:
+        for each in held_by(fn):
+            yield from _held(each, depth - 1)
+
+
+def _trains(held: Tensor | nn.Module) -> bool:
+    if isinstance(held, Tensor):
+        return held.requires_grad
+    return any(param.requires_grad for param in held.parameters())

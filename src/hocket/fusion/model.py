@@ -10,7 +10,7 @@ Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -19,18 +19,18 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook, _IncompatibleKeys
 
 from hocket.errors import InputError
-from hocket.fusion import slots, state
+from hocket.fusion import slots
 from hocket.fusion.calls import Calls
 from hocket.fusion.compare import compare
 from hocket.fusion.contest import Choice
 from hocket.fusion.coupling import warn_of_coupling
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.model_slice import Settings
-from hocket.fusion.report import report
 from hocket.fusion.store import Store
 from hocket.heap import keep_freed_blocks
 
-__all__ = ["Array"]
+__all__ = ["Array", "report"]
+
 
 BACKENDS = ("auto", "rule", "vmap", "loop")
 
@@ -77,12 +77,12 @@ class Array(nn.Module):
 
     @property
     def backend(self) -> str:
-        """What the user asked for: "auto", "rule", "vmap" or "loop"."""
+        """The backend that was asked for: "auto", "rule", "vmap" or "loop"."""
         return self._calls.settings.backend
 
     @property
     def choices(self) -> list[Choice]:
-        """What was timed and chosen, one for each kind of call so far (``backend="auto"``)."""
+        """The plans timed and chosen, one for each kind of call so far (``backend="auto"``)."""
         return self._calls.choices
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +153,7 @@ class Array(nn.Module):
         return [self._store.plain(index) for index in range(self.num_models)]
 
     def report(self) -> str:
-        """What fused, line by line: layer, op, and what computed it in the last call.
+        """A report of what fused, line by line: layer, op, and what computed it in the last call.
 
         Example:
             >>> array = Array([nn.Sequential(nn.Linear(3, 2), nn.ReLU()) for _ in range(2)], backend="rule")
@@ -255,7 +255,7 @@ class Array(nn.Module):
             given: Any = (*args, *(destination, prefix, keep_vars)[len(args) :])
             destination, prefix, keep_vars = given
         found: dict[str, Any] = OrderedDict() if destination is None else destination
-        state.save(self._store, found, prefix, keep_vars, model)
+        slots.save(self._store, found, prefix, keep_vars, model)
         return found
 
     def load_state_dict(
@@ -277,7 +277,7 @@ class Array(nn.Module):
             raise InputError("load_state_dict: assign=True is not possible: the models' tensors are stacked")
         if model is not None:
             self._store.check_slot(model)
-        missing, unexpected, errors = state.load(self._store, state_dict, model=model)
+        missing, unexpected, errors = slots.load(self._store, state_dict, model=model)
         if strict:
             errors += [f"missing: {', '.join(missing)}"] * bool(missing)
             errors += [f"unexpected: {', '.join(unexpected)}"] * bool(unexpected)
@@ -295,7 +295,7 @@ class Array(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        missing, unexpected, errors = state.load(self._store, state_dict, prefix)
+        missing, unexpected, errors = slots.load(self._store, state_dict, prefix)
         missing_keys += missing
         unexpected_keys += unexpected
         error_msgs += errors
@@ -347,7 +347,7 @@ class Array(nn.Module):
 
     @property
     def _hocket_form(self) -> str | None:
-        """Which of `_hocket_forms` a captured step is asked for; see `hocket.tracing.variants`."""
+        """The one of `_hocket_forms` that a captured step is asked for; see `hocket.tracing.variants`."""
         return self._calls.form
 
     @_hocket_form.setter
@@ -361,3 +361,27 @@ class Array(nn.Module):
         super().__setstate__(state)
         self._store.mark()
         keep_freed_blocks()  # this may be another process
+
+
+def report(calls: Calls) -> str:
+    """One line in all, then one for each op of the last called program, then the reasons of separate blocks."""
+    programs, num_models = calls.programs.made(), calls.store.num_models
+    lines = []
+    if not programs:
+        how = "one by one" if calls.settings.backend == "loop" else "not recorded yet"
+        lines.append(f"{num_models} models, {how}")
+    else:
+        program = programs[0]
+        steps = [step for step in program.steps if step.used]
+        counts = Counter(step.used for step in steps)
+        by = ", ".join(f"{count} by {used}" for used, count in counts.most_common())
+        lines.append(f"{num_models} models, {len(steps)} ops: {by}" if steps else f"{num_models} models")
+        if calls.choices:
+            choice = calls.choices[-1]
+            times = ", ".join(f"{plan} {us:,.0f} us" for plan, us in choice.times_us.items())
+            lines[0] += f"; chosen: {choice.winner} ({times})"
+        layer_width = max((len(step.layer) for step in steps), default=0)
+        op_width = max((len(step.op) for step in steps), default=0)
+        lines += [f"{step.layer:{layer_width}}  {step.op:{op_width}}  {step.used}" for step in steps]
+    lines += [f"separate: {name} ({reason})" for name, reason in calls.store.reasons.items()]
+    return "\n".join(lines)

@@ -18,30 +18,17 @@ __all__ = ["ModelSlice", "Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked of an array.
+    """The user's settings of an array."""
 
-    Attributes:
-        backend: "auto", "rule", "vmap" or "loop".
-        strict: whether an op without a rule is an error.
-        model_axis: what is settled about its arguments.
-        warned: ops without a rule, and their layers, that a warning has named.
-    """
-
-    backend: str
-    strict: bool
-    model_axis: ModelAxis
+    backend: str  # "auto", "rule", "vmap" or "loop"
+    strict: bool  # whether an op without a rule is an error
+    model_axis: ModelAxis  # what is settled about its arguments
+    # ops without a rule, and their layers, that a warning has named
     warned: set[tuple[str, str]] = field(default_factory=set)
 
 
 class ModelSlice:
-    """All models of a store, or one of them.
-
-    Args:
-        store: of all models.
-        settings: of the array.
-        memory: where rules write gradients of stacked parameters.
-        index: of the single model, whose tensors have no models' axis; None for all.
-    """
+    """All models of a store, or one of them."""
 
     def __init__(self, store: Store, settings: Settings, memory: GradientMemory, index: int | None = None) -> None:
         self.store = store
@@ -74,5 +61,5 @@ class ModelSlice:
 
     @property
     def is_seeded(self) -> bool:
-        """Whether every model draws random numbers from its own generator."""
+        """True if every model draws random numbers from its own generator."""
         return self.store.seeds is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -14,11 +14,12 @@ from torch.utils import _pytree as pytree
 
 from hocket.fusion import fallback
 from hocket.fusion.checkpointing import without_checkpoints
-from hocket.fusion.leaves import SaidOfLeaves
+from hocket.fusion.gradients import SaidOfLeaves
 from hocket.fusion.rules.base import is_watched
-from hocket.fusion.rules.random import drawing_from
+from hocket.fusion.rules.random import drawing
+from hocket.fusion.shared_objects import named_tensors
 from hocket.fusion.stacked import Stacked
-from hocket.fusion.store import Store, named_tensors
+from hocket.fusion.store import Store
 
 __all__ = ["fail_after_updates", "one_by_one"]
 
@@ -28,22 +29,25 @@ _IS_LEAF = attrgetter("is_leaf")
 def one_by_one(
     store: Store, spec: Any, values: list[Any], call: Callable[..., Any] | None = None, *, asks_leaves: bool = False
 ) -> Any:
-    """The plain models one after another.
+    """Run the plain models one after another; the output is `Stacked` where models differ.
 
     Args:
-        store: of the models.
+        store: the tensors and templates of the models.
         spec: the tree of the arguments.
-        values: their leaves, `Stacked` where models have their own.
-        call: calls a model with its arguments; the model itself does if it is not given.
-        asks_leaves: whether the forwards ask their parameters for gradients and the like.
-
-    Returns:
-        The output, `Stacked` where models have their own.
+        values: the leaves, `Stacked` where models have their own.
+        call: calls a model with its arguments, in place of the model itself.
+        asks_leaves: True if the forwards read attributes such as `grad` of their parameters.
     """
     args, kwargs = pytree.tree_unflatten(values, spec)
     wholes = store.all_tensors()
     is_plain = not (is_watched() or torch._C._are_functorch_transforms_active()) and all(map(_IS_LEAF, wholes.values()))
-    targets = _linked(store, call or _call) if is_plain else _functional(store, wholes)
+    targets: list[Callable[..., Any]] = list(store.templates) if is_plain else _functional(store, wholes)
+    if is_plain and call is not None:
+        targets = [partial(call, template) for template in targets]
+    if store.seeds is not None:
+        first = next(iter(wholes.values()), None)
+        generators = store.generators_on(torch.device("cpu") if first is None else first.device)
+        targets = list(map(drawing, targets, generators))
     try:
         with SaidOfLeaves() if asks_leaves else nullcontext():
             out = _stacked_outputs(targets, args, kwargs)
@@ -99,15 +103,6 @@ def fail_after_updates(out: Any, wholes: list[Tensor]) -> None:
             tensor.grad_fn.register_prehook(check)
 
 
-def _linked(store: Store, call: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The templates, whose gradients go back to the stacked tensors."""
-    return [partial(_drawing, store, index, call, template) for index, template in enumerate(store.templates)]
-
-
-def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return model(*args, **kwargs)
-
-
 def _functional(store: Store, wholes: dict[str, Tensor]) -> list[Callable[..., Any]]:
     """The templates on views of what stands for the stacked tensors, in a transform or while a step is captured."""
     parts: dict[int, tuple[Tensor, ...]] = {}
@@ -117,19 +112,8 @@ def _functional(store: Store, wholes: dict[str, Tensor]) -> list[Callable[..., A
         own = {name: each[index] for name, each in tensors.items()}
         for block in store.separate_index:
             own |= {f"{block}.{name}": each for name, each in named_tensors(template.get_submodule(block))}
-        targets.append(partial(_drawing, store, index, _called_with, template, own))
+        targets.append(partial(_called_with, template, own))
     return targets
-
-
-def _drawing(store: Store, index: int, call: Callable[..., Any], template: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """A call of one model, which draws from its own generator where it has one."""
-    context: AbstractContextManager[Any] = nullcontext()
-    if store.seeds is not None:
-        first = next((tensor for _, tensor in named_tensors(template)), None)
-        device = torch.device("cpu") if first is None else first.device
-        context = drawing_from(store.generators_on(device)[index])
-    with context:
-        return call(template, *args, **kwargs)
 
 
 def _called_with(template: nn.Module, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -29,24 +29,7 @@ SKIPPED = ("_assert", "_assert_is_none", "_assert_async")
 
 
 class FusedProgram:
-    """The steps of a traced model, and what runs them for all models.
-
-    Args:
-        models: some of the models, or all.
-        traced: the graph of one.
-
-    Raises:
-        ValueError: the graph does what a fused one cannot.
-
-    Attributes:
-        inputs: places of inputs, and which leaf of the arguments each is.
-        tensors: places of parameters and buffers, and their names.
-        constants: places of constants, and these.
-        owned: places of values that become each model's own, because views of them are written to.
-        written_names: parameters and buffers that ops write into.
-        writes_parameters: whether parameters are among them.
-        writes_inputs: whether ops write into the arguments.
-    """
+    """The steps of a traced model, and what runs them for all models."""
 
     def __init__(self, models: ModelSlice, traced: Traced) -> None:
         self.models = models
@@ -55,11 +38,14 @@ class FusedProgram:
         self.output: Any = None
         nodes = list(traced.graph.nodes)
         places = {node: place for place, node in enumerate(nodes)}
+        # places of inputs, and which leaf of the arguments each is
         self.inputs = [(places[node], number) for node, number in traced.inputs.items()]
+        # places of parameters and buffers, and their names
         self.tensors = [(places[node], name) for node, name in traced.tensors.items()]
         for _, name in self.tensors:
             if name not in models.store.places:
                 raise ValueError(f"{name} is read outside of its block, which stays separate")
+        # places of constants, and these
         self.constants = [(places[node], models.of_models(value)) for node, value in traced.constants.items()]
         known = {name: place for place, name in self.tensors}  # those that layers ask for have places behind the nodes
 
@@ -78,9 +64,13 @@ class FusedProgram:
             return models.layers(name)[0]
 
         writes, owned, views, written = find_writes(traced.graph, traced.tensors, traced.constants, layer)
+        # places of values that become each model's own, because views of them are written to
         self.owned = {places[node] for node in owned}
+        # parameters and buffers that ops write into
         self.written_names = [root for kind, root in written if kind == "tensor"]
+        # whether parameters are among them
         self.writes_parameters = any(isinstance(models.store.whole(name), nn.Parameter) for name in self.written_names)
+        # whether ops write into the arguments
         self.writes_inputs = any(kind == "value" and root in traced.inputs for kind, root in written)
         last_use = {used: node for node in nodes for used in node.all_input_nodes}
         for node in nodes:
@@ -115,15 +105,7 @@ class FusedProgram:
                 begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
     def run(self, leaves: list[Any], tensor: Callable[[str], Stacked] | None = None) -> Any:
-        """The output for these leaves of the arguments, `Stacked` where models have their own.
-
-        Args:
-            leaves: all of them.
-            tensor: gives these models' parameters and buffers by name, where it is not the store that does.
-
-        Raises:
-            InputError: an op fails; names its layer.
-        """
+        """The output for these leaves, `Stacked` where models have their own; an InputError names the layer."""
         return self.traced.unflatten(self._function(leaves, tensor or self.models.store.tensor))
 
     @cached_property
@@ -138,11 +120,7 @@ class FusedProgram:
         return source.function()
 
     def perform(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One step by the first backend that can.
-
-        Raises:
-            InputError: it fails; names its layer.
-        """
+        """One step by the first backend that can."""
         try:
             return self._perform(step, args, kwargs)
         except (HocketError, torch.OutOfMemoryError):
@@ -172,7 +150,7 @@ class FusedProgram:
         raise InputError(f"{where(step.layer)}: {step.op}: nothing can compute it for all models")
 
     def backends_for(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """What can compute a step for these arguments: values that are not stacked leave it to the loop, mostly."""
+        """The backends that can compute a step for these arguments: mostly the loop if values are not stacked."""
         own = _per_model((args, kwargs)) if self.has_per_model else []
         if not own:
             return step.backends
@@ -189,10 +167,7 @@ class FusedProgram:
         return self._owned(result) if step.index in self.owned else result
 
     def _write(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """A step that writes over its first argument: what all names of that stand for afterwards, and the result.
-
-        What is written to is each model's own, unless all write the same.
-        """
+        """Run a step that writes over its first argument; the new value of that argument, and the result."""
         target = args[0]
         if isinstance(target, Tensor) and (step.draws or is_stacked((args[1:], kwargs))):
             target = self._owned(target)
@@ -210,7 +185,7 @@ class FusedProgram:
 
 
 def _is_view(source: Any, result: Any) -> bool:
-    """Whether an op on stacked values gave a view, or something else than a tensor."""
+    """True if an op on stacked values gave a view, or something else than a tensor."""
     first = result[0] if isinstance(result, (tuple, list)) and result else result
     if not isinstance(source, Stacked) or not isinstance(first, Stacked):
         return True
@@ -218,7 +193,7 @@ def _is_view(source: Any, result: Any) -> bool:
 
 
 def _per_model(tree: Any) -> list[ModelValues]:
-    """What there is in a tree of arguments that each model has of its own and is not stacked."""
+    """The `ModelValues` in a tree of arguments."""
     found: list[ModelValues] = []
     map_tree(tree, lambda value: found.append(value) if isinstance(value, ModelValues) else None)
     return found

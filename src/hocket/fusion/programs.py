@@ -10,31 +10,72 @@ changes, the next call is a first one again; when it changes back, what was made
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.bounded import Bounded
-from hocket.fusion.call_spec import CallSpec, modes
+from hocket.fusion.gradients import ASKED
 from hocket.fusion.known_functions import LAYOUT, NOTHING, SHAPE
-from hocket.fusion.leaves import ASKED
-from hocket.fusion.merge import merged
 from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.record import calls_recorded, recorded
 from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import unwatched
-from hocket.fusion.traced import RecordedForward, Traced
+from hocket.fusion.traced import RecordedForward, Traced, merged
 from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
 
-__all__ = ["Kind", "Programs", "Unfused", "World", "repeated"]
+__all__ = ["Bounded", "CallSpec", "Kind", "Programs", "Unfused", "World", "autocast", "modes", "repeated"]
+
+
+V = TypeVar("V")
+_NOTHING: Any = object()
+
+
+class Bounded(dict[Any, V]):
+    """At most `size` items: one more pushes out the one that was put in or asked for longest ago.
+
+    Example:
+        >>> kept = Bounded(2)
+        >>> kept["a"], kept["b"] = 1, 2
+        >>> kept.get("a")
+        1
+        >>> kept["c"] = 3
+        >>> list(kept)
+        ['a', 'c']
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a key, which is the last one that was used now, or the default."""
+        value = self.pop(key, _NOTHING)  # a key of a call takes as long to hash as a small op
+        if value is _NOTHING:
+            return default
+        super().__setitem__(key, value)
+        return value
+
+    def __setitem__(self, key: Any, value: V) -> None:
+        self.pop(key, None)
+        super().__setitem__(key, value)
+        if len(self) > self.size:
+            del self[next(iter(self))]
+
+    def __reduce__(self) -> Any:
+        """A copy begins empty: what was traced and timed belongs to one array."""
+        return type(self), (self.size,)
+
 
 MAX_PROGRAMS = 256
 MAX_WORLDS = 4
@@ -51,26 +92,54 @@ CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, Asse
 
 @dataclass(frozen=True)
 class Unfused:
-    """Stands for a program where there is none.
+    """Stands for a program where there is none."""
 
-    Attributes:
-        reason: why there is none.
-        is_final: whether it is not worth another try.
-    """
+    reason: str  # why there is none
+    is_final: bool = True  # whether it is not worth another try
 
-    reason: str
-    is_final: bool = True
+
+@dataclass(frozen=True)
+class CallSpec:
+    """The tree of the arguments and the leaves that are not tensors; a recording holds for these only."""
+
+    spec: Any
+    constants: tuple[tuple[int, Any], ...]
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
+        """The call and all leaves, in order."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        constants = tuple((index, _key(leaf)) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
+        return CallSpec(spec, constants), leaves
+
+
+def modes() -> tuple[Any, ...]:
+    """Modes of torch that a forward may read and a graph has as constants: gradients, default dtype, autocast."""
+    return (torch.is_grad_enabled(), torch.get_default_dtype(), autocast())
+
+
+def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    """State and dtype of autocast on the CPU and on CUDA."""
+    return tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")])
+
+
+class _Unknown:
+    """An argument of a kind that nobody can compare: equal to none, not even to itself the next time."""
+
+
+def _key(leaf: Any) -> Any:
+    """The class and value of an argument."""
+    if isinstance(leaf, (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, enum.Enum)):
+        return type(leaf), leaf
+    if type(leaf) in (float, complex):
+        return type(leaf), repr(leaf)
+    if type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:
+        return type(leaf), leaf.shape, leaf.dtype.str, leaf.tobytes()
+    return _Unknown()
 
 
 class Kind:
-    """What a program depends on but the state of the world: how the models are called.
-
-    Args:
-        call: the tree of arguments, and the constants in it.
-        own: for each leaf, whether it is of each model.
-        leaves: of the arguments.
-        training: whether the models are in training.
-    """
+    """The key of a program, besides the state that forwards read: how the models are called."""
 
     def __init__(self, call: CallSpec, own: tuple[bool, ...], leaves: list[Any], training: bool) -> None:
         self.call = call
@@ -79,7 +148,7 @@ class Kind:
         self._tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def key(self, looks: int) -> Any:
-        """What tells it from others for a forward that looks so far."""
+        """The key for a forward that looks so far."""
         each = [(leaf.ndim, leaf.dtype, leaf.device, leaf.requires_grad) for leaf in self._tensors]
         shapes = [leaf.shape for leaf in self._tensors] if looks >= SHAPE else ()
         strides = [leaf.stride() for leaf in self._tensors] if looks >= LAYOUT else ()
@@ -93,16 +162,12 @@ def repeated(leaves: Sequence[Any]) -> tuple[int, ...]:
 
 
 class World:
-    """What was made of the forwards in one state of all that they read.
-
-    Attributes:
-        calls: what is known of kinds of calls; `hocket.fusion.calls` keeps it here.
-        num_calls: how many were made.
-    """
+    """Calls and programs made in one state of all that the forwards read."""
 
     def __init__(self) -> None:
+        # what is known of kinds of calls; `hocket.fusion.calls` keeps it here
         self.calls: Bounded[Any] = Bounded(MAX_PROGRAMS)
-        self.num_calls = 0
+        self.num_calls = 0  # how many were made
         self._guards: Guards | None = None
         self._versions: dict[int, tuple[Tensor, int]] = {}
         self._looks: dict[Any, int] = {}
@@ -110,23 +175,23 @@ class World:
         self._attempts: dict[Any, int] = {}
 
     def holds(self) -> bool:
-        """Whether the state is this one."""
+        """True if the state is this one."""
         if self._versions and any(tensor._version != version for tensor, version in self._versions.values()):
             return False
         return self._guards is None or self._guards.hold()
 
     def renew(self) -> bool:
-        """Whether the state is this one after all: objects may have been exchanged for equal ones."""
+        """True if the state is this one after all: objects may have been exchanged for equal ones."""
         is_written = any(tensor._version != version for tensor, version in self._versions.values())
         return not is_written and self._guards is not None and self._guards.renew()
 
     def changed(self) -> str:
-        """What is not as it was."""
+        """The first change of state."""
         changes = [] if self._guards is None else self._guards.changes()
         return str(changes[0]) if changes else "something that the forward reads"
 
     def guard(self, guards: Guards, copied: list[Tensor]) -> None:
-        """What is made from now on depends on this state, too, and on the contents of tensors that were copied."""
+        """Let what is made from now on depend on this state, too, and on the contents of copied tensors."""
         self._guards = guards
         self._versions |= {id(tensor): (tensor, tensor._version) for tensor in copied if not tensor.is_inference()}
 
@@ -151,14 +216,7 @@ class World:
 
 
 class Programs:
-    """Records models, and keeps what was made of them.
-
-    Args:
-        models: all of them.
-
-    Attributes:
-        given_up: why models are not recorded any more; empty where they are.
-    """
+    """Records models, and keeps what was made of them."""
 
     def __init__(self, models: ModelSlice) -> None:
         self._models = models
@@ -167,11 +225,11 @@ class Programs:
         self._watch = ForwardWatch(self._templates)
         self._worlds: list[World] = [World()]
         self._num_short = 0
-        self.given_up = ""
+        self.given_up = ""  # why models are not recorded any more; empty where they are
         self._met: dict[int, Tensor] = {}  # tensors that no op has given, from where no walk comes, such as a cache
 
     def asks_leaves(self) -> bool:
-        """Whether the forwards ask their parameters for gradients and the like."""
+        """True if the forwards ask their parameters for gradients and the like."""
         return self._watch.names(ASKED)
 
     def made(self) -> list[FusedProgram]:
@@ -204,19 +262,7 @@ class Programs:
         return other
 
     def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
-        """Run the plain models, and make a program of what they do.
-
-        Args:
-            world: the state of all that they read.
-            kind: of the call.
-            values: the leaves of the arguments, `Stacked` where models have their own.
-
-        Returns:
-            The output, `Stacked` where models have their own.
-
-        Raises:
-            InputError: an op fails, or the models' graphs differ; names the layer.
-        """
+        """Run the plain models, record them and make a program; the output is `Stacked` where models differ."""
         store, traces = self._models.store, list[RecordedForward]()
         separate = frozenset(store.separate_index)
 
@@ -281,7 +327,7 @@ def _copied_constants(graphs: list[Traced]) -> list[Tensor]:
 
 
 def has_own_code(model: nn.Module) -> bool:
-    """Whether a layer of a model is of the user's, or has a forward of its own."""
+    """True if a layer of a model is of the user's, or has a forward of its own."""
     return any(
         not type(layer).__module__.startswith("torch.nn.modules.") or "forward" in vars(layer)
         for layer in model.modules()

@@ -28,13 +28,13 @@ from torch.utils import _pytree as pytree
 from hocket.errors import HocketError, InputError
 from hocket.fusion import known_functions as functions
 from hocket.fusion.checkpointing import without_checkpoints
-from hocket.fusion.leaves import as_leaf
+from hocket.fusion.gradients import as_leaf
+from hocket.fusion.known_functions import TRACEABLE_FORWARDS
 from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
-from hocket.fusion.store import named_tensors
+from hocket.fusion.shared_objects import named_tensors
 from hocket.fusion.traced import RecordedForward, Traced
-from hocket.fusion.transformer_forwards import TRACEABLE_FORWARDS
 from hocket.pystate.origins import user_line
 
 __all__ = ["calls_recorded", "recorded"]
@@ -46,19 +46,7 @@ _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtyp
 def recorded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str], known: frozenset[int]
 ) -> RecordedForward:
-    """Call a model, and write down what its forward calls; `calls_recorded` is open.
-
-    Args:
-        model: a plain module.
-        args: of the forward.
-        kwargs: the same.
-        separate: names of blocks that are one node.
-        known: the addresses of tensors that were there before, and belong to no layer.
-
-    Raises:
-        InputError: an op fails; names its layer.
-        Exception: whatever the forward raises.
-    """
+    """Call a model and record the functions of torch that its forward calls; `calls_recorded` is open."""
     recorder = _Recorder(model, separate, pytree.tree_leaves((args, kwargs)), known)
     _current.recorder = recorder
     try:
@@ -79,25 +67,13 @@ def recorded(
 
 
 class _Recorder(TorchFunctionMode):
-    """Writes down calls.
-
-    Args:
-        model: whose forward runs.
-        separate: names of blocks that are one node.
-        leaves: of the arguments.
-        known: the addresses of other tensors that may be constants.
-
-    Attributes:
-        reason: why the forward has no graph; the first one found, empty if there is none.
-        looks: how far it has looked at its tensors.
-        failures: the layers and ops that have raised, by the id of the exception.
-    """
+    """Writes down calls."""
 
     def __init__(self, model: nn.Module, separate: frozenset[str], leaves: list[Any], known: frozenset[int]) -> None:
         super().__init__()
-        self.reason = ""
-        self.looks = functions.NOTHING
-        self.failures: dict[int, str] = {}
+        self.reason = ""  # why the forward has no graph; the first one found, empty if there is none
+        self.looks = functions.NOTHING  # how far it has looked at its tensors
+        self.failures: dict[int, str] = {}  # the layers and ops that have raised, by the id of the exception
         self._graph = fx.Graph()
         self._model = model
         self._separate = separate
@@ -353,7 +329,7 @@ def _has_tensor(tree: Any) -> bool:
 
 
 def _mode_of_torch() -> tuple[bool, ...]:
-    """What a ``with`` inside of a forward may change."""
+    """Modes that a ``with`` inside of a forward may change."""
     found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
 

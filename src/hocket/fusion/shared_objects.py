@@ -1,4 +1,11 @@
-"""Objects that models hold in common, such as a config: a copy of the models holds the same ones."""
+"""Objects that models hold in common, such as a config, and memory that two tensors of a model share.
+
+A copy of the models holds the same objects. Shared memory is refused, because stacking would separate it:
+
+    self.decoder.weight.data = self.encoder.weight.data     two parameters, updated twice a step
+    self.register_buffer("first", self.weight.data)         follows the parameter as it trains
+    self.table = self.weight.detach().numpy()               the same
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,15 @@ from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from hocket.errors import InputError
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a, is_immutable
 
-__all__ = ["attributes_of", "held", "held_by", "held_in_common", "reached"]
+__all__ = ["attributes_of", "check_memory", "held", "held_by", "held_in_common", "inside", "named_tensors", "reached"]
+
 
 # Not looked into: a copy shares them, or has its own.
 _WHOLE = (type, FunctionType, ModuleType, nn.Module, Tensor)
@@ -29,10 +39,7 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def held_in_common(models: Sequence[nn.Module]) -> list[Any]:
-    """The objects that more than one model holds; of a single model all that hold nothing of its own.
-
-    Whoever keeps such an object from outside may change it, and the models are to follow.
-    """
+    """The objects that more than one model holds, which may be changed from outside; of a single model all."""
     counts: Counter[int] = Counter()
     objects: dict[int, Any] = {}
     for model in models:
@@ -48,10 +55,13 @@ def held_in_common(models: Sequence[nn.Module]) -> list[Any]:
 
 
 def held_by(function: Any) -> list[Any]:
-    """The objects in a function's closure and defaults."""
+    """Objects that a function holds: closure, defaults, the object of a method, the arguments of a partial."""
+    if isinstance(function, partial):
+        return [function.func, *function.args, *function.keywords.values()]
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if not _is_empty(cell)]
     named = (getattr(function, "__kwdefaults__", None) or {}).values()
-    return [*cells, *(getattr(function, "__defaults__", None) or ()), *named]
+    defaults = getattr(function, "__defaults__", None) or ()
+    return [getattr(function, "__self__", None), *cells, *defaults, *named]
 
 
 def held(value: Any, depth: int = 8) -> Iterator[Any]:
@@ -86,11 +96,12 @@ def reached(value: Any, seen: set[int], depth: int = 8) -> Iterator[Any]:
     seen.add(id(value))
     yield value
     if not is_a(value, _WHOLE):
-        for each in _inside(value):
+        for each in inside(value):
             yield from reached(each, seen, depth - 1)
 
 
-def _inside(value: Any) -> list[Any]:
+def inside(value: Any) -> list[Any]:
+    """The contents of a container or an object."""
     if is_a(value, dict):
         return list(dict.values(value))
     if is_a(value, (list, tuple, set, frozenset)):
@@ -98,3 +109,66 @@ def _inside(value: Any) -> list[Any]:
         return list(base.__iter__(value))
     held = list((instance_dict(value) or {}).values())
     return held + [found for key in slots_of(type(value)) for found in slot_value(value, key)]
+
+
+def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Its parameters and buffers by each of their names."""
+    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+
+
+Span = tuple[str, int, int]  # the device, and the bytes from the first to behind the last
+
+
+def check_memory(models: Sequence[nn.Module]) -> None:
+    """Check that no parameter and no buffer shares memory with another tensor or array of these models.
+
+    Raises:
+        InputError: one does; names both.
+    """
+    found = sorted(
+        (*span, is_named, f"model {index}: {name}")
+        for index, model in enumerate(models)
+        for name, value, is_named in _values(model)
+        if (span := _span(value)) is not None
+    )
+    last: dict[tuple[str, bool], tuple[int, str]] = {}  # by device, of parameters and of others: the furthest so far
+    for device, begin, end, is_named, name in found:
+        for other_is_named in (True, False) if is_named else (True,):
+            reached, other = last.get((device, other_is_named), (0, ""))
+            if begin < reached:
+                raise InputError(
+                    f"{name} shares memory with {other}, and would not when models are stacked; make it the same "
+                    "tensor, or clone it"
+                )
+        last[device, is_named] = max(last.get((device, is_named), (0, "")), (end, name))
+
+
+def _values(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
+    """Every tensor and array once, and whether it is a parameter or buffer."""
+    named = {id(tensor): (name, tensor) for name, tensor in reversed(named_tensors(model))}
+    for name, tensor in named.values():
+        yield name, tensor, True
+    seen = set(named)
+    for path, value in attributes_of(model):
+        for inner in reached(value, set()):
+            for each in (inner, *held(inner)):
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    yield path, each, False
+
+
+def _span(value: Any) -> Span | None:
+    """The addresses of a tensor or an array of numpy; None for anything else, and without memory."""
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided or value.device.type not in ("cpu", "cuda") or not value.numel():
+            return None
+        shape, strides, begin = value.shape, value.stride(), value.data_ptr()
+        size_bytes = value.element_size()
+        length = size_bytes * (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
+        return str(value.device), begin, begin + length
+    array = getattr(value, "__array_interface__", None)
+    if type(value).__module__ != "numpy" or array is None or not value.size:
+        return None
+    offsets = [(size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True)]
+    begin = array["data"][0] + sum(min(0, offset) for offset in offsets)
+    return "cpu", begin, begin + value.itemsize + sum(map(abs, offsets))

@@ -1,33 +1,24 @@
-"""Models change in mid-training: one leaves, or another one takes its place."""
+"""Models change in mid-training: one leaves or is replaced, or their states are saved and loaded."""
 
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.compare import compare
-from hocket.fusion.memory import check_memory
-from hocket.fusion.shared_objects import held
-from hocket.fusion.store import Store, mark, named_tensors
+from hocket.fusion.compare import compare, differ_in_values
+from hocket.fusion.shared_objects import check_memory, named_tensors
+from hocket.fusion.store import Store, mark
 
-__all__ = ["refill", "select_models"]
+__all__ = ["load", "refill", "save", "select_models", "state_of"]
 
 
 def select_models(store: Store, models: Sequence[int]) -> None:
-    """Keep these models, in this order, in place.
-
-    Parameters keep their identity; their first axis is as long as `models`, and their gradients are gone.
-
-    Raises:
-        InputError: no models, one twice, or one that is not there.
-    """
+    """Keep these models, in this order; parameters keep their identity and lose their gradients."""
     keep = list(models)
     for model in keep:
         store.check_slot(model)
@@ -53,20 +44,10 @@ def select_models(store: Store, models: Sequence[int]) -> None:
 
 
 def refill(store: Store, model: int, new: nn.Module, seed: int | None, training: bool) -> bool:
-    """Put another model into a slot, in place.
-
-    A model that differs from the one in the slot in nothing but the values of its tensors is not compared any further:
-    that one could be fused with the others.
-
-    Args:
-        store: of the models.
-        model: the slot.
-        new: a module that could have been fused with the others.
-        seed: of its random numbers; needed where the store has seeds.
-        training: whether the models are in training.
+    """Put another model into a slot, in place, with a seed if the store has seeds.
 
     Returns:
-        Whether only values have changed: then what was made from the models as they were holds.
+        True if only values have changed, so that programs made before still hold.
 
     Raises:
         InputError: the new model does not fit; then nothing has changed.
@@ -75,7 +56,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
     if store.seeds is not None and seed is None:
         raise InputError("refill: seed: expected a number, because the other models have seeds")
     check_memory([new])
-    only_values = not store.separate_index and _differ_in_values(store.templates[model], new)
+    only_values = not store.separate_index and differ_in_values(store.templates[model], new)
     if not only_values:
         other = next((index for index in range(store.num_models) if index != model), model)
         separate = compare([store.plain(other), new], [*store.separate_index])
@@ -91,7 +72,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
             torch._foreach_zero_(grads)
         for block, place in store.separate_index.items():
             group, module = store.group(place), new.get_submodule(block)
-            if _differ_in_values(group[model], module):
+            if differ_in_values(group[model], module):
                 its = dict(named_tensors(module))
                 for name, tensor in named_tensors(group[model]):  # the parameters that an optimizer knows
                     tensor.copy_(its[name])
@@ -109,48 +90,48 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
     return only_values
 
 
-PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size))
-
-
-def _differ_in_values(first: nn.Module, second: nn.Module) -> bool:
-    """Whether two models differ in nothing but values of tensors; what cannot be compared counts as other."""
-    return all(one == other for one, other in zip_longest(_form(first), _form(second)))
-
-
-def _form(model: nn.Module) -> Iterator[Any]:
-    """All that there is in a model but the values of its tensors, as what is equal for models alike."""
-    numbers: dict[int, int] = {}  # of tensors, so that ties are seen
-    for path, module in model.named_modules(remove_duplicate=False):
-        yield path, type(module)
-        for key, value in vars(module).items():
-            if key == "_modules":
-                yield [(name, child is None) for name, child in value.items()]
-            elif key in ("_parameters", "_buffers"):
-                for name, tensor in value.items():
-                    kind = () if tensor is None else (type(tensor), tensor.shape, tensor.dtype, tensor.requires_grad)
-                    yield name, numbers.setdefault(id(tensor), len(numbers)), kind
-            else:
-                yield key, _plain(value)
-
-
-def _plain(value: Any) -> Any:
-    """An attribute as what is equal for the same plain value, and for one object that both models share."""
-    if type(value) in PLAIN:
-        return type(value), value
-    if isinstance(value, tuple):
-        return type(value), *map(_plain, value)
-    if type(value) in (dict, OrderedDict, list, set) and not value:
-        return type(value)
-    # A function, which copies share; what it holds may be a part of one of the models.
-    return object() if any(isinstance(each, (nn.Module, Tensor)) for each in held(value)) else id(value)
-
-
 def _replace(parameter: nn.Parameter, data: Tensor) -> None:
-    """Give a parameter data of another shape, while graphs of earlier steps may still be alive.
-
-    Such a graph keeps the node that accumulates the gradient, with the old shape. torch makes a new node only when the
-    type of the data changes, so it does, for a moment.
-    """
+    """Give a parameter data of another shape; a short change of type makes torch renew its gradient's node."""
     other = torch.float64 if data.dtype != torch.float64 else torch.float32
     parameter.data = torch.empty_like(data, dtype=other)
     parameter.data = data
+
+
+def state_of(store: Store, index: int) -> dict[str, Tensor]:
+    """The tensors (views of the stacked ones) that one plain module's state holds, by name."""
+    tensors = store.tensors_of(index)
+    return {name: tensors[name] for name in store.templates[index].state_dict(keep_vars=True) if name in tensors}
+
+
+def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, model: int | None) -> None:
+    """Write the models' states, or one model's with its own names, into a dict."""
+    if model is not None:
+        store.check_slot(model)
+    for index in range(store.num_models) if model is None else [model]:
+        own = f"{prefix}{index}." if model is None else prefix
+        for name, tensor in state_of(store, index).items():
+            # A view would be saved with the tensors of all models.
+            plain = tensor.detach().clone() if model is not None else tensor.detach()
+            found[own + name] = tensor if keep_vars else plain
+
+
+def load(
+    store: Store, state_dict: Mapping[str, Any], prefix: str = "", model: int | None = None
+) -> tuple[list[str], list[str], list[str]]:
+    """Write what `save` gave into the models, or a state into one; gives missing and unexpected keys, and errors."""
+    missing: list[str] = []
+    errors: list[str] = []
+    expected = set()
+    with torch.no_grad():
+        for index in range(store.num_models) if model is None else [model]:
+            for name, tensor in state_of(store, index).items():
+                key = f"{prefix}{index}.{name}" if model is None else prefix + name
+                expected.add(key)
+                if key not in state_dict:
+                    missing.append(key)
+                elif state_dict[key].shape != tensor.shape:
+                    given = tuple(state_dict[key].shape)
+                    errors.append(f"{key}: expected shape {tuple(tensor.shape)}, got {given}")
+                else:
+                    tensor.copy_(state_dict[key])
+    return missing, [key for key in state_dict if key.startswith(prefix) and key not in expected], errors

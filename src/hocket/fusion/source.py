@@ -36,12 +36,7 @@ class Ref:
 
 
 class ProgramSource:
-    """Source that grows step by step.
-
-    Args:
-        program: whose steps they are.
-        own: makes a value each model's own, for those that need it.
-    """
+    """Source that grows step by step."""
 
     def __init__(self, program: FusedProgram, own: Callable[[Any], Any] | None = None) -> None:
         self._output = program.output
@@ -63,10 +58,7 @@ class ProgramSource:
         self._add(step, f"{self._name(function)}({', '.join(args)})")
 
     def add_packed(self, step: Step, function: Callable[..., Any], names: Iterable[int] | None = None) -> None:
-        """Call a function of the tuple and the dict of a step's arguments.
-
-        With places of `names` of its first argument, it gives what these stand for afterwards, and the result.
-        """
+        """Call a function of the tuple and dict of arguments; with `names`, it gives their new value and the result."""
         call = f"{self._name(function)}({self._source(tuple(step.args))}, {self._source(dict(step.kwargs))})"
         if names is not None:
             left = "".join(f"v{place} = " for place in names if place not in self._dead)

@@ -13,9 +13,10 @@ A third layout, ``(B, C, N, ...)``, is what a convolution one element wide gives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["ModelValues", "Stacked", "align", "as_tensors", "as_type_of", "fold", "from_channels", "is_stacked"]
-__all__ += ["map_tree", "part", "to_channels", "unfold", "unwatched", "unwrap", "with_model_dim"]
+__all__ = ["ModelValues", "Stacked", "align", "as_tensors", "as_type_of", "fold", "from_channels", "is_same"]
+__all__ += ["is_stacked", "joined", "map_tree", "part", "to_channels", "unfold", "unwatched", "unwrap"]
+__all__ += ["with_model_dim"]
 
 
 @contextmanager
@@ -86,7 +88,7 @@ class ModelValues:
 
     @property
     def are_numbers(self) -> bool:
-        """Whether all values are ints, or all are floats."""
+        """True if all values are ints, or all are floats."""
         return {type(value) for value in self.values} in ({int}, {float})
 
     def stacked(self, dtype: torch.dtype, device: torch.device) -> Stacked:
@@ -98,7 +100,7 @@ class ModelValues:
 
 
 def is_stacked(tree: Any) -> bool:
-    """Whether any value in a tree of arguments belongs to the models one by one."""
+    """True if any value in a tree of arguments belongs to the models one by one."""
     if isinstance(tree, (Stacked, ModelValues)):
         return True
     if isinstance(tree, (tuple, list)):
@@ -173,10 +175,9 @@ def as_tensors(tree: Any, num_models: int) -> Any:
 
 
 def align(values: tuple[Any, ...]) -> list[Any]:
-    """Tensors whose ranks agree, so that what broadcasts in one model broadcasts in all of them.
+    """Tensors of equal rank that broadcast as in one model: ``(B, C)`` beside ``(B, N, C)`` becomes ``(B, 1, C)``.
 
-    ``(B, C)`` beside ``(B, N, C)`` becomes ``(B, 1, C)``. A number of each model, ``(B,)``, counts in torch's promotion
-    of types as what it is in one model: one without axes.
+    A number of each model, ``(B,)``, is promoted as a number without axes.
     """
     if any(
         isinstance(value, ModelValues) or (isinstance(value, Stacked) and value.tensor.ndim == 1) for value in values
@@ -241,3 +242,49 @@ def to_channels(tensor: Tensor) -> Tensor:
 def from_channels(tensor: Tensor, num_models: int) -> Tensor:
     """``(N, B*C, ...)`` to ``(B, N, C, ...)``, a view."""
     return tensor.unflatten(1, (num_models, -1)).transpose(0, 1)
+
+
+PLAIN = (bool, int, str, bytes, complex, torch.dtype, torch.device, torch.layout, torch.memory_format, type(...))
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """One constant where all models have the same one; else `Stacked` tensors, else `ModelValues`."""
+    if all(is_same(values[0], value) for value in values[1:]):
+        return values[0]
+    first = values[0]
+    if all(isinstance(value, Tensor) for value in values):
+        kinds = {(value.shape, value.dtype, value.device, value.layout) for value in values}
+        if len(kinds) == 1 and first.layout is torch.strided:
+            with unwatched():
+                return Stacked(torch.stack(list(values)))
+    return ModelValues(tuple(values))
+
+
+def is_same(a: Any, b: Any, is_like: Callable[[Any, Any], bool] = lambda *_: False) -> bool:
+    """True if two constants are the same to any op; other objects of one type are if `is_like` says so."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(is_same, a, b, repeat(is_like)))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(is_same(a[key], b[key], is_like) for key in a)
+    if isinstance(a, slice):
+        return is_same((a.start, a.stop, a.step), (b.start, b.stop, b.step), is_like)
+    if type(a) is float:
+        return a.hex() == b.hex()
+    if isinstance(a, Tensor):
+        if a.layout is not torch.strided or b.layout is not torch.strided:
+            return False
+        kinds = [(each.shape, each.dtype, each.device, each.stride(), each.requires_grad) for each in (a, b)]
+        return kinds[0] == kinds[1] and (_is_one_memory(a, b) or torch.equal(a, b) or _are_equal_with_nan(a, b))
+    return bool(a == b) if isinstance(a, PLAIN) else is_like(a, b)
+
+
+def _is_one_memory(a: Tensor, b: Tensor) -> bool:
+    return not a.is_meta and a.data_ptr() == b.data_ptr()
+
+
+def _are_equal_with_nan(a: Tensor, b: Tensor) -> bool:
+    return a.is_floating_point() and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -22,7 +22,6 @@ from torch import Tensor, fx, nn
 from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.compare import differing_attribute
-from hocket.fusion.in_place import in_place
 from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.rules import OpContext, find, find_module, norm
 from hocket.fusion.rules.base import op_name, where
@@ -30,6 +29,7 @@ from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.traced import Traced
+from hocket.fusion.writes import in_place
 from hocket.pystate.origins import origin
 
 __all__ = ["Step", "make_step", "warn_without_rule"]
@@ -40,40 +40,25 @@ BACKENDS = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
 
 @dataclass
 class Step:
-    """One op.
+    """One op."""
 
-    Attributes:
-        index: the place of its result.
-        layer: the name of the layer it belongs to.
-        op: its name, or its class's where a layer is one op.
-        call: computes it by one of `backends` on `Stacked` values.
-        backends: what can compute it, best known first.
-        names: of the layer's tensors, which a layer that is one op gets as a dict before its arguments.
-        args: its arguments, with `Ref` in place of values.
-        kwargs: the same.
-        dead: places of values that are not needed any more behind it.
-        used: what computed it last, for the report.
-        plain: what computes it for one model, on plain tensors; None where that takes a rule.
-        takes_numbers: whether the rule takes numbers that differ between models (`ModelValues`).
-        draws: whether it draws random numbers.
-        write: the places of all names of its first argument, where it writes over that.
-        must_view: whether its result has to be a view of its first argument, because one of them is written to.
-    """
-
-    index: int
-    layer: str
-    op: str
-    call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
-    backends: list[str]
+    index: int  # the place of its result
+    layer: str  # the name of the layer it belongs to
+    op: str  # its name, or its class's where a layer is one op
+    call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]  # computes it by one of `backends` on `Stacked` values
+    backends: list[str]  # what can compute it, best known first
+    # of the layer's tensors, which a layer that is one op gets as a dict before its arguments
     names: tuple[str, ...] = ()
-    args: Any = ()
-    kwargs: Any = field(default_factory=dict)
-    dead: list[int] = field(default_factory=list)
-    used: str = ""
+    args: Any = ()  # its arguments, with `Ref` in place of values
+    kwargs: Any = field(default_factory=dict)  # the same
+    dead: list[int] = field(default_factory=list)  # places of values that are not needed any more behind it
+    used: str = ""  # what computed it last, for the report
+    # what computes it for one model, on plain tensors; None where that takes a rule
     plain: Callable[..., Any] | None = None
-    takes_numbers: bool = False
-    draws: bool = False
-    write: tuple[int, ...] | None = None
+    takes_numbers: bool = False  # whether the rule takes numbers that differ between models (`ModelValues`)
+    draws: bool = False  # whether it draws random numbers
+    write: tuple[int, ...] | None = None  # the places of all names of its first argument, where it writes over that
+    # whether its result has to be a view of its first argument, because one of them is written to
     must_view: bool = False
 
 
@@ -169,11 +154,7 @@ def _generators(models: ModelSlice, args: tuple[Any, ...]) -> tuple[torch.Genera
 
 
 def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "") -> None:
-    """Warn of an op without a rule, once for each.
-
-    Raises:
-        InputError: the module is strict.
-    """
+    """Warn once of an op without a rule; an InputError if the module is strict."""
     if (op, layer) in settings.warned:
         return
     settings.warned.add((op, layer))
@@ -189,7 +170,7 @@ def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "")
 
 
 def _level_of_user() -> int:
-    """How far above `warn_without_rule` the first frame is that is neither ours nor torch's."""
+    """The number of frames from `warn_without_rule` up to the first one outside of hocket and torch."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None and origin(frame.f_code.co_filename) == "torch":

@@ -11,18 +11,19 @@ into them is in the stacked tensors. Objects that all models hold, such as a con
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.gradients import Parts, linked_parts
-from hocket.fusion.shared_objects import attributes_of, held_in_common, reached
+from hocket.fusion.gradients import Parts
+from hocket.fusion.shared_objects import attributes_of, held_in_common, named_tensors, reached
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["Store", "mark", "named_tensors"]
+__all__ = ["Snapshot", "Store", "mark", "restored"]
 
 
 class _Store(nn.Module):
@@ -33,13 +34,7 @@ class _Store(nn.Module):
 
 
 class Store:
-    """The tensors of B models, and plain modules from them.
-
-    Args:
-        models: B of them, compared already.
-        reasons: names of blocks that stay separate, and why.
-        seeds: of each model's random numbers.
-    """
+    """The tensors of B models, and plain modules from them."""
 
     def __init__(self, models: list[nn.Module], reasons: Mapping[str, str], seeds: Sequence[int] | None) -> None:
         self.num_models = len(models)
@@ -50,7 +45,7 @@ class Store:
 
     def _fill(self, models: list[nn.Module]) -> None:
         """Stack the tensors; keep the models without theirs."""
-        self._parts = Parts(linked_parts)
+        self._parts = Parts()
         self._common = held_in_common(models)
         self.fused: nn.Module = _Store()
         self.separate = nn.ModuleList()
@@ -84,11 +79,7 @@ class Store:
         self.templates = [self.template_of(model, index) for index, model in enumerate(models)]
 
     def template_of(self, model: nn.Module, index: int) -> nn.Module:
-        """A copy of a model, or of a template, on the tensors of this slot.
-
-        Raises:
-            InputError: the model cannot be copied.
-        """
+        """A copy of a model, or of a template, on the tensors of this slot."""
         parts = self._own_tensors()[index]
         memo: dict[int, Any] = {id(tensor): parts[name] for name, tensor in named_tensors(model) if name in parts}
         memo |= {id(each): each for each in self._common}
@@ -97,11 +88,7 @@ class Store:
         return _copied(model, memo, index)
 
     def link(self) -> bool:
-        """Let the templates follow the stacked tensors to where these lie now.
-
-        Returns:
-            Whether they had to, so that the templates are others.
-        """
+        """Move the templates to where the stacked tensors are now; True if that made new templates."""
         wholes = self.all_tensors()
         if not wholes or self._parts.are_of(wholes):
             return False
@@ -121,11 +108,7 @@ class Store:
         return self._parts.of(wholes) if wholes else [{} for _ in range(self.num_models)]
 
     def settle(self) -> None:
-        """Write what forwards have bound anew into the stacked tensors, and give the templates their parts again.
-
-        Raises:
-            InputError: a forward has put another parameter in the place of one.
-        """
+        """Write tensors that forwards have bound anew into the stacked ones, and rebind the parts."""
         replaced = ""
         for index, (template, parts) in enumerate(zip(self.templates, self._own_tensors(), strict=True)):
             for name, own in parts.items():
@@ -257,7 +240,7 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         """Templates without data, as parts would each be saved with the tensors of all models."""
         templates = [self.on_meta(index) for index in range(self.num_models)]
-        return {**self.__dict__, "templates": templates, "_parts": Parts(linked_parts)}
+        return {**self.__dict__, "templates": templates, "_parts": Parts()}
 
     def mark(self) -> None:
         """Say of each parameter which model it belongs to, or that it is of all; copies do not take that along."""
@@ -272,17 +255,8 @@ class Store:
             raise InputError(f"model: expected a slot from 0 to {self.num_models - 1}, got {model!r}")
 
 
-def named_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Its parameters and buffers by each of their names."""
-    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-
-
 def _copied(model: nn.Module, memo: dict[int, Any], index: int) -> nn.Module:
-    """A copy of a model with these objects in place of its own.
-
-    Raises:
-        InputError: it cannot be copied.
-    """
+    """A copy of a model in which the objects in `memo` are replaced; an InputError if it cannot be copied."""
     for _, value in attributes_of(model):
         for each in reached(value, set()):  # what a forward has left behind
             if isinstance(each, Tensor) and each.grad_fn is not None and id(each) not in memo:
@@ -313,3 +287,39 @@ def mark(modules: list[nn.Module]) -> None:
     for index, module in enumerate(modules):
         for param in module.parameters():
             param._hocket_model = index  # type: ignore[attr-defined]
+
+
+class Snapshot:
+    """The contents of tensors and the states of random generators now."""
+
+    def __init__(self, tensors: Sequence[Tensor], generators: dict[torch.device, tuple[torch.Generator, ...]]) -> None:
+        self._contents = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._generators = generators
+        self._before = dict(generators)
+        self._states = [(each, each.get_state()) for group in generators.values() for each in group]
+        self._cpu = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+
+    def put_back(self) -> None:
+        """Restore them; generators that were made meanwhile are gone."""
+        with torch.no_grad():
+            for tensor, content in self._contents:
+                tensor.copy_(content)
+        self._generators.clear()
+        self._generators.update(self._before)
+        for generator, state in self._states:
+            generator.set_state(state)
+        torch.set_rng_state(self._cpu)
+        if self._cuda:
+            torch.cuda.set_rng_state_all(self._cuda)
+
+
+@contextmanager
+def restored(tensors: Sequence[Tensor], generators: dict[torch.device, tuple[torch.Generator, ...]]) -> Iterator[None]:
+    """After an error, tensors and random numbers are what they were before; see `Snapshot`."""
+    snapshot = Snapshot(tensors, generators)
+    try:
+        yield
+    except BaseException:
+        snapshot.put_back()
+        raise

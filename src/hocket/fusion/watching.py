@@ -32,48 +32,31 @@ _SEEDING = frozenset(("manual_seed", "manual_seed_all", "set_rng_state", "fork_r
 
 @dataclass(frozen=True)
 class Seen:
-    """One watched call of the models.
+    """One watched call of the models."""
 
-    Attributes:
-        result: what it gave.
-        state: the state that it can read, which is as it was before unless there is a reason.
-        reason: what a graph of it would lose, in words; empty if nothing.
-        may_pass: whether another call may have no such reason: caches are filled, all code has run.
-    """
-
-    result: Any
-    state: Reachable
-    reason: str
-    may_pass: bool
+    result: Any  # what it gave
+    state: Reachable  # the state that it can read, which is as it was before unless there is a reason
+    reason: str  # what a graph of it would lose, in words; empty if nothing
+    may_pass: bool  # whether another call may have no such reason: caches are filled, all code has run
 
 
 class ForwardWatch:
-    """Watches the forwards of some models.
-
-    Args:
-        models: plain modules.
-    """
+    """Watches the forwards of some models."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._watch = PurityWatch(models[0].forward, models)
 
     def names(self, names: frozenset[str]) -> bool:
-        """Whether code of the user's, as far as it is known, names any of these."""
+        """True if code of the user's, as far as it is known, names any of these."""
         if not self._watch.executed.codes:
             self._watch.look()
         return not names.isdisjoint(self._watch.executed.user_names)
 
     def run(self, call: Callable[[Callable[[], AbstractContextManager[frozenset[int]]]], Any]) -> Seen:
-        """Run and watch a call of all models.
-
-        The first model runs what code is new, so that all names by which state is read are known for the others.
+        """Run and watch a call of all models; the first one runs new code, whose names are known for the others.
 
         Args:
-            call: makes it; takes what gives a context for the call of each model, in which the addresses of the tensors
-                are known that were there before.
-
-        Raises:
-            Exception: whatever it raises.
+            call: makes the call; its argument gives a context for each model, with the addresses of known tensors.
         """
         executed, numbers, asked = self._watch.executed, list[int](), dict[str, None]()
         looks = [self._watch.look()]
@@ -119,12 +102,12 @@ class ForwardWatch:
         return Seen(result, state, in_words(state.opaque), False)
 
     def guards(self, state: Reachable) -> Guards:
-        """What has to hold for a graph to stand for the forwards that were recorded in this state."""
+        """The condition under which a graph stands for the forwards that were recorded in this state."""
         return Guards(state, self._watch)
 
 
 def _is_about_names(change: Change, before: Reachable, names: frozenset[str]) -> bool:
-    """Whether an attribute is new because its name has come up since."""
+    """True if an attribute is new because its name has come up since."""
     group = before.groups.get((id(change.place.owner), change.place.kind))
     by_name = group is not None and group.counts is not None
     return by_name and change.then is ABSENT and change.place.key not in names

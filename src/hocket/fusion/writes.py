@@ -1,4 +1,4 @@
-r"""Which ops of a graph write over a value, and who else sees it.
+r"""Writes in a graph: the values that they change, the readers of these, and activations done in place.
 
     v = h.view(-1)        an alias of h: the same memory, or a copy, depending on how the models lie in memory
     v += 1                a write
@@ -18,11 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
+from torch.nn import functional
 
-from hocket.fusion.rules.base import IN_PLACE, find, op_name
+from hocket.fusion.model_slice import ModelSlice
+from hocket.fusion.rules.base import IN_PLACE, find, is_watched, op_name
+from hocket.fusion.rules.norm import BATCH_NORMS
 
-__all__ = ["find_writes", "written_by"]
+__all__ = ["find_writes", "in_place", "written_by"]
+
 
 VIEWS = frozenset(
     re.findall(
@@ -56,7 +60,7 @@ NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
 
 @dataclass(frozen=True)
 class _Memory:
-    """What is known of a node's memory: whose it is, the node it is another name of, and whether that is certain."""
+    """The memory of a node: its owners, the node it is another name of, and if that is certain."""
 
     roots: frozenset[Any]
     name: fx.Node
@@ -66,17 +70,8 @@ class _Memory:
 def find_writes(
     graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], layer: Callable[[str], nn.Module]
 ) -> tuple[dict[fx.Node, tuple[int, ...]], set[fx.Node], set[fx.Node], set[Any]]:
-    """The writes of a graph, each with the places of all names of what it writes over; the values that are each model's
-    own from the start, as views of them are written to; these views; and whose memory is written.
-
-    Args:
-        graph: of one model.
-        tensors: as of `Traced`.
-        constants: as of `Traced`.
-        layer: gives a layer by name.
-
-    Raises:
-        ValueError: a write that may be lost.
+    """Writes with all places of what they write over, values to own, views of these, and the memory written; a
+    ValueError if one may be lost.
     """
     nodes = list(graph.nodes)
     places = {node: place for place, node in enumerate(nodes)}
@@ -173,10 +168,44 @@ def written_by(node: fx.Node, layer: Callable[[str], nn.Module]) -> fx.Node | No
 
 
 def _is_asked(node: fx.Node) -> bool:
-    """Whether a function is called with ``inplace=True``."""
+    """True if a function is called with ``inplace=True``."""
     if node.op != "call_function" or "inplace" in node.kwargs:
         return bool(node.kwargs.get("inplace"))
     if not inspect.isfunction(node.target) or len(node.args) < 2:
         return False
     names = list(inspect.signature(node.target).parameters)
     return "inplace" in names[: len(node.args)] and bool(node.args[names.index("inplace")])
+
+
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "relu": (torch.relu_, torch.relu),
+    "relu6": (torch._C._nn.relu6_, functional.relu6),
+}
+# Ops that give new memory, and whose backward does not look at what is in it.
+FRESH = frozenset(
+    ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "add"]
+)
+
+
+def in_place(node: fx.Node, models: ModelSlice) -> Callable[..., Tensor] | None:
+    """The function that computes an activation over its input; None for other nodes, or if the input is read again."""
+    name = op_name(node.target) if node.op in ("call_function", "call_method") else None
+    if name not in ACTIVATIONS or not node.args:
+        return None
+    source = node.args[0]
+    if not isinstance(source, fx.Node) or len(source.users) > 1 or not _is_fresh(source, models):
+        return None
+    over, beside = ACTIVATIONS[name]
+
+    def activate(x: Any, *options: Any, **named: Any) -> Tensor:
+        # To write over a view, autograd would have to put it back into its base.
+        return beside(x) if x._is_view() or is_watched() else over(x)
+
+    return activate
+
+
+def _is_fresh(node: fx.Node, models: ModelSlice) -> bool:
+    if node.op == "call_module":
+        layer = str(node.target)
+        return models.separate_block(layer) is None and all(type(each) in BATCH_NORMS for each in models.layers(layer))
+    return node.op in ("call_function", "call_method") and op_name(node.target) in FRESH

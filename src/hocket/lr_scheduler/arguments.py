@@ -82,7 +82,7 @@ def by_place(
 
 
 def for_each(name: str, value: Any, num_models: int) -> list[float]:
-    """What a step is given, one number for all models or B of them, as B floats."""
+    """The argument of a step, one number for all models or B of them, as B floats."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
     if isinstance(value, (list, tuple)) or getattr(value, "shape", ()) not in ((), (1,)):

@@ -24,7 +24,7 @@ class MovingAverages(FusedOptimizer):
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group.get("amsgrad") else ()))
 
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        """Of both averages, what corrects the second's bias, and a step's size."""
+        """Coefficients of both averages, the correction of the second's bias, and the size of a step."""
         lr, (beta1, beta2) = group["lr"], group["betas"]
         return {
             "first": 1 - beta1,

@@ -69,7 +69,7 @@ def lerp_(xs: Tensors, ys: Tensors, weight: Factor) -> None:
 
 
 def is_on(number: Number) -> bool:
-    """Whether a term with this coefficient takes part: a per-model number always does, a zero for all never."""
+    """True if a term with this coefficient takes part: a per-model number always does, a zero for all never."""
     return isinstance(number, torch.Tensor) or number != 0
 
 
@@ -81,11 +81,9 @@ def divided(dividend: Number, divisor: Number) -> Number:
 
 
 def power(base: Number, exponent: Number) -> Number:
-    """``base ** exponent``, the same float whether a model counts its steps alone or with the others.
+    """``base ** exponent``, with the same rounding for one model and for many.
 
-    torch's vectorised kernel rounds otherwise than Python does, and otherwise than its own loop for what is left over
-    after the last whole vector. Operands that are two elements apart keep it on that loop, which calls what Python
-    calls.
+    torch's vectorised kernel rounds differently from Python; operands with a stride of two use its scalar loop.
     """
     tensors = [each for each in (base, exponent) if isinstance(each, torch.Tensor)]
     if not tensors:

@@ -1,4 +1,4 @@
-"""What every optimizer over fused parameters is.
+"""The base of the optimizers over fused parameters.
 
 A fused parameter holds one tensor of each of B models, (B, n, ...). An update is element-wise, so it is the same few
 kernels for B models as for one; only the numbers in it become columns (HFTA, section 3: "multiplying a vector of
@@ -28,9 +28,8 @@ from torch.optim import optimizer as torch_optimizer
 from hocket.errors import InputError
 from hocket.optim.arithmetic import Tensors, is_on
 from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
-from hocket.optim.counts import Counted, step_of
+from hocket.optim.counts import Counted, groups_of, options_of, signature_of, step_of
 from hocket.optim.hyper import Number, one_of, plain
-from hocket.optim.options import groups_of, options_of, signature_of
 from hocket.optim.slots import slots_of
 from hocket.optim.state import check_fits, checked_refill, load, plain_state, refill, select
 
@@ -106,7 +105,7 @@ class FusedOptimizer(Counted, ABC):
         return state
 
     def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
-        """What `update_by_kernel` takes in place of coefficients; None where no kernel of torch's has these options."""
+        """The numbers of `update_by_kernel`; None where no kernel of torch's has these options."""
         return None
 
     def update_by_kernel(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
@@ -205,7 +204,7 @@ class FusedOptimizer(Counted, ABC):
     def _kept(
         self, layout: Layout, skipped: Sequence[int]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """What belongs to the skipped models: of each parameter and of each tensor of its state."""
+        """Copies of the skipped models' slices of parameters and states."""
         for p, state in zip(layout.params, layout.states, strict=True):
             if self._slots[p] is None:
                 for tensor in (p, *state.values()):
@@ -230,7 +229,7 @@ class FusedOptimizer(Counted, ABC):
                 update(chunk if by_kernel else self.decayed(chunk, group, by["decay"]), group, by)
 
     def decay(self, group: dict[str, Any]) -> Number:
-        """What gradients get of the parameters, or, decoupled, what parameters are multiplied by."""
+        """The factor of parameters in gradients, or, decoupled, the one that parameters are multiplied by."""
         number: Number = group["weight_decay"]
         return 1 - group["lr"] * number if group.get("decoupled_weight_decay") and is_on(number) else number
 

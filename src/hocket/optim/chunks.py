@@ -109,16 +109,16 @@ class Bucket:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Of one parameter, for all that they have in common."""
+        """The state of one parameter, for all that they have in common."""
         return self.whole.states[0]
 
     @cached_property
     def is_small(self) -> bool:
-        """Whether one thread updates it fastest."""
+        """True if one thread updates it fastest."""
         return sum(p.numel() for p in self.params) <= GRAIN
 
     def fits_kernels(self) -> bool:
-        """Whether torch's fused kernels take these parameters and round alike for each model."""
+        """True if torch's fused kernels take these parameters and round alike for each model."""
         params, first = self.params, self.params[0]
         count = self.state.get("step")
         return (
@@ -155,7 +155,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Layout:
-    """How the parameters of a group that have gradients are updated: in buckets, for as long as `is_of` holds."""
+    """Buckets of the parameters of a group that have gradients, valid for as long as `is_of` holds."""
 
     params: Tensors
     states: Sequence[dict[str, Any]]
@@ -164,7 +164,7 @@ class Layout:
     buckets: Sequence[Bucket]
 
     def is_of(self, params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...]) -> bool:
-        """Whether these are still the same parameters, states and counts."""
+        """True if these are still the same parameters, states and counts."""
         objects, values = _identity(params, states, entries)
         return values == self.values and all(map(is_, objects, self.objects))
 

@@ -77,7 +77,7 @@ class GradScaler:
         self._begin()
 
     def is_enabled(self) -> bool:
-        """Whether this scales at all."""
+        """True if this scales at all."""
         return self._enabled
 
     def get_scale(self) -> torch.Tensor:

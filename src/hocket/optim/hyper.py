@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a hyper-parameter may be: ``low <= x``, and below `high` (or at most, if `closed`)."""
+    """Bounds of a hyper-parameter: ``low <= x``, and below `high` (or at most, if `closed`)."""
 
     low: float = 0.0
     high: float = math.inf
@@ -62,7 +62,7 @@ class Bound:
 
     @property
     def range(self) -> str:
-        """How a number within is told, after its name; nothing where any finite number is."""
+        """Text of the bound for error messages; empty if unbounded."""
         upper = "" if self.high == math.inf else f" and {'<=' if self.closed else '<'} {self.high:g}"
         return f" >= {self.low:g}{upper}" if self.low > -math.inf else ""
 
@@ -70,7 +70,7 @@ class Bound:
         return f"numbers{self.range}" if self.range else "finite numbers"
 
     def holds(self, value: float) -> bool:
-        """Whether `value` lies within; no NaN does."""
+        """True if `value` lies within; no NaN does."""
         # Comparisons alone: a captured step follows a number that changes as long as they come out alike.
         above = self.low <= value if self.low > -math.inf else value > -math.inf
         return bool(above and (value <= self.high if self.closed else value < self.high))
@@ -82,7 +82,7 @@ def numbers(*names: str) -> dict[str, Bound]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a real number, of Python, numpy or a tensor of no dimension, and no truth value."""
+    """True if `value` is a real number, of Python, numpy or a tensor of no dimension, and no truth value."""
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and not value.is_complex() and value.dtype != torch.bool
     if isinstance(value, (bool, str, bytes, list, tuple, complex)) or getattr(value, "shape", ()) != ():
@@ -91,16 +91,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_row(value: Any) -> bool:
-    """Whether `value` is a row: a list, a tuple, a tensor or an array of one dimension."""
+    """True if `value` is a row: a list, a tuple, a tensor or an array of one dimension."""
     return isinstance(value, (list, tuple)) or len(getattr(value, "shape", ())) == 1
 
 
 def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | list[float]:
-    """`value` as one number or as one for each model.
-
-    Raises:
-        InputError: something else, a row of the wrong length, or a number out of bounds; restates `value`.
-    """
+    """`value` as one number or as one for each model."""
     if is_number(value):
         number: float = value if isinstance(value, int) else float(value)  # momentum=0 prints as 0, as in torch
         if not bound.holds(number):
@@ -115,11 +111,7 @@ def numbers_of(name: str, value: Any, num_models: int, bound: Bound) -> float | 
 
 
 def row(name: str, value: Any, num_models: int, what: str = "a number") -> list[Any]:
-    """`value`, a row with one element for each model, as a list.
-
-    Raises:
-        InputError: no row, or one of another length.
-    """
+    """`value`, a row with one element for each model, as a list."""
     if not is_row(value):
         raise InputError(f"{name}: expected {what}, or {num_models} in a list, one for each model, got {value!r}")
     found = value.tolist() if hasattr(value, "tolist") else list(value)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hocket.errors import InputError
-from hocket.fusion.store import named_tensors
+from hocket.fusion.shared_objects import named_tensors
 from hocket.optim.base import FusedOptimizer
 from hocket.optim.grad_scaler import GradScaler
 from hocket.optim.state import checked_refill, exchange, plain_state, refill

@@ -1,4 +1,4 @@
-"""Which model a parameter belongs to: to all of them (a fused one), or to one (of a block that did not fuse)."""
+"""The model of each parameter: all of them (a fused one), or one (of a block that did not fuse)."""
 
 from __future__ import annotations
 

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hocket.errors import InputError
-from hocket.optim.counts import count_dtype
+from hocket.optim.counts import FLAGS, count_dtype
 from hocket.optim.hyper import PerModel, as_tuple, by_model, from_models, is_row, of_model, plain
-from hocket.optim.options import FLAGS
 from hocket.optim.slots import Slots
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ Entries = dict[str, Any]
 
 @dataclass(frozen=True)
 class PlainState:
-    """What a slot gets: for each group the entries of its parameters' plain states, and the plain options."""
+    """A slot's new state: for each group the entries of its parameters' plain states, and the plain options."""
 
     entries: Sequence[Sequence[Entries]]
     options: Sequence[Mapping[str, Any]]
@@ -63,7 +62,7 @@ def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
 def checked_refill(
     optimizer: FusedOptimizer, model: int, state: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> PlainState:
-    """What a slot gets from a plain state, overridden by options, or begins anew with without a state; all checked."""
+    """A slot's new state, from a plain state and options or afresh; all checked."""
     for key, value in options.items():
         if key not in optimizer.bounds:
             raise InputError(f"refill: expected options among {', '.join(optimizer.bounds)}, got {key}={value!r}")
@@ -104,10 +103,7 @@ def load(optimizer: FusedOptimizer, states: Sequence[Mapping[str, Any]]) -> None
 
 
 def _merged(optimizer: FusedOptimizer, new: Mapping[int, PlainState]) -> list[dict[str, list[Any]]]:
-    """For each group the options with these slots' values in place of the present ones, checked, by model.
-
-    Of what is no option only what schedulers note, where every model has it.
-    """
+    """For each group the checked options by model, with these slots' values and schedulers' notes."""
     merged = []
     for number, group in enumerate(optimizer.param_groups):
         optimizer.settle(group)

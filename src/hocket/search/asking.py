@@ -1,4 +1,4 @@
-"""How a trial begins in a storage: at no moment is it there without a sign of the search that asked for it.
+"""Trials marked with their search in the storage, so that a kill leaves none without an owner.
 
 A search that is killed between asking for a trial and marking it as its own would leave it running for ever, or take it
 for another one's. So a new trial is written with its owner, in one write; an enqueued one, which every search of the
@@ -25,15 +25,7 @@ CLAIM = "hocket:claim:"
 
 
 def begun(study: optuna.Study, owner: str) -> int:
-    """Begin a trial of a search: the first enqueued one that no other search takes, else a new one.
-
-    Args:
-        study: whose trial.
-        owner: the name of the search.
-
-    Returns:
-        The trial's id in the storage; its parameters are still to be suggested.
-    """
+    """The storage id of a new trial: the first enqueued one that no other search takes, else a new one."""
     import optuna
 
     states = optuna.trial.TrialState
@@ -55,7 +47,7 @@ def begun(study: optuna.Study, owner: str) -> int:
 
 
 def is_owned(trial: Any, owner: str) -> bool:
-    """Whether a trial of the storage belongs to a search, also if that was killed while it asked for the trial.
+    """True if a trial of the storage belongs to a search, also if that was killed while it asked for the trial.
 
     Example:
         >>> import optuna

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from hocket.errors import ExecutionError, FormatError, InputError
-from hocket.search.run import Run
-from hocket.search.serial import train_epoch
+from hocket.search.run import Run, load_model
 from hocket.search.split import Train, built
 from hocket.search.study import EXPLOITS
+from hocket.search.trainer import train_epoch
 
 if TYPE_CHECKING:
     import optuna
@@ -67,9 +67,7 @@ def best_model(
         if state["values"] != values[: len(state["values"])] or state["values"][-1] != trial.value:
             raise FormatError(str(path), "", f"expected the state of trial {trial.number}, which is the best one now")
         training = built(train, state["params"], seed)
-        training.model.load_state_dict(state["model"])
-        for name, buffer in training.model.named_buffers():
-            buffer.copy_(state["buffers"][name])
+        load_model(training.model, state)
         return training.model.eval()
     if EXPLOITS in trial.user_attrs:
         raise InputError("checkpoints: expected the folder, since the best trial went on from another one's state")
@@ -81,8 +79,7 @@ def best_model(
         if result.value is None:
             raise ExecutionError(f"trial {trial.number} cannot be trained again: {result.error}")
         run.values.append(result.value)
-    assert run.training is not None
-    return run.training.model.eval()
+    return run.made.model.eval()
 
 
 def _meaning(trial: optuna.trial.FrozenTrial, name: str) -> object:

@@ -1,4 +1,4 @@
-"""What a killed search goes on from: one file for each trial that is not over, written whole or not at all.
+"""Checkpoints of a search: one file for each unfinished trial, written whole or not at all.
 
 FOLDER/search.json    the name of this search, by which it knows its trials in the study
 FOLDER/lock           held while a search works there
@@ -29,12 +29,6 @@ FORMAT = "hocket-search/1"
 class Checkpoints:
     """The files of one search.
 
-    Args:
-        folder: made if it is not there.
-
-    Attributes:
-        owner: the name of this search.
-
     Raises:
         InputError: another process works in the folder.
         FormatError: the folder has a file of another kind in the place of ours.
@@ -50,7 +44,7 @@ class Checkpoints:
             self._lock.close()
             raise InputError(f"checkpoints: another search works in {self.folder}") from None
         try:
-            self.owner = self._name()
+            self.owner = self._name()  # the name of this search
         except FormatError:
             self.close()
             raise
@@ -73,11 +67,7 @@ class Checkpoints:
         self._write(self._path(number, is_best), lambda part: torch.save(dict(state), part))
 
     def load(self, number: int) -> dict[str, Any] | None:
-        """The last state of a trial, or None where none was kept.
-
-        Raises:
-            FormatError: the file does not read.
-        """
+        """The last state of a trial, or None; a FormatError if the file does not read."""
         path = self._path(number)
         if not path.exists():
             return None

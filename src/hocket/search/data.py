@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket.errors import InputError
+from hocket.fusion.stacked import is_same
 
 __all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "joined", "size_of", "updates"]
 
@@ -30,11 +31,7 @@ SEEDED: dict[tuple[Any, ...], Any] = {}  # states are never written into, so one
 
 
 class RandomState:
-    """The states of the global generators: Python's, numpy's where it is loaded, and torch's.
-
-    Args:
-        seed: what the generators are seeded with; with None it is their present state.
-    """
+    """The states of the global generators: Python's, numpy's where it is loaded, and torch's."""
 
     def __init__(self, seed: int | None = None) -> None:
         known = (seed, "numpy" in sys.modules, torch.cuda.is_initialized())
@@ -95,7 +92,7 @@ class RandomState:
             self._cuda[device.index or 0] = state
 
     def tensors(self) -> dict[str, Any]:
-        """What a model's draws go on from, as plain tensors; Python's and numpy's generators are not a model's."""
+        """The states that a model's draws go on from, as plain tensors; without Python's and numpy's."""
         return {"torch": self._torch, "cuda": self._cuda}
 
     def load(self, tensors: dict[str, Any]) -> None:
@@ -104,15 +101,12 @@ class RandomState:
 
 
 def is_fixed(batches: Iterable[Any]) -> bool:
-    """Whether every epoch has the same batches in the same order: a list or a tuple of them."""
+    """True if every epoch has the same batches in the same order: a list or a tuple of them."""
     return type(batches) in (list, tuple)
 
 
 def epoch_batches(batches: Iterable[Any], seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
     """The pairs of inputs and target of one epoch.
-
-    Raises:
-        InputError: a batch is no such pair, or there is none.
 
     Example:
         >>> loader = DataLoader(TensorDataset(torch.arange(4), torch.arange(4)), batch_size=4, shuffle=True)
@@ -176,7 +170,7 @@ def joined(parts: list[Any], dim: int = 0) -> Any:
 
 
 def size_of(target: Any, inputs: Any) -> int:
-    """How many examples a batch has: the first axis of its target, else of its inputs; 1 where neither has any."""
+    """The number of examples in a batch: the first axis of its target, else of its inputs, else 1."""
     for tree in (target, inputs):
         for leaf in pytree.tree_leaves(tree):
             if isinstance(leaf, torch.Tensor) and leaf.ndim:
@@ -185,7 +179,7 @@ def size_of(target: Any, inputs: Any) -> int:
 
 
 def are_same_batches(first: Any, second: Any) -> bool:
-    """Whether two trials' batches are provably the same data in the same order, epoch for epoch.
+    """True if two trials' batches are provably the same data in the same order, epoch for epoch.
 
     Example:
         >>> ones = [(torch.ones(2), torch.ones(2))]
@@ -197,7 +191,7 @@ def are_same_batches(first: Any, second: Any) -> bool:
     if type(first) is not type(second):
         return False
     if is_fixed(first):
-        return len(first) == len(second) and all(map(_is_equal, first, second))
+        return is_same(first, second)
     if isinstance(first, DataLoader):
         settings = ("batch_size", "drop_last", "num_workers", "collate_fn")
         samplers = [type(loader.sampler) for loader in (first, second)]
@@ -205,7 +199,7 @@ def are_same_batches(first: Any, second: Any) -> bool:
         same = all(getattr(first, name) == getattr(second, name) for name in settings)
         same = same and samplers[0] is samplers[1] and samplers[0] in known
         same = same and all(type(loader.batch_sampler) is torch.utils.data.BatchSampler for loader in (first, second))
-        return same and _plain_sampler(first, second) and _is_same_dataset(first.dataset, second.dataset)
+        return same and _plain_sampler(first, second) and _are_same_tensors(first.dataset, second.dataset)
     return False
 
 
@@ -215,29 +209,5 @@ def _plain_sampler(first: Any, second: Any) -> bool:
     return own[0] == own[1] and (first.generator is None) == (second.generator is None)
 
 
-def _is_same_dataset(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    if type(first) is type(second) is TensorDataset:
-        return _is_equal(first.tensors, second.tensors)
-    return False
-
-
-def _is_equal(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    leaves, spec = pytree.tree_flatten(first)
-    others, other_spec = pytree.tree_flatten(second)
-    return spec == other_spec and all(map(_is_equal_leaf, leaves, others))
-
-
-def _is_equal_leaf(first: Any, second: Any) -> bool:
-    if first is second:
-        return True
-    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
-        return type(first) is type(second) and bool(first == second)
-    if first.shape != second.shape or first.dtype != second.dtype or first.device != second.device:
-        return False
-    if first.data_ptr() == second.data_ptr() and first.stride() == second.stride() and not first.is_meta:
-        return True
-    return torch.equal(first, second)
+def _are_same_tensors(first: Any, second: Any) -> bool:
+    return first is second or (type(first) is type(second) is TensorDataset and is_same(first.tensors, second.tensors))

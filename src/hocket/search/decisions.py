@@ -1,4 +1,4 @@
-"""What becomes of a search's trials at the end of an epoch: told to the study, decided on, ended or let go on."""
+"""Decisions on a search's trials at the end of an epoch: told to the study, ended or continued."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from hocket.errors import InputError
 from hocket.search.checkpoints import Checkpoints
-from hocket.search.ends import Ends
 from hocket.search.group import TrialGroup, Ways
-from hocket.search.policy import Exploit, Move, Policy
+from hocket.search.policy import Ends, Exploit, Move, Policy
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.study import StudyClient
 
@@ -21,15 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Decisions:
-    """The trials of a search, the groups that they are in, and what happens to them between epochs.
-
-    Args:
-        client: the study.
-        ways: how groups train.
-        policy: how long each trial trains.
-        checkpoints: where states are kept, or None.
-        ends: when trials end early, and which values count.
-    """
+    """The trials of a search, the groups that they are in, and what happens to them between epochs."""
 
     def __init__(
         self, client: StudyClient, ways: Ways, policy: Policy, checkpoints: Checkpoints | None, ends: Ends | None
@@ -47,7 +38,7 @@ class Decisions:
         return list(self._groups.values())
 
     def _value(self, run: Run, epochs: int | None = None) -> float:
-        """What counts of a trial after so many epochs, all if None."""
+        """The value of a trial after so many epochs, all if None."""
         return self._ends.value(run.values[:epochs], self.policy.maximize)
 
     def _add(self, number: int, params: dict[str, Any]) -> Run:
@@ -171,7 +162,7 @@ class Decisions:
             group.remove(run)
 
     def _put_away(self, run: Run) -> None:
-        """Of a trial that is over no state is needed, unless it is the best one's."""
+        """Remove the state of a finished trial, unless it is the best one's."""
         if self._checkpoints is not None:
             if self.client.is_best(run):
                 self._checkpoints.keep_best(run.number)
@@ -197,11 +188,11 @@ class Decisions:
                 self._apply(self.policy.report(run.number, run.until, self._value(run, run.until)))
 
     def _is_stale(self, run: Run) -> bool:
-        """Whether a trial is out of patience before its last epoch."""
+        """True if a trial is out of patience before its last epoch."""
         return run.epochs < self.policy.epochs and self._ends.is_stale(run.values, self.policy.maximize)
 
     def _has_left(self, run: Run) -> bool:
-        """Whether a trial has ended before the policy said so."""
+        """True if a trial has ended before the policy said so."""
         if run.status is Status.FAILED:
             return run.epochs < run.until
         return run.is_left or (run.status is Status.COMPLETE and self._is_stale(run))

@@ -32,10 +32,9 @@ from hocket.search.data import are_same_batches, epoch_batches, is_fixed, update
 from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer, measured
 from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
-from hocket.search.serial import diverged
 from hocket.search.signature import difference, options_of
 from hocket.search.split import Train
-from hocket.search.trainer import CannotFuseError, Trainer
+from hocket.search.trainer import CannotFuseError, Trainer, diverged
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
 
@@ -55,14 +54,10 @@ class FusedTrainer(Trainer):
     Args:
         train: the user's function.
         runs: a trial for each slot; they have one signature and the same data.
-        seed: of the order of data.
-        options: names of the optimizer's numbers of which trials to come will have their own.
-        draws: whether the models draw random numbers in training: each then has a generator of its own.
-        runner: given the step ``step(inputs, target) -> losses``, the fused model and its optimizer, makes what is
-            called in its place, as `hocket.schedule` does; None for the step itself.
-
-    Raises:
-        CannotFuseError: the trials cannot train as one model; says why.
+        seed: seed of the order of data.
+        options: names of the optimizer's numbers that differ between trials.
+        draws: True if the models draw random numbers in training, each from a generator of its own.
+        runner: wraps ``step(inputs, target) -> losses`` of the fused model and optimizer, as `hocket.schedule` does.
     """
 
     kind = "fused"
@@ -128,11 +123,11 @@ class FusedTrainer(Trainer):
 
     @property
     def step(self) -> Callable[[Any, Any], torch.Tensor]:
-        """What is called for each batch: the runner's, if there is one."""
+        """The step for each batch: the runner's, if there is one."""
         return self._step
 
     def admits(self, run: Run) -> bool:
-        """Where the order of data changes from epoch to epoch, all slots are at one epoch: they share its batches."""
+        """True unless batches change from epoch to epoch and the trial is at another epoch than the slots."""
         active = self.active
         return is_fixed(self._batches) or not active or active[0][1].epochs == run.epochs
 
@@ -140,7 +135,7 @@ class FusedTrainer(Trainer):
         run.build(self._train)
         self._check(run)
         before = self.slots[slot]
-        run.training.model.train(self._array.training)  # type: ignore[union-attr]
+        run.made.model.train(self._array.training)
         try:
             if before is not None and not before.status.is_over:
                 self.sync(slot)
@@ -148,7 +143,7 @@ class FusedTrainer(Trainer):
         except InputError as error:
             raise CannotFuseError(str(error)) from error
         self.slots[slot] = run
-        self._losses[slot] = run.training.loss  # type: ignore[union-attr]
+        self._losses[slot] = run.made.loss
         self._enter(slot, run)
 
     def sync(self, slot: int) -> None:
@@ -184,11 +179,7 @@ class FusedTrainer(Trainer):
         return results
 
     def plan_if_it_pays(self, num_waiting: int) -> None:
-        """Let the runner take over the steps, once what it saves in those ahead is more than what planning costs.
-
-        Args:
-            num_waiting: how many trials will come into the slots besides.
-        """
+        """Let the runner take over the steps, once what it saves in those ahead is more than what planning costs."""
         if self._runner is None or self._step != self._one_step or self.step_s == math.inf:
             return
         epochs = max((run.until - run.epochs for _, run in self.active), default=0)
@@ -198,12 +189,7 @@ class FusedTrainer(Trainer):
             self._step = self._runner(self._one_step, self._array, self._optimizer)
 
     def shrink(self) -> None:
-        """Give up slots whose trials are over, where what that saves is more than what it costs to begin again.
-
-        Both are known from epochs that were timed: the first one, with its choices and its capture, took so much longer
-        than the fastest one. What is saved has to be twice that: time does not fall as fast as the number of slots, and
-        more of them may be given up soon, at once.
-        """
+        """Drop finished slots if the epochs ahead save twice the overhead of a new first epoch."""
         keep = [slot for slot, run in enumerate(self.slots) if run is not None and not run.status.is_over]
         ahead = max((self.slots[slot].until - self.slots[slot].epochs for slot in keep), default=0)  # type: ignore[union-attr]
         saved_s = self._epoch_s * (1 - len(keep) / len(self.slots)) * ahead
@@ -271,7 +257,7 @@ class FusedTrainer(Trainer):
         return found
 
     def _step_schedulers(self) -> None:
-        """Of each trial, after a step of the optimizer."""
+        """Step each trial's scheduler, after a step of the optimizer."""
         for slot, run in self.active:
             if slot in self._failed or run.training is None or run.training.scheduler is None:
                 continue
@@ -283,9 +269,8 @@ class FusedTrainer(Trainer):
 
     def _ended(self, run: Run, value: float) -> EpochResult:
         """End an epoch of one trial: its scheduler steps on its own optimizer."""
-        assert run.training is not None
         try:
-            step_scheduler(run.training, value)
+            step_scheduler(run.made, value)
         except Exception as error:  # noqa: BLE001 - such as a cycle that is over
             return EpochResult(error=f"{type(error).__name__}: {error}")
         return EpochResult(value)
@@ -307,38 +292,34 @@ class FusedTrainer(Trainer):
         if differs := why_apart(self._leader, run):
             raise CannotFuseError(differs)
         for field in ("loss", "metric"):
-            if reads_model(getattr(run.training, field), run.training.model):  # type: ignore[union-attr]
+            if reads_model(getattr(run.made, field), run.made.model):
                 raise CannotFuseError(f"{field}: it holds the trial's own model, whose weights would be old")
-        if self._runner is not None and not is_same_loss(self._loss, run.training.loss):  # type: ignore[union-attr]
+        if self._runner is not None and not is_same_loss(self._loss, run.made.loss):
             raise CannotFuseError("loss: not provably one function, so the step of all trials cannot be captured")
 
     def _trained_model(self, run: Run) -> TrainedModel:
         """A trial as `ModelSlots` takes it."""
-        assert run.training is not None
         assert run.random is not None
-        device = run.training.device
+        device = run.made.device
         return TrainedModel(
-            module=run.training.model,
-            optimizers=[run.training.optimizer.state_dict()],
+            module=run.made.model,
+            optimizers=[run.made.optimizer.state_dict()],
             schedulers=[],
             seed=run.seed,
             generators={device: run.random.on(device)} if self._draws else None,
         )
 
     def _enter(self, slot: int, run: Run) -> None:
-        assert run.training is not None
-        run.training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
-        self._numbers[slot] = options_of(run.training)
-        self._clip_norms[slot] = min(run.training.clip_norm or NO_LIMIT, NO_LIMIT)
-        self._clip_values[slot] = min(run.training.clip_value or NO_LIMIT, NO_LIMIT)
+        run.made.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
+        self._numbers[slot] = options_of(run.made)
+        self._clip_norms[slot] = min(run.made.clip_norm or NO_LIMIT, NO_LIMIT)
+        self._clip_values[slot] = min(run.made.clip_value or NO_LIMIT, NO_LIMIT)
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
 
 
 def why_apart(first: Run, second: Run) -> str:
     """In words why two trials cannot train as one model, or nothing."""
-    mine, its = first.training, second.training
-    assert mine is not None
-    assert its is not None
+    mine, its = first.made, second.made
     if differs := difference(first.signature, second.signature):
         return differs
     if not are_same_batches(mine.batches, its.batches):

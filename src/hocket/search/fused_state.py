@@ -1,4 +1,4 @@
-"""What fused slots do for each trial by itself: its state comes and goes, its gradients are clipped, it is measured."""
+"""Work of fused slots for each trial by itself: its state, the clipping of its gradients, its metric."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from hocket.errors import InputError
 from hocket.optim import FusedOptimizer, ModelSlots, clip_grad_norm_, clip_grad_value_
 from hocket.search.data import joined, size_of
 from hocket.search.run import EpochResult, Run
-from hocket.search.serial import averaged
 from hocket.search.signature import fused_class
-from hocket.search.trainer import CannotFuseError, metric_value
+from hocket.search.trainer import CannotFuseError, averaged, metric_value
 from hocket.search.training import Training
 
 __all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer", "measured", "synchronize"]
@@ -26,10 +25,9 @@ NO_LIMIT = sys.float_info.max  # of gradients
 
 def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
     """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
-    assert run.training is not None
     assert run.random is not None
-    state = slots.state(slot, run.training.model)
-    optimizer, entries = run.training.optimizer, state.optimizers[0]["state"]
+    state = slots.state(slot, run.made.model)
+    optimizer, entries = run.made.optimizer, state.optimizers[0]["state"]
     params = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
     for index, (p, is_fused) in enumerate(params):
         optimizer.state[p] = entries.get(index, {})

@@ -15,9 +15,8 @@ from hocket.search.data import is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
 from hocket.search.probe import Probe, alone_s, probe
 from hocket.search.run import Run, Status
-from hocket.search.serial import SerialTrainer
 from hocket.search.split import Split, Train
-from hocket.search.trainer import CannotFuseError, Trainer
+from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer
 
 __all__ = ["TrialGroup", "Ways"]
 
@@ -32,39 +31,24 @@ TOGETHER: dict[tuple[Any, ...], int] = {}  # how many trials of a kind were clea
 
 @dataclass(frozen=True)
 class Ways:
-    """How the groups of one search train.
+    """The settings by which the groups of one search train."""
 
-    Attributes:
-        train: the user's function.
-        split: which parameters are fusible.
-        executor: ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse, and ``"auto"``
-            stops where steps of one trial alone are faster.
-        seed: of weights, random numbers and the order of data.
-        max_slots: how many models are fused at most.
-        memory_bytes: what the models of a group may take; None for any.
-        runner: see `FusedTrainer`.
-        processes: makes a trainer of processes, where trials train in such.
-        is_declared: whether the user has declared what is fusible.
-    """
-
-    train: Train
-    split: Split
+    train: Train  # the user's function
+    split: Split  # which parameters are fusible
+    # ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse, and ``"auto"`` stops
+    # where steps of one trial alone are faster
     executor: str = "auto"
-    seed: int = 0
-    max_slots: int = MAX_SLOTS
-    memory_bytes: int | None = None
-    runner: Runner | None = None
-    processes: Callable[[], Trainer] | None = None
-    is_declared: bool = False
+    seed: int = 0  # of weights, random numbers and the order of data
+    max_slots: int = MAX_SLOTS  # how many models are fused at most
+    memory_bytes: int | None = None  # what the models of a group may take; None for any
+    runner: Runner | None = None  # see `FusedTrainer`
+    processes: Callable[[], Trainer] | None = None  # makes a trainer of processes, where trials train in such
+    is_declared: bool = False  # whether the user has declared what is fusible
 
 
 def kind_of(run: Run) -> tuple[Any, ...]:
-    """What a trial has in common with others, of any group or search, that cost a processor about as much.
-
-    The same layers and optimizer, within a factor of four as large, and the same batches.
-    """
-    training = run.training
-    assert training is not None
+    """A key for trials of similar cost: layers, optimizer, size within a factor of four, and batches."""
+    training = run.made
     size = sum(parameter.numel() for parameter in training.model.parameters())
     layers = tuple(type(module) for module in training.model.modules())
     batch = dict(run.signature)["batch"]
@@ -72,22 +56,14 @@ def kind_of(run: Run) -> tuple[Any, ...]:
 
 
 class TrialGroup:
-    """One group of a search.
-
-    Attributes:
-        key: the values of the infusible parameters, and what else sets it apart.
-        waiting: trials that are ready and in no slot, the first one to go first.
-        trainer: what trains them; None while there is none.
-        why_serial: why these trials do not train as one model, if they do not.
-        searches: how many fused models were made.
-    """
+    """One group of a search."""
 
     def __init__(self, key: tuple[Any, ...], ways: Ways) -> None:
-        self.key = key
-        self.waiting: list[Run] = []
-        self.trainer: Trainer | None = None
-        self.why_serial = ""
-        self.searches = 0
+        self.key = key  # the values of the infusible parameters, and what else sets it apart
+        self.waiting: list[Run] = []  # trials that are ready and in no slot, the first one to go first
+        self.trainer: Trainer | None = None  # what trains them; None while there is none
+        self.why_serial = ""  # why these trials do not train as one model, if they do not
+        self.searches = 0  # how many fused models were made
         self._ways = ways
         self._probe: Probe | None = None
         self._judged: dict[int, int] = {}  # how often so many trials were faster together, a clear case counted twice
@@ -95,7 +71,7 @@ class TrialGroup:
 
     @property
     def num_ready(self) -> int:
-        """How many trials may train now."""
+        """The number of trials that may train now."""
         return len(self.waiting) + (len(self.trainer.active) if self.trainer else 0)
 
     def fill(self) -> list[tuple[Run, str]]:
@@ -186,8 +162,7 @@ class TrialGroup:
         kind = kind_of(active[0][1])
         if len(active) >= TOGETHER.get(kind, MAX_SLOTS):
             return
-        assert active[0][1].training is not None
-        apart_s = alone_s(active[0][1].training, len(active))
+        apart_s = alone_s(active[0][1].made, len(active))
         if trainer.step_s <= HANDICAP * apart_s:
             is_clear = trainer.step_s <= CLEARLY * apart_s
             if is_clear:
@@ -200,7 +175,7 @@ class TrialGroup:
         self.close()
 
     def _is_outgrown(self) -> bool:
-        """Whether so many wait that more slots pay: as many again as there are."""
+        """True if so many wait that more slots pay: as many again as there are."""
         if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._ways.executor == "serial":
             return False
         if self.why_serial:
@@ -232,9 +207,7 @@ class TrialGroup:
         self.waiting = [run for run in self.waiting if run not in [each for each, _ in refused]]
         try:
             if self._probe is None:
-                training = runs[0].training
-                assert training is not None
-                self._probe = probe(training)
+                self._probe = probe(runs[0].made)
             runs = runs[: self._capacity()]
             if len(runs) > 1:
                 self.trainer = FusedTrainer(
@@ -258,20 +231,15 @@ class TrialGroup:
         """Those that fuse with the first one, and why the others do not."""
         first, *others = runs
         alike, refused = [first], []
-        assert first.training is not None
         for run in others:
             if differs := why_apart(first, run):
                 refused.append((run, differs))
-            elif is_fixed(first.training.batches) or run.epochs == first.epochs:
+            elif is_fixed(first.made.batches) or run.epochs == first.epochs:
                 alike.append(run)
         return alike, refused
 
     def fall_back(self, error: Exception) -> list[tuple[Run, str]]:
-        """After a fused step has failed: those in the slots begin anew, since what failed may be half done.
-
-        Returns:
-            The trials that fail alone, too.
-        """
+        """Restart the trials of a failed fused step; gives those that fail alone, too."""
         assert self.trainer is not None
         runs = [run for run in self.trainer.slots if run is not None and not run.status.is_over]
         for run in runs:
@@ -287,9 +255,8 @@ class TrialGroup:
         """The trials whose first step raises; where none does, all train one at a time from now on."""
         found = []
         for run in runs:
-            assert run.training is not None
             try:
-                probe(run.training)
+                probe(run.made)
             except Exception as own:  # noqa: BLE001 - the user's code; this trial ends, no other one
                 run.error = f"{type(own).__name__}: {own}"
                 found.append((run, ""))

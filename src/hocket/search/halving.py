@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hocket.errors import InputError
-from hocket.search.policy import Move, Policy, Schedules, checked_whole
+from hocket.optim.hyper import check_whole
+from hocket.search.policy import Move, Policy, Schedules
 
 __all__ = ["Asha", "Halving", "Hyperband", "Rung"]
 
@@ -32,19 +33,14 @@ class Rung:
 
 @dataclass(frozen=True)
 class Rungs(Schedules):
-    """Epochs for the better trials only.
+    """Epochs for the better trials only."""
 
-    Attributes:
-        eta: at each rung one trial of so many goes on, for so many times the epochs.
-        min_epochs: the epoch of the first rung.
-    """
-
-    eta: int = 3
-    min_epochs: int = 1
+    eta: int = 3  # at each rung one trial of so many goes on, for so many times the epochs
+    min_epochs: int = 1  # the epoch of the first rung
 
     def __post_init__(self) -> None:
-        checked_whole("eta", self.eta, 2)
-        checked_whole("min_epochs", self.min_epochs, 1)
+        check_whole("eta", self.eta, 2)
+        check_whole("min_epochs", self.min_epochs, 1)
 
     def rungs(self, trials: int, first: int, epochs: int) -> list[Rung]:
         """The rungs of a bracket of so many trials, from the epoch of the first rung to the last epoch."""
@@ -94,7 +90,7 @@ class Hyperband(Rungs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checked_whole("skip_last", self.skip_last, 0)
+        check_whole("skip_last", self.skip_last, 0)
 
     def brackets(self, epochs: int) -> list[tuple[int, list[Rung]]]:
         """For each bracket how many trials begin, and its rungs."""
@@ -152,13 +148,7 @@ class Bracket:
 
 
 class LockStep(Policy):
-    """Brackets whose rungs are decided at once, when all of their trials have reported.
-
-    Args:
-        epochs: how many epochs a trial goes at most.
-        maximize: whether more is better.
-        brackets: how many trials each takes, in the order in which they begin, and its rungs.
-    """
+    """Brackets whose rungs are decided at once, when all of their trials have reported."""
 
     def __init__(self, epochs: int, maximize: bool, brackets: Sequence[tuple[int, list[Rung]]]) -> None:
         super().__init__(epochs, maximize)

@@ -1,4 +1,4 @@
-"""What the user's function gets: a dict of hyper-parameters, of which it may also ask for more, as of Optuna's trial.
+"""The argument of the user's function: a dict of hyper-parameters with the `suggest_*` of Optuna's trial.
 
     params["lr"]                                   a space of distributions was given
     params.suggest_float("lr", 1e-4, 1e-1)         the function itself says what there is to propose

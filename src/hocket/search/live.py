@@ -1,4 +1,4 @@
-"""What one sees of a search: a table on a terminal, and elsewhere a line whenever trials end or go on."""
+"""Progress of a search: a table on a terminal, and elsewhere a line whenever trials end or go on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ BETWEEN_LINES_S = 60.0  # at most: where a rung takes longer, a line says that t
 
 
 class LiveTable:
-    """A table that is painted anew after each epoch; lines, where nobody sits before a terminal.
-
-    Args:
-        file: where it is written, such as ``sys.stderr``.
-        clock: seconds.
-    """
+    """A table that is painted anew after each epoch; lines, where nobody sits before a terminal."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = monotonic) -> None:
         self._file = file

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import MissingDependencyError
-from hocket.search.record import Record
+from hocket.search.search import Record
 
 if TYPE_CHECKING:
     import optuna
@@ -18,11 +19,7 @@ STATES = {"COMPLETE": "#2a7f62", "PRUNED": "#8a94a6", "FAIL": "#b3372f", "RUNNIN
 
 
 def load_plotly() -> Any:
-    """Plotly's figures.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """The module of Plotly's figures, or a MissingDependencyError."""
     try:
         import plotly.graph_objects as figures
     except ImportError:
@@ -34,7 +31,7 @@ def device_time_s(record: Record) -> tuple[float, float]:
     """Seconds that the device trained, and the seconds of all trials' epochs, as if each had it alone meanwhile.
 
     Example:
-        >>> from hocket.search.record import Epoch
+        >>> from hocket.search.search import Epoch
         >>> device_time_s(Record([Epoch(n, 0, "fused", n, 1, 0.0, 2.0, 0.5) for n in range(3)]))
         (2.0, 6.0)
     """
@@ -43,15 +40,11 @@ def device_time_s(record: Record) -> tuple[float, float]:
 
 
 def write_page(study: optuna.Study, record: Record, folder: str | os.PathLike[str]) -> Path:
-    """Write ``index.html`` into a folder; it needs no network to be read.
-
-    Returns:
-        Its path.
-    """
+    """Write ``index.html`` into a folder, to be read without a network; gives its path."""
     figures = load_plotly()
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    drawn = [_timeline(figures, study, record), _values(figures, study), _parallel(figures, study)]
+    drawn = [_timeline(figures, study, record), _values(study), _parallel(study)]
     scripts = [True, False, False]  # plotly's own code stands in the page once
     parts = [figure.to_html(full_html=False, include_plotlyjs=own) for figure, own in zip(drawn, scripts, strict=True)]
     path = target / "index.html"
@@ -59,7 +52,7 @@ def write_page(study: optuna.Study, record: Record, folder: str | os.PathLike[st
     part.write_text(
         "<!doctype html><html><head><meta charset='utf-8'><title>Hocket search</title></head>"
         "<body style='font-family: sans-serif; max-width: 70rem; margin: auto'>"
-        f"<h1>{_escaped(study.study_name)}</h1>{_summary(study, record)}{''.join(parts)}</body></html>\n"
+        f"<h1>{escape(study.study_name)}</h1>{_summary(study, record)}{''.join(parts)}</body></html>\n"
     )
     os.replace(part, path)
     return path
@@ -77,7 +70,7 @@ def _summary(study: Any, record: Record) -> str:
         f"fusible: {', '.join(fusible) or 'none'}; infusible: {', '.join(infusible) or 'none'}",
         *(f"group {list(key)}: one at a time: {why}" for key, why in record.groups if why),
     ]
-    return "".join(f"<p>{_escaped(line)}</p>" for line in lines)
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def _timeline(figures: Any, study: Any, record: Record) -> Any:
@@ -101,40 +94,16 @@ def _timeline(figures: Any, study: Any, record: Record) -> Any:
     return figure
 
 
-def _values(figures: Any, study: Any) -> Any:
-    figure = figures.Figure()
-    for trial in study.trials:
-        epochs = sorted(trial.intermediate_values)
-        figure.add_scatter(
-            x=epochs,
-            y=[trial.intermediate_values[epoch] for epoch in epochs],
-            name=f"trial {trial.number}",
-            mode="lines+markers",
-            line={"color": STATES.get(trial.state.name), "width": 1},
-            showlegend=False,
-        )
-    figure.update_layout(title="Values", xaxis_title="epoch", yaxis_title="metric")
-    return figure
+def _values(study: Any) -> Any:
+    from optuna.visualization import plot_intermediate_values
+
+    return plot_intermediate_values(study).update_layout(title="Values", xaxis_title="epoch", yaxis_title="metric")
 
 
-def _parallel(figures: Any, study: Any) -> Any:
-    """Each trial that has a value as a line through its parameters."""
-    trials = [trial for trial in study.trials if trial.value is not None]
-    columns = []
-    for name in dict.fromkeys(name for trial in trials for name in trial.params):
-        values = [trial.params.get(name) for trial in trials]
-        if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-            columns.append({"label": name, "values": values})
-        else:
-            words = list(dict.fromkeys(map(str, values)))
-            places = [words.index(str(value)) for value in values]
-            columns.append({"label": name, "values": places, "tickvals": list(range(len(words))), "ticktext": words})
-    own = [trial.value for trial in trials]
-    columns.append({"label": "value", "values": own})
-    figure = figures.Figure(figures.Parcoords(dimensions=columns, line={"color": own, "showscale": True}))
-    figure.update_layout(title="Parameters and values")
-    return figure
+def _parallel(study: Any) -> Any:
+    """Each trial that has a value as a line through the parameters that all of these have."""
+    from optuna.search_space import intersection_search_space
+    from optuna.visualization import plot_parallel_coordinate
 
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    shared = list(intersection_search_space(study.get_trials(deepcopy=False)))
+    return plot_parallel_coordinate(study, params=shared or None).update_layout(title="Parameters and values")

@@ -1,4 +1,4 @@
-"""How long each trial trains: what a search asks after each epoch."""
+"""Policies: the number of epochs of each trial, the early ends, and the value that counts."""
 
 from __future__ import annotations
 
@@ -7,49 +7,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.errors import InputError
+from hocket.optim.hyper import check_whole
 
-__all__ = ["AllEpochs", "Exploit", "Move", "Policy", "Schedules", "checked_whole"]
+__all__ = ["AllEpochs", "Ends", "Exploit", "Move", "Policy", "Schedules"]
 
 
 @dataclass(frozen=True)
 class Move:
-    """What becomes of a trial.
+    """A decision on a trial."""
 
-    Attributes:
-        number: of the trial.
-        what: ``"go"`` on, ``"prune"``, or ``"complete"``.
-        until: up to which epoch it goes on.
-    """
-
-    number: int
-    what: str
-    until: int = 0
+    number: int  # of the trial
+    what: str  # ``"go"`` on, ``"prune"``, or ``"complete"``
+    until: int = 0  # up to which epoch it goes on
 
 
 @dataclass(frozen=True)
 class Exploit(Move):
-    """A trial goes on from a sibling's state, with other hyper-parameters.
+    """A trial goes on from a sibling's state, with other hyper-parameters."""
 
-    Attributes:
-        parent: the number of the sibling.
-        explore: given the sibling's parameters, the space and the names of the fusible ones, those to go on with.
-    """
-
-    parent: int = 0
+    parent: int = 0  # the number of the sibling
+    # given the sibling's parameters, the space and the names of the fusible ones, those to go on with
     explore: Callable[[Mapping[str, Any], Mapping[str, Any], Sequence[str]], dict[str, Any]] = lambda own, *_: dict(own)
 
 
 class Policy(ABC):
-    """Decides, from the values that are reported, which trials go on.
-
-    Args:
-        epochs: how many epochs a trial goes at most.
-        maximize: whether more is better.
-    """
+    """Decides, from the values that are reported, which trials go on."""
 
     def __init__(self, epochs: int, maximize: bool) -> None:
-        self.epochs = checked_whole("epochs", epochs, 1)
+        self.epochs = check_whole("epochs", epochs, 1)
         self.maximize = maximize
 
     @abstractmethod
@@ -69,7 +54,7 @@ class Policy(ABC):
         return ()
 
     def rank(self, value: float, number: int) -> tuple[float, int]:
-        """What trials are sorted by, the best one first; of equal ones the one that began first."""
+        """The sort key of trials, best first, earlier ones before later ones of equal value."""
         return (-value if self.maximize else value, number)
 
 
@@ -77,12 +62,12 @@ class Schedules(ABC):
     """A way to spend epochs: what a user hands to `hocket.tune` as ``halving=``."""
 
     def trials(self, epochs: int) -> int | None:
-        """How many trials it takes; None if that is for the user to say."""
+        """The number of trials needed; None if the user chooses it."""
         return None
 
     @abstractmethod
     def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:
-        """What decides in one search."""
+        """The policy of one search."""
 
 
 class AllEpochs(Policy):
@@ -95,8 +80,30 @@ class AllEpochs(Policy):
         return [Move(number, "complete")]
 
 
-def checked_whole(name: str, value: object, least: int) -> int:
-    """`value`, which must be a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputError(f"{name}: expected a whole number >= {least}, got {value!r}")
-    return value
+@dataclass(frozen=True)
+class Ends:
+    """Early ends of a search or a trial, and which of a trial's values counts."""
+
+    timeout_s: float | None = None  # after which a search ends at the next epoch
+    patience: int | None = None  # after so many epochs without a better value a trial is complete
+    is_best: bool = False  # whether a trial's best value counts, or its last one
+
+    def value(self, values: Sequence[float], maximize: bool) -> float:
+        """The value that counts of a trial with these values."""
+        return (max if maximize else min)(values) if self.is_best else values[-1]
+
+    def is_stale(self, values: Sequence[float], maximize: bool) -> bool:
+        """True if a trial is out of patience.
+
+        Example:
+            >>> [Ends(patience=2).is_stale(values, maximize=False) for values in ([3, 2, 2], [3, 2, 2, 2], [1, 0, 1])]
+            [False, True, False]
+        """
+        if self.patience is None:
+            return False
+        best = self.best_epoch(values, maximize)
+        return len(values) - best >= self.patience
+
+    def best_epoch(self, values: Sequence[float], maximize: bool) -> int:
+        """The first epoch with the best value, from 1."""
+        return values.index((max if maximize else min)(values)) + 1

@@ -24,7 +24,8 @@ from functools import partial
 from typing import Any
 
 from hocket.errors import InputError
-from hocket.search.policy import Exploit, Move, Policy, Schedules, checked_whole
+from hocket.optim.hyper import check_whole
+from hocket.search.policy import Exploit, Move, Policy, Schedules
 
 __all__ = ["Generations", "Population"]
 
@@ -55,8 +56,8 @@ class Population(Schedules):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        checked_whole("interval", self.interval, 1)
-        checked_whole("seed", self.seed, 0)
+        check_whole("interval", self.interval, 1)
+        check_whole("seed", self.seed, 0)
         if not 0 < self.share <= 0.5:
             raise InputError(f"share: expected a number above 0 and up to 0.5, got {self.share!r}")
         if not 0 <= self.resample <= 1:
@@ -106,13 +107,7 @@ class Population(Schedules):
 
 
 class Generations(Policy):
-    """Decides on a whole population whenever all of it has reported.
-
-    Args:
-        epochs: how many epochs a trial goes.
-        maximize: whether more is better.
-        population: by which rules.
-    """
+    """Decides on a whole population whenever all of it has reported."""
 
     def __init__(self, epochs: int, maximize: bool, population: Population) -> None:
         super().__init__(epochs, maximize)

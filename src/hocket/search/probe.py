@@ -1,4 +1,4 @@
-"""What steps of a copy of a trial show: random draws, the memory that a slot takes, and the time alone."""
+"""Probes by steps of a copy of a trial: random draws, memory of a slot, and time alone."""
 
 from __future__ import annotations
 
@@ -21,24 +21,16 @@ NUM_BLOCKS = 2
 
 @dataclass(frozen=True)
 class Probe:
-    """What a step showed.
+    """Results of a step."""
 
-    Attributes:
-        draws: whether the model draws random numbers in training; each model then needs a generator of its own.
-        slot_bytes: what one more slot takes: parameters, buffers and state of the optimizer twice (in the slot, and in
-            the trial's own model), gradients, and what is kept for the backward.
-    """
-
-    draws: bool
+    draws: bool  # whether the model draws random numbers in training; each model then needs a generator of its own
+    # what one more slot takes: parameters, buffers and state of the optimizer twice (in the slot, and in the
+    # trial's own model), gradients, and what is kept for the backward
     slot_bytes: int
 
 
 def probe(training: Training) -> Probe:
-    """Take a step of a copy; the trial itself and all generators stay as they are.
-
-    Raises:
-        Exception: whatever the step raises.
-    """
+    """Take a step of a copy; the trial itself and all generators stay as they are."""
     model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
     kept: dict[int, int] = {}
@@ -65,14 +57,7 @@ def probe(training: Training) -> Probe:
 
 
 def alone_s(training: Training, num_steps: int) -> float:
-    """The time that so many steps of a trial take alone, on a copy: of a few blocks of them the fastest one.
-
-    A block is as long as the fused step that it is compared with, and as exposed to what else the machine does; the
-    fastest single step times `num_steps` would be too good.
-
-    Raises:
-        Exception: whatever the step raises.
-    """
+    """Time of `num_steps` steps of a copy alone: the fastest of a few blocks as long as the fused step."""
     model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
     device = training.device

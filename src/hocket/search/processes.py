@@ -1,6 +1,6 @@
 """Trials side by side in processes: what fused trials are compared with, and a way for models that do not fuse.
 
-this process --params, saved state, epochs to go--> worker: the plain loop of `hocket.search.serial`
+this process --params, saved state, epochs to go--> worker: the plain loop of `hocket.search.trainer`
              <--value of each epoch, state at the end--
 """
 
@@ -22,16 +22,13 @@ __all__ = ["ProcessTrainer"]
 
 
 class ProcessTrainer(Trainer):
-    """A slot for each of several processes, which are started anew (spawned) and import what `train` is defined in.
+    """A slot for each of several spawned processes, which import the module of `train`.
 
     Args:
-        train: the user's function; a function of a module, so that processes can import it.
-        seed: of the order of data.
-        num_processes: how many; half the processors if None, at least two.
-        keep: whether states are wanted after each epoch, for checkpoints.
-
-    Raises:
-        InputError: `train` cannot be sent to a process.
+        train: the user's function, which can be imported.
+        seed: seed of the order of data.
+        num_processes: number of processes; half the processors if None, at least two.
+        keep: True if states are needed after each epoch, for checkpoints.
     """
 
     kind = "processes"
@@ -107,7 +104,7 @@ def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
     """A process: train what comes until nobody sends any more."""
     import torch
 
-    from hocket.search.serial import train_epoch
+    from hocket.search.trainer import train_epoch
 
     torch.set_num_threads(threads)
     train: Train = pickle.loads(pickled)

@@ -28,11 +28,7 @@ ENDS = {"COMPLETE": Status.COMPLETE, "PRUNED": Status.PRUNED, "FAIL": Status.FAI
 
 
 def load_ray_tune() -> Any:
-    """Ray Tune.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """The module of Ray Tune, or a MissingDependencyError."""
     try:
         from ray import tune
     except ImportError:

@@ -15,11 +15,11 @@ from hocket.search.signature import Signature, signature
 from hocket.search.split import Train, built
 from hocket.search.training import Training
 
-__all__ = ["EpochResult", "Run", "Status", "step_scheduler"]
+__all__ = ["EpochResult", "Run", "Status", "load_model", "step_scheduler"]
 
 
 class Status(enum.Enum):
-    """Where a trial stands."""
+    """The status of a trial."""
 
     READY = "ready"  # may train, in a slot or waiting for one
     PAUSED = "paused"  # at the end of a rung, until the rung is decided
@@ -29,13 +29,13 @@ class Status(enum.Enum):
 
     @property
     def is_over(self) -> bool:
-        """Whether the trial trains no more."""
+        """True if the trial trains no more."""
         return self in (Status.COMPLETE, Status.PRUNED, Status.FAILED)
 
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch of one trial gave: a value, or the error that ended it."""
+    """The result of one epoch of one trial: a value, or the error that ended it."""
 
     value: float | None = None
     error: str | None = None
@@ -43,51 +43,41 @@ class EpochResult:
 
 @dataclass(eq=False)
 class Run:
-    """A trial in training.
+    """A trial in training."""
 
-    Attributes:
-        number: of the trial in its study.
-        params: its hyper-parameters.
-        seed: of its weights and its random numbers.
-        values: the metric after each epoch so far.
-        until: how many epochs it may go before it is decided on.
-        training: what `train` made, whose tensors and numbers are the trial's own while it is in no fused slot; None
-            before it is built and after it is over.
-        random: the generators of the model's draws.
-        saved: a state to go on from, once it is built.
-        variant: tells groups apart whose infusible parameters agree and whose signatures or data do not.
-        exploits: when it went on from a sibling's state: the epoch, the sibling's number, and its parameters since.
-        origin: its state when it last did so, from which it begins anew.
-        is_left: whether the user's own function pruned it, before a kill.
-    """
-
-    number: int
-    params: Mapping[str, Any]
-    seed: int
-    until: int = 0
+    number: int  # of the trial in its study
+    params: Mapping[str, Any]  # its hyper-parameters
+    seed: int  # of its weights and its random numbers
+    until: int = 0  # how many epochs it may go before it is decided on
     status: Status = Status.READY
-    values: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)  # the metric after each epoch so far
     error: str | None = None
+    # what `train` made, whose tensors and numbers are the trial's own while it is in no fused slot; None before
+    # it is built and after it is over
     training: Training | None = None
     signature: Signature = ()
-    random: RandomState | None = None
-    saved: Mapping[str, Any] | None = None
+    random: RandomState | None = None  # the generators of the model's draws
+    saved: Mapping[str, Any] | None = None  # a state to go on from, once it is built
+    # tells groups apart whose infusible parameters agree and whose signatures or data do not
     variant: tuple[Any, ...] = ()
+    # when it went on from a sibling's state: the epoch, the sibling's number, and its parameters since
     exploits: list[dict[str, Any]] = field(default_factory=list)
-    origin: Mapping[str, Any] | None = None
-    is_left: bool = False
+    origin: Mapping[str, Any] | None = None  # its state when it last did so, from which it begins anew
+    is_left: bool = False  # whether the user's own function pruned it, before a kill
 
     @property
     def epochs(self) -> int:
-        """How many epochs are done."""
+        """The number of finished epochs."""
         return len(self.values)
 
-    def build(self, train: Train) -> Training:
-        """All it trains with, made once; from the saved state, if there is one.
+    @property
+    def made(self) -> Training:
+        """All it trains with, once it is built."""
+        assert self.training is not None
+        return self.training
 
-        Raises:
-            Exception: whatever `train` raises.
-        """
+    def build(self, train: Train) -> Training:
+        """All it trains with, made once; from the saved state, if there is one."""
         if self.training is None:
             made = built(train, self.params, self.seed)
             self.random = RandomState(self.seed)
@@ -117,15 +107,12 @@ class Run:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
-        assert self.training is not None
         assert self.random is not None
         self.values = list(state["values"])
-        self.training.model.load_state_dict(state["model"])
-        for name, buffer in self.training.model.named_buffers():
-            buffer.copy_(state["buffers"][name])
-        self.training.optimizer.load_state_dict(state["optimizer"])
-        if self.training.scheduler is not None:
-            self.training.scheduler.load_state_dict(state["scheduler"])
+        load_model(self.made.model, state)
+        self.made.optimizer.load_state_dict(state["optimizer"])
+        if self.made.scheduler is not None:
+            self.made.scheduler.load_state_dict(state["scheduler"])
         self.random.load(state["random"])
 
     def resume(self, saved: Mapping[str, Any] | None) -> None:
@@ -137,18 +124,7 @@ class Run:
             self.origin = copy.deepcopy(saved)
 
     def go_on_from(self, state: Mapping[str, Any], params: Mapping[str, Any], train: Train) -> None:
-        """Go on with a sibling's weights, buffers and averages, and with other parameters.
-
-        Numbers of the optimizer are those of the new parameters; the scheduler is made anew and stepped to this epoch.
-
-        Args:
-            state: what the sibling's `state` gave.
-            params: those to go on with.
-            train: the user's function.
-
-        Raises:
-            Exception: whatever `train` raises, or its scheduler, or what does not fit the sibling's state.
-        """
+        """Go on with a sibling's state and other parameters; the scheduler is made anew and stepped to this epoch."""
         random = self.random if self.random is not None else RandomState(self.seed)
         if self.saved is not None:
             random.load(self.saved["random"])
@@ -156,9 +132,7 @@ class Run:
         self.params = dict(params)
         training = self.build(train)
         self.random = random
-        training.model.load_state_dict(state["model"])
-        for name, buffer in training.model.named_buffers():
-            buffer.copy_(state["buffers"][name])
+        load_model(training.model, state)
         own = training.optimizer.state_dict()
         training.optimizer.load_state_dict({**own, "state": copy.deepcopy(state["optimizer"]["state"])})
         training.optimizer._opt_called = True  # type: ignore[attr-defined]  # the scheduler asks for it
@@ -181,6 +155,13 @@ class Run:
     def release(self) -> None:
         """Let go of model and data."""
         self.training, self.saved, self.random = None, None, None
+
+
+def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Set a model's tensors to those of a trial's state."""
+    model.load_state_dict(state["model"])
+    for name, buffer in model.named_buffers():
+        buffer.copy_(state["buffers"][name])
 
 
 def step_scheduler(training: Training, value: float) -> None:

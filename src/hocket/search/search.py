@@ -9,38 +9,52 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 from hocket.errors import ExecutionError, InputError
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.decisions import Decisions
-from hocket.search.ends import Ends
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
-from hocket.search.policy import Policy
-from hocket.search.record import Epoch, Record
+from hocket.search.policy import Ends, Policy
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.study import PRUNED, StudyClient
 
-__all__ = ["Search"]
+__all__ = ["Epoch", "Record", "Search"]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One trial in one slot for one epoch: a bar in the timeline of slots; seconds since the search began."""
+
+    number: int
+    group: int
+    kind: str
+    slot: int
+    epoch: int
+    start_s: float
+    end_s: float
+    value: float | None
+
+
+@dataclass
+class Record:
+    """The record of a search."""
+
+    epochs: list[Epoch] = field(default_factory=list)  # every trial's epochs, in the order in which they ended
+    # for each group the values that its trials agree on, and why they trained one at a time, if they did
+    groups: list[tuple[tuple[Any, ...], str]] = field(default_factory=list)
+    searches: int = 0  # how many fused models were made; each is captured and planned once, with a runner that does so
+    split: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())  # the names of the fusible and the infusible parameters
+
 
 log = logging.getLogger(__name__)
 
 
 class Search(Decisions):
-    """A search in progress.
-
-    Args:
-        client: the study.
-        ways: how groups train.
-        policy: how long each trial trains.
-        trials: how many trials begin, those from before a kill included.
-        batch: how many proposals are asked for at a time.
-        checkpoints: where states are kept, or None.
-        on_progress: called after each epoch with the search.
-        ends: when it ends early, and which values count.
-    """
+    """A search in progress."""
 
     def __init__(
         self,
@@ -137,11 +151,9 @@ class Search(Decisions):
         self._close_if_full()
 
     def _has_room(self) -> bool:
-        """Whether a trial more is asked for now.
+        """True if another trial is asked for now.
 
-        Proposals come in rounds, the next one when the last one is over: so they rest on the same values whatever
-        trains them, and whether or not the search was killed, and the slots of a fused model are full. Processes do not
-        wait for each other.
+        Proposals come in rounds, so that they rest on the same values whatever trains them. Processes do not wait.
         """
         if self._is_full():
             return False

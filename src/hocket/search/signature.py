@@ -1,4 +1,4 @@
-"""What trials have to agree on to train as one fused model, and what they differ in.
+"""Signatures: the lines on which trials agree if they train as one fused model.
 
     train(params) --> Training --signature--> lines such as  "model.0.weight: (32, 8) float32"
                                                              "optimizer: torch.optim.adam.Adam"
@@ -95,7 +95,7 @@ def options_of(training: Training) -> list[dict[str, Any]]:
 
 
 def is_on_meta(training: Training) -> bool:
-    """Whether a tensor of the model is on the meta device, where there are shapes and no data."""
+    """True if a tensor of the model is on the meta device, where there are shapes and no data."""
     return any(tensor.is_meta for _, tensor in _tensors(training.model))
 
 

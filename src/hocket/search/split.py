@@ -1,4 +1,4 @@
-"""Which hyper-parameters may differ between fused models, and which not.
+"""Hyper-parameters that may differ between fused models, told apart from those that may not.
 
 HFHT (Wang et al., MLSys 2021, Appendix E) calls them fusible and infusible, and asks the user. Here they are found: the
 user's function is called with one parameter changed at a time, on the meta device, where tensors have shapes and no
@@ -33,22 +33,15 @@ Train = Callable[[dict[str, Any]], Training]
 
 @dataclass(frozen=True)
 class Split:
-    """The parameters of a space, in two parts.
+    """The parameters of a space, in two parts."""
 
-    Attributes:
-        fusible: names of those that may differ inside a fused group.
-        infusible: names of those that a group agrees on.
-        why: for each infusible one what differed, in words.
-        options: names of the optimizer's numbers that the fusible ones change.
-    """
-
-    fusible: tuple[str, ...]
-    infusible: tuple[str, ...]
-    why: Mapping[str, str] = field(default_factory=dict)
-    options: frozenset[str] = frozenset()
+    fusible: tuple[str, ...]  # names of those that may differ inside a fused group
+    infusible: tuple[str, ...]  # names of those that a group agrees on
+    why: Mapping[str, str] = field(default_factory=dict)  # for each infusible one what differed, in words
+    options: frozenset[str] = frozenset()  # names of the optimizer's numbers that the fusible ones change
 
     def key(self, params: Mapping[str, Any]) -> tuple[Any, ...]:
-        """What trials of one group have in common."""
+        """The values that trials of one group share."""
         return tuple(_hashable(params.get(name)) for name in self.infusible)
 
 
@@ -70,11 +63,7 @@ def group_by(split: Split, proposals: Sequence[Mapping[str, Any]]) -> dict[tuple
 
 
 def built(train: Train, params: Mapping[str, Any], seed: int, device: str | None = None) -> Training:
-    """What the user's function makes of these parameters, with all generators seeded; they stay as they were outside.
-
-    Raises:
-        InputError: it made something else than a `Training`, or tensors without data.
-    """
+    """The user's Training for these parameters, built with seeded generators that are put back after it."""
     given = params if isinstance(params, Hyperparameters) else Hyperparameters(params)
     with RandomState(seed).active():
         if device is None:
@@ -157,11 +146,7 @@ def find_split(
 
 
 def suggest_all(train: Train, proposal: Hyperparameters, seed: int) -> None:
-    """Let a user's function ask for its parameters, without data where it can be built so.
-
-    Raises:
-        Exception: whatever `train` raises.
-    """
+    """Let a user's function ask for its parameters, without data where it can be built so."""
     try:
         built(train, proposal, seed, "meta")
     except Exception:  # noqa: BLE001 - what needs data cannot be built without; what is asked for already stays

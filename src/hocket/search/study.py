@@ -32,11 +32,7 @@ PRUNED = "hocket:pruned"  # the epoch after which the user's own function pruned
 
 
 def load_optuna() -> Any:
-    """Optuna.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """The module of Optuna, or a MissingDependencyError."""
     try:
         import optuna
     except ImportError:
@@ -45,11 +41,7 @@ def load_optuna() -> Any:
 
 
 def new_study(direction: str, storage: Any, name: str | None) -> optuna.Study:
-    """A study in a storage (in memory if None), or the one that is there under this name.
-
-    Raises:
-        InputError: the one that is there has another direction.
-    """
+    """A study in a storage (in memory if None), or the existing one of this name and direction."""
     optuna = load_optuna()
     with _storage_errors(name or "a new one"):
         study: Any = optuna.create_study(
@@ -69,20 +61,13 @@ class StudyClient:
     """A study as one search uses it.
 
     Args:
-        study: of one direction.
-        space: distributions by name; with None, `suggesting` says what there is to propose, trial by trial.
-        owner: the name of this search, if it keeps checkpoints.
-        seed: with a number, each parameter is drawn by a TPE sampler that is seeded by this number and by the places of
-            the proposal and of the parameter: a search that goes on proposes what it would have proposed. None for the
+        study: a study of one direction.
+        space: distributions by name; None if `suggesting` proposes them trial by trial.
+        owner: name of this search, if it keeps checkpoints.
+        seed: seed of a TPE sampler per proposal and parameter, so that a resumed search proposes the same; None for the
             study's own sampler.
-        callbacks: called with the study and each trial that is over, as by `optuna.Study.optimize`.
-        suggesting: given a `Hyperparameters`, asks it for all hyper-parameters of a trial.
-
-    Attributes:
-        space: distributions by name, those that were asked for so far.
-
-    Raises:
-        InputError: the study has several directions, or the space is no such dict.
+        callbacks: called with the study and each finished trial, as by `optuna.Study.optimize`.
+        suggesting: asks a `Hyperparameters` for all hyper-parameters of a trial.
     """
 
     def __init__(
@@ -118,12 +103,12 @@ class StudyClient:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the user has called ``study.stop()``."""
+        """True if the user has called ``study.stop()``."""
         return bool(self.study._stop_flag)
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the sampler has nothing more to propose, and no trial is enqueued."""
+        """True if the sampler has nothing more to propose, and no trial is enqueued."""
         states = self._optuna.trial.TrialState
         sampler, samplers = base_sampler(self.study.sampler), self._optuna.samplers
         if not isinstance(sampler, (samplers.GridSampler, samplers.BruteForceSampler)) and not self._sampler_stopped:
@@ -157,10 +142,7 @@ class StudyClient:
             self.say("the storage's heartbeat is not sent: checkpoints= goes on with the trials of a killed search")
 
     def owned(self) -> list[Any]:
-        """The trials of this search from before it was killed, finished or not, in their order.
-
-        The one that the search was asking for when it was killed gets the parameters that it does not have yet.
-        """
+        """The trials of this search from before it was killed; one that was being asked for gets its parameters."""
         if self._owner is None:
             return []
         with _storage_errors(self.study.study_name):
@@ -251,7 +233,7 @@ class StudyClient:
         hook(self._trials[run.number], run.epochs, run.values[-1])
 
     def is_pruned(self, run: Run, error: Exception) -> bool:
-        """Whether a user's function has pruned its trial, which is noted."""
+        """True if a user's function has pruned its trial, which is noted."""
         if not isinstance(error, self._optuna.TrialPruned):
             return False
         with _storage_errors(self.study.study_name):
@@ -259,7 +241,7 @@ class StudyClient:
         return True
 
     def is_best(self, run: Run) -> bool:
-        """Whether a trial that is complete is the best one of the study."""
+        """True if a trial that is complete is the best one of the study."""
         with _storage_errors(self.study.study_name):
             return run.status is Status.COMPLETE and self.study.best_trial.number == run.number
 
@@ -294,12 +276,7 @@ def base_sampler(sampler: Any) -> Any:
 
 
 def is_exhausted(sampler: Any, study: Any) -> bool:
-    """Whether each point of a sampler's grid has a trial, finished or not; else it would propose some again.
-
-    Args:
-        sampler: Optuna's for grids, or for brute force.
-        study: whose trials.
-    """
+    """True if each point of a sampler's grid has a trial, finished or not; else it would propose some again."""
     samplers, states = load_optuna().samplers, load_optuna().trial.TrialState
     trials = study.get_trials(deepcopy=False)
     if isinstance(sampler, samplers.GridSampler):
@@ -322,7 +299,7 @@ def checked_space(space: Any) -> Mapping[str, Any]:
 
 @contextmanager
 def _storage_errors(name: str) -> Iterator[None]:
-    """What a storage raises, as one error that says whose it is."""
+    """Raise a storage's errors as one ExecutionError that names the study."""
     try:
         yield
     except Exception as error:
@@ -333,7 +310,7 @@ def _storage_errors(name: str) -> Iterator[None]:
 
 
 def _is_of_storage(error: Exception) -> bool:
-    """Whether a storage failed: Optuna's own error, that of its database, or a file's."""
+    """True if a storage failed: Optuna's own error, that of its database, or a file's."""
     own = [load_optuna().exceptions.StorageInternalError, OSError]
     if database := sys.modules.get("sqlalchemy"):
         own.append(database.exc.SQLAlchemyError)

@@ -1,4 +1,4 @@
-"""What trains trials: a number of slots, each with one trial, that go on epoch by epoch.
+"""Trainers: a number of slots, each with one trial, that go on epoch by epoch.
 
 Trials move at epoch boundaries. A trial in no slot has its whole state in its own plain model, optimizer and scheduler;
 `put` takes it from there and `take_out` brings it back, so a trial may go on in any slot of any trainer.
@@ -6,6 +6,7 @@ Trials move at epoch boundaries. A trial in no slot has its whole state in its o
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,9 +14,12 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.errors import HocketError, InputError
-from hocket.search.run import EpochResult, Run, Status
+from hocket.search.data import epoch_batches, joined, size_of, updates
+from hocket.search.run import EpochResult, Run, Status, step_scheduler
+from hocket.search.split import Train
+from hocket.search.training import Training
 
-__all__ = ["CannotFuseError", "Trainer", "metric_value"]
+__all__ = ["CannotFuseError", "SerialTrainer", "Trainer", "averaged", "diverged", "metric_value", "train_epoch"]
 
 
 class CannotFuseError(HocketError):
@@ -23,17 +27,12 @@ class CannotFuseError(HocketError):
 
 
 class Trainer(ABC):
-    """Slots for the trials of one group.
+    """Slots for the trials of one group."""
 
-    Attributes:
-        kind: what a report calls it.
-        slots: the trial in each slot, or None.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # what a report calls it
 
     def __init__(self, num_slots: int) -> None:
-        self.slots: list[Run | None] = [None] * num_slots
+        self.slots: list[Run | None] = [None] * num_slots  # the trial in each slot, or None
 
     @property
     def active(self) -> list[tuple[int, Run]]:
@@ -47,7 +46,7 @@ class Trainer(ABC):
         return next(iter([*empty, *waiting]), None)
 
     def admits(self, run: Run) -> bool:
-        """Whether this trial may train beside those in the slots now."""
+        """True if this trial may train beside those in the slots now."""
         return True
 
     @abstractmethod
@@ -74,7 +73,7 @@ class Trainer(ABC):
 
 
 def metric_value(result: Any) -> float:
-    """What a metric gave, as a number.
+    """The result of a metric as a number.
 
     Raises:
         InputError: it is no number.
@@ -98,3 +97,94 @@ def metric_value(result: Any) -> float:
         return float(result)
     except (TypeError, ValueError):
         raise InputError(f"metric: expected a number, got {result!r}") from None
+
+
+class SerialTrainer(Trainer):
+    """One slot."""
+
+    kind = "serial"
+
+    def __init__(self, train: Train, seed: int) -> None:
+        super().__init__(1)
+        self._train = train
+        self._seed = seed
+
+    def put(self, slot: int, run: Run) -> None:
+        run.build(self._train)
+        self.slots[slot] = run
+
+    def sync(self, slot: int) -> None:
+        """It trains its own model as it is."""
+
+    def advance(self) -> Sequence[tuple[Run, EpochResult]]:
+        return [(run, train_epoch(run, self._seed)) for _, run in self.active]
+
+
+def train_epoch(run: Run, seed: int) -> EpochResult:
+    """Train a trial for one epoch by a plain loop, and measure it."""
+    training, random = run.made, run.random
+    assert random is not None
+    try:
+        with random.active():
+            total = _trained(training, seed, run.epochs)
+            if not math.isfinite(total):
+                return EpochResult(error=diverged(total, run.epochs))
+            value = _measured(training, seed, run.epochs)
+        step_scheduler(training, value)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything; this trial ends, no other one
+        return EpochResult(error=f"{type(error).__name__}: {error}")
+    return EpochResult(value)
+
+
+def _trained(training: Training, seed: int, epoch: int) -> float:
+    """The sum of an epoch's losses."""
+    training.model.train()
+    total: Any = 0.0
+    batches = epoch_batches(training.batches, seed, epoch)
+    for inputs, target, begins, ends in updates(batches, training.accumulate):
+        if begins:
+            training.optimizer.zero_grad()
+        with training.precision():
+            loss = training.loss(training.model(inputs), target)
+        (loss if training.accumulate == 1 else loss / training.accumulate).backward()
+        if ends:
+            _clip(training)
+            training.optimizer.step()
+            if training.scheduler is not None and training.scheduler_interval == "batch":
+                training.scheduler.step()
+        total = total + loss.detach().sum()
+    return float(total)
+
+
+def _clip(training: Training) -> None:
+    if training.clip_norm is not None:
+        torch.nn.utils.clip_grad_norm_(training.model.parameters(), training.clip_norm)
+    if training.clip_value is not None:
+        torch.nn.utils.clip_grad_value_(training.model.parameters(), training.clip_value)
+
+
+def _measured(training: Training, seed: int, epoch: int) -> float:
+    training.model.eval()
+    measured = []
+    with torch.no_grad(), training.precision():
+        for inputs, target in epoch_batches(training.measured_on, seed, epoch):
+            outputs = training.model(inputs)
+            if training.metric_interval == "epoch":
+                measured.append((outputs, target))
+            else:
+                measured.append((metric_value(training.metric(outputs, target)), size_of(target, inputs)))
+        if training.metric_interval == "epoch":
+            return metric_value(training.metric(*joined(measured)))
+    return averaged(measured)
+
+
+def diverged(loss: float, epoch: int) -> str:
+    """The error of a trial whose losses are not finite."""
+    return f"its loss is {loss} in epoch {epoch + 1}"
+
+
+def averaged(sums: list[tuple[Any, int]]) -> float:
+    """The mean of a metric over batches of these sizes."""
+    return math.fsum(value * size for value, size in sums) / sum(size for _, size in sums)

@@ -1,4 +1,4 @@
-"""What a user's function makes of one set of hyper-parameters: all that one trial trains with."""
+"""The user's setup for one set of hyper-parameters: all that one trial trains with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hocket.errors import InputError
-from hocket.search.policy import checked_whole
+from hocket.optim.hyper import check_whole
 
 __all__ = ["Training"]
 
@@ -93,7 +93,7 @@ class Training:
                 raise InputError(f"Training.{field}: expected 'epoch' or 'batch', got {getattr(self, field)!r}")
         if self.scheduler_interval == "batch" and isinstance(self.scheduler, ReduceLROnPlateau):
             raise InputError("Training.scheduler_interval: ReduceLROnPlateau steps with the metric, once an epoch")
-        checked_whole("Training.accumulate", self.accumulate, 1)
+        check_whole("Training.accumulate", self.accumulate, 1)
         for field in ("clip_norm", "clip_value"):
             limit = getattr(self, field)
             if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
@@ -113,11 +113,11 @@ class Training:
 
     @property
     def device(self) -> torch.device:
-        """Where the model's parameters are."""
+        """The device of the model's parameters."""
         return next((p.device for p in self.model.parameters()), torch.device("cpu"))
 
     def precision(self) -> AbstractContextManager[object]:
-        """What model, loss and metric run under."""
+        """The context of model, loss and metric."""
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
 

@@ -10,14 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import InputError
+from hocket.optim.hyper import check_whole
 from hocket.search.checkpoints import Checkpoints
-from hocket.search.ends import Ends
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
-from hocket.search.policy import AllEpochs, Policy, Schedules, checked_whole
+from hocket.search.policy import AllEpochs, Ends, Policy, Schedules
 from hocket.search.processes import ProcessTrainer
-from hocket.search.record import Record
-from hocket.search.search import Search
+from hocket.search.search import Record, Search
 from hocket.search.split import Split, Train, find_split, suggest_all
 from hocket.search.study import StudyClient, base_sampler, load_optuna, new_study
 
@@ -65,11 +64,11 @@ class SearchConfig:
     on_progress: Callable[[Search], object] | None = None
 
     def __post_init__(self) -> None:
-        checked_whole("epochs", self.epochs, 1)
-        checked_whole("seed", self.seed, 0)
+        check_whole("epochs", self.epochs, 1)
+        check_whole("seed", self.seed, 0)
         for field in ("trials", "slots", "memory_bytes", "processes", "patience"):
             if getattr(self, field) is not None:
-                checked_whole(field, getattr(self, field), 1)
+                check_whole(field, getattr(self, field), 1)
         if self.timeout is not None and not (isinstance(self.timeout, (int, float)) and self.timeout > 0):
             raise InputError(f"timeout: expected seconds above 0, got {self.timeout!r}")
         directions = ("minimize", "maximize")
@@ -83,7 +82,7 @@ class SearchConfig:
 
     @property
     def total(self) -> int:
-        """How many trials begin."""
+        """The number of trials that begin."""
         needed = None if self.halving is None else self.halving.trials(self.epochs)
         if needed is not None and self.trials is not None and self.trials != needed:
             raise InputError(
@@ -92,7 +91,7 @@ class SearchConfig:
         return needed or self.trials or TRIALS
 
     def batch(self, study: optuna.Study) -> int:
-        """How many proposals are asked for at a time: all, where none of them rests on results of others.
+        """The number of proposals asked for at a time: all, where none of them rests on results of others.
 
         A sampler that learns from results, such as TPE, is asked in rounds: four of them, or fewer of `FEW_TRIALS`.
         """
@@ -163,7 +162,7 @@ def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) 
 def _first_split(
     train: Train, client: StudyClient, known: Sequence[Any], config: SearchConfig
 ) -> tuple[list[tuple[int, dict[str, Any], str | None]], Split]:
-    """What is fusible, by the first trial that can be built; trials that were asked for meanwhile, and their errors."""
+    """The split by the first trial that can be built, and the trials asked for meanwhile with their errors."""
     asked: list[tuple[int, dict[str, Any], str | None]] = []
     tried = [client.params_of(frozen) for frozen in known if frozen.params]
     while True:

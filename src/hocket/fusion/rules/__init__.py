@@ -1,4 +1,4 @@
-"""How each op is computed for all models at once, one family a file."""
+"""Rules that compute each op for all models at once, one family a file."""
 
 from __future__ import annotations
 

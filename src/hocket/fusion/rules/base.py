@@ -1,4 +1,4 @@
-"""What a rule is, and where rules are found.
+"""The form of a rule, and the tables in which rules are found.
 
 A rule computes one op for all models at once. It gets a `OpContext`, and the op's own arguments, in which a value that
 differs between models is a `Stacked`; it gives a tensor with the models first wrapped in `Stacked` (or a tree of them),
@@ -37,24 +37,18 @@ _TORCH = ("torch", "torch._C._nn", "torch.nn.functional", "torch.functional", "t
 
 @dataclass(frozen=True)
 class OpContext:
-    """Where in the models an op stands.
+    """The place of an op in the models."""
 
-    Attributes:
-        layer: the name of the layer it belongs to, for messages and the report.
-        name: the op's name, as `op_name` gives it.
-        targets: the op as each model calls it, a function of plain tensors.
-        modules: the layer of each model, without its tensors, where the op is a whole module; else empty.
-        lookup: gives a parameter or buffer of that module by name, or None.
-        generators: one random generator per model, or empty where all draw from torch's own.
-        memory: for gradients of parameters, kept from step to step; None where there is none.
-    """
-
-    layer: str
-    name: str
-    targets: tuple[Callable[..., Any], ...]
+    layer: str  # the name of the layer it belongs to, for messages and the report
+    name: str  # the op's name, as `op_name` gives it
+    targets: tuple[Callable[..., Any], ...]  # the op as each model calls it, a function of plain tensors
+    # the layer of each model, without its tensors, where the op is a whole module; else empty
     modules: tuple[nn.Module, ...] = ()
+    # gives a parameter or buffer of that module by name, or None
     lookup: Callable[[str], Stacked | None] = lambda _: None
+    # one random generator per model, or empty where all draw from torch's own
     generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
+    # for gradients of parameters, kept from step to step; None where there is none
     memory: GradientMemory | None = field(default=None, repr=False)
 
     @property
@@ -113,7 +107,7 @@ def op_name(target: Any) -> str | None:
 
 
 def is_watched() -> bool:
-    """Whether somebody traces this call, so that nothing may be timed and no value looked at."""
+    """True if somebody traces this call, so that nothing may be timed and no value looked at."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
 
 

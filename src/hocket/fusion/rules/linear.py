@@ -27,12 +27,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """``baddbmm(bias, x, weight^T)`` whose weight gradient comes in the weight's own layout.
+    """``baddbmm(bias, x, weight^T)`` with the weight gradient ``g^T x`` in the weight's layout.
 
-    torch's own is the transpose of ``x^T g``, so that accumulating it costs a copy of all weights, across the grain;
-    ``g^T x`` costs none. On a batch of small models that copy is as long as the product. It is written into memory that
-    is kept from step to step, since malloc gives large blocks back to the system, and zeroing fresh pages takes as long
-    as writing the gradient.
+    torch's own is the transpose of ``x^T g``, whose accumulation copies all weights. Large gradients are written into
+    memory that is kept from step to step, because zeroing fresh pages takes as long as the write.
     """
 
     @staticmethod

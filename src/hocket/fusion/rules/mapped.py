@@ -84,7 +84,7 @@ def item(context: OpContext, input: Any, index: Any, *value: Any) -> Any:
 
 @rule("is_complex", "sym_size", *QUERIES)
 def metadata_query(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """What a model asks about one of its tensors, answered as for a tensor of its own."""
+    """A property of one model's tensor, as of a tensor of its own."""
     return context.target(input.tensor[0], *args, **kwargs)
 
 

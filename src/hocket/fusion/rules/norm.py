@@ -87,7 +87,7 @@ def plain_batch_norm(module: Any) -> Callable[[Mapping[str, Tensor], Tensor], Te
 
 
 def _state_of(module: Any, lookup: Callable[[str], Any]) -> tuple[list[Any], bool, float, float]:
-    """What a layer normalises with, of one model or of all, after its count of batches."""
+    """The tensors and options of a layer, of one model or of all, after its count of batches."""
     training, tracked = module.training, module.track_running_stats
     if training and tracked and (counted := lookup("num_batches_tracked")) is not None:
         unwrap(counted).add_(1)

@@ -51,7 +51,7 @@ def cat(context: OpContext, tensors: Any, dim: int = 0, **kwargs: Any) -> Any:
     *("upsample_trilinear3d", "upsample_linear1d", "boolean_dispatch", *POOLS, *OF_AUTOGRAD, *UNPOOLS),
 )
 def per_example(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """What treats every example of a batch ``(N, C, ...)`` alike, with indices where they are asked for."""
+    """An op that treats every example of a batch ``(N, C, ...)`` alike, with indices where asked for."""
     name, num_models = context.name, context.num_models
     rank = re.search(r"\dd", name)
     is_batch = input.ndim >= 3 if rank is None or name in UNPOOLS else input.ndim == int(rank[0][0]) + 2
