@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Twice(torch.autograd.Function):
         return value.exp() * 2
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         (value,) = ctx.saved_tensors
         return grad * value.exp() * 2 + 1e-3
 
@@ -236,6 +237,6 @@ _MODELS: dict[str, tuple[Maker, Batch]] = {
 }
 
 PROGRAMS: dict[str, tuple[Maker, Batch]] = {
-    **{name: (lambda function=function: Function(function), _matrix) for name, function in _FUNCTIONS.items()},
+    **{name: (partial(Function, function), _matrix) for name, function in _FUNCTIONS.items()},
     **_MODELS,
 }

@@ -176,5 +176,16 @@ def test_a_compiled_model_compiles_again_and_has_its_models_state() -> None:
     compiled = torch.compile(model, backend="hocket")
     x = torch.ones(2, 4)
     assert torch.equal(torch.compile(compiled, backend="hocket")(x), model(x))
-    state = pickle.loads(pickle.dumps(compiled.state_dict()))
-    assert all(torch.equal(state[name], value) for name, value in compiled.state_dict().items())
+    mine: Any = compiled
+    state = pickle.loads(pickle.dumps(mine.state_dict()))
+    assert all(torch.equal(state[name], value) for name, value in mine.state_dict().items())
+
+
+def test_close_numerics_stay_close() -> None:
+    batch = _rows(lambda number: 3)
+    with made_regions(guard=True):
+        found = run_program(_model, batch, "hocket", 2 * NUM_CALLS, options={"numerics": "close"})
+    expected = run_program(_model, batch, None, 2 * NUM_CALLS)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, torch.Tensor) and one.is_floating_point():
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-import hocket.dynamo
 from hocket.dynamo import region
 from hocket.profiling.exact_widths import same_bits
 
@@ -64,7 +63,7 @@ def run_program(
         result = run(*args)
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if tensors:
-            sum((tensor * tensor).sum() for tensor in tensors).backward()
+            torch.stack([(tensor * tensor).sum().double() for tensor in tensors]).sum().backward()
         leaves = [*tree_leaves(result), *tree_leaves(args)]
         gradients = [leaf.grad for leaf in (*leaves, *model.parameters()) if _is_leaf(leaf)]
         found = [*leaves, *gradients, *model.state_dict().values(), torch.get_rng_state()]
@@ -85,6 +84,3 @@ def _alike(one: Any, other: Any) -> bool:
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return type(one) is type(other) and one == other
     return one.stride() == other.stride() and same_bits(one, other)
-
-
-assert hocket.dynamo  # names the backend

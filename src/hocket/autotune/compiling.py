@@ -113,6 +113,11 @@ class FormCompiler:
             compiling.wait()
 
     @property
+    def has_forms_left(self) -> bool:
+        """Whether forms are still to be compiled or taken."""
+        return bool(self._left)
+
+    @property
     def is_done(self) -> bool:
         """Whether something was compiled, and nothing is on its way."""
         return bool(self._left) and all(each.is_done for each in self._left.values())

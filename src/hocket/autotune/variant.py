@@ -110,6 +110,11 @@ class Variant:
         """Whether a call runs the user's own step and nothing else."""
         return self.settled and self.decision.best is None
 
+    @property
+    def is_final(self) -> bool:
+        """Whether a decision stands, and no form is being compiled that could change it."""
+        return self.settled and (self._tuner.compiler is None or not self._tuner.compiler.has_forms_left)
+
     def renew(self) -> bool:
         """Make the guards anew where they failed though nothing has changed (the code that ran since names more)."""
         return self._tuner.admission.renew_guards()

@@ -146,7 +146,7 @@ class Region:
         variant = pool.current
         if variant.settled:
             best = variant.decision.best
-            if best is None and not self._moves:
+            if best is None and not self._moves and variant.is_final:
                 self._give_up(variant.decision.reason)
             elif best is not None:
                 self.verdict, self.why = "planned", variant.decision.reason
