@@ -66,7 +66,7 @@ def total_of_tensors() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"total": total})
 
 
-@loop(word="value of a tensor")
+@loop(planned=True)
 def total_of_numbers() -> Loop:
     model, optimizer, batches = task()
     total = 0.0

@@ -26,6 +26,7 @@ KINDS = (
     "draws",
     "history",
     "hooks",
+    "meters",
     "methods",
     "optimizers",
     "settings",

@@ -165,14 +165,19 @@ class Captured:
             entry.set(value)
         if self.returns_one:
             return found[0]
+        late = self.late_values(found)
+        for entry, reference in self.trace.late_numbers.items():
+            entry.set(late[reference.index])
         following = iter(found)
         leaves: list[Any] = []
         for kind, leaf in self.trace.result.leaves:
             if kind == "place":
                 leaves.append(leaf.get())
+            elif kind == "late":
+                leaves.append(late[leaf.index])
             else:
                 leaves.append(leaf if kind == "value" else next(following))
-        result, added = tree_unflatten(leaves, self.trace.result.spec)
+        result, added, *_ = tree_unflatten(leaves, self.trace.result.spec)
         for each, new in zip(self.trace.appended, added, strict=True):
             each.target.extend(new)
         return result
@@ -180,6 +185,13 @@ class Captured:
     def forget_batch(self) -> None:
         """Let go of the batch that it was captured with. It cannot be rehearsed or captured in another form then."""
         object.__setattr__(self, "batch", None)
+
+    def late_values(self, found: Sequence[Any]) -> list[Any]:
+        """What the step computes of values of its tensors; its inputs are the last of the `results`."""
+        late = self.trace.late
+        num_inputs = sum(function is None for function, _ in late.entries)
+        end = len(self.results)  # values of places may follow
+        return late.evaluate(found[end - num_inputs : end]) if num_inputs else []
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every tensor that outlives the step, by name: parameters, buffers, optimizer state, as they are now."""
@@ -279,7 +291,7 @@ class Captured:
         return tuple(
             (kind, leaf.index if kind == "number" else slot_of[leaf], names.get(position))
             for position, (kind, leaf) in enumerate(self.trace.result.leaves)
-            if kind not in ("value", "place")
+            if kind not in ("value", "place", "late")
         )
 
     @cached_property

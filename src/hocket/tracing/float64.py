@@ -129,12 +129,20 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     places |= {entry: values[slot] for entry, slot in captured.rebound}
     places |= {gradient: None if slot is None else values[slot] for gradient, slot in captured.gradients}
     places |= {entry: numbers[reference.index] for entry, reference in captured.trace.numbers.items()}
-    returned = iter([numbers[at] if kind == "number" else values[at] for kind, at, _ in captured.results])
-    result = [
-        places.get(leaf) if kind == "place" else leaf if kind == "value" else next(returned)
-        for kind, leaf in captured.trace.result.leaves
-    ]
+    results = [numbers[at] if kind == "number" else values[at] for kind, at, _ in captured.results]
+    late = captured.late_values([x.item() if isinstance(x, torch.Tensor) and x.numel() == 1 else x for x in results])
+    places |= {entry: late[reference.index] for entry, reference in captured.trace.late_numbers.items()}
+    returned = iter(results)
+    result = [_leaf(kind, leaf, places, late, returned) for kind, leaf in captured.trace.result.leaves]
     return Left(tuple(places.items()), tuple(result), memory)
+
+
+def _leaf(kind: str, leaf: Any, places: Mapping[Any, Any], late: Sequence[Any], returned: Iterator[Any]) -> Any:
+    if kind == "place":
+        return places.get(leaf)
+    if kind == "late":
+        return late[leaf.index]
+    return leaf if kind == "value" else next(returned)
 
 
 def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int]]:

@@ -40,7 +40,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "uses a late number": (
         "the step at {line} reads the value of a tensor and goes on in Python with it",
-        f"keep it a tensor, or {_RETURN}",
+        f"keep it a tensor, or {_RETURN}; to add, subtract, multiply and keep it is fine",
     ),
     "makes a shape of values": (
         f"the step at {{line}} makes a shape that {_DATA}: {{subject}}",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +27,7 @@ from hocket.tracing.recording.arrays import MAKERS, WatchedArray, made_of_array
 from hocket.tracing.recording.data_reads import CHOOSERS, EXITS, UNSEEN_WRITES, tensors_read, with_numbers
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.state import Entry, ItemOf
@@ -58,11 +58,14 @@ class FunctionRecorder(TorchFunctionMode):
         step_count: the live number in a tensor of the optimizer's state; None where it cannot be followed.
     """
 
-    def __init__(self, ops: OpRecorder, tape: Tape, step_count: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(
+        self, ops: OpRecorder, tape: Tape, step_count: Callable[[torch.Tensor], Any], late: LateTape | None = None
+    ) -> None:
         super().__init__()
         self.ops = ops
         self.tape = tape
         self.step_count = step_count
+        self.late = late
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -106,8 +109,7 @@ class FunctionRecorder(TorchFunctionMode):
         self.ops.node_of(tensor)
         with _disable_current_modes():
             late = LateFloat(tensor.item(), tensor, user_line(), self.ops.reasons)
-        self.tape.handed_out.append(weakref.ref(late))
-        return late
+        return late.follows(self.late, self.tape.handed_out)
 
     def _values(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() > MAX_VALUES:

@@ -11,7 +11,7 @@ eager and, from the same state, by the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -37,6 +37,7 @@ from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.scalars.followed_math import followed_math
+from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -105,6 +106,7 @@ class _Recording:
         self.live_leaves = live_leaves
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
+        self.late = LateTape()
         self.gradients = [Gradient(entry) for entry in places.parameters]
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
@@ -154,7 +156,9 @@ class _Recording:
                 for entry, value in self.numbers.items():
                     entry.set(self.tape.leaf(entry, value))
                 note = partial(self.reasons.add, "reads an appended list")
-                with recorded_lists(self.appended, note) as added, ops, FunctionRecorder(ops, self.tape, counts):
+                late = None if self.undoes else self.late
+                recorder = FunctionRecorder(ops, self.tape, counts, late)
+                with recorded_lists(self.appended, note) as added, ops, recorder:
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
             leaves = self._leaves_of(ops)
@@ -206,7 +210,8 @@ class _Recording:
         rebound = self._rebound(ops)
         numbers = self._numbers()
         effects = self._effects()
-        found = self._result(ops, result, added)
+        late_numbers = self._late_numbers()
+        found = self._result(ops, result, added, late_numbers)
         made = self.places.again().state_keys() ^ self.keys
         if made:
             self.reasons.add("makes state", ", ".join(sorted(name for name, _ in made)[:3]), self.line)
@@ -237,6 +242,8 @@ class _Recording:
             {source: self.kinds.get(source) or TensorKind.of(source.value) for source in ops.sources},
             tuple(ops.order),
             tuple(self.updates),
+            LateTape(entries=self.late.entries if self._is_late(found, late_numbers) else []),
+            late_numbers,
         )
 
     def _leaves_of(self, ops: OpRecorder) -> tuple[torch.Tensor, ...]:
@@ -288,6 +295,9 @@ class _Recording:
                 yield entry, value
 
     def _effects_now(self) -> dict[Entry, Any]:
+        for _, value in self._numbers_set():
+            if isinstance(value, LateFloat):  # known when all ops have run; this one may raise before
+                self.reasons.add("uses a late number", line=value.origin)
         found = {entry: TapeRef(v.index) if isinstance(v, Live) else v for entry, v in self._numbers_set()}
         found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
         return {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
@@ -299,7 +309,7 @@ class _Recording:
                 found[entry] = TapeRef(value.index)
             elif type(value) in (int, float):
                 found[entry] = self.tape.constant(value)
-            else:
+            elif not isinstance(value, LateFloat) or self.undoes:
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
         return found
 
@@ -315,8 +325,21 @@ class _Recording:
                 found[entry] = value
         return found
 
-    def _result(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Result:
-        flat, spec = tree_flatten((result, [list(each) for each in added]))
+    def _late_numbers(self) -> dict[Entry, LateRef]:
+        if self.undoes:
+            return {}
+        return {entry: self.late.ref(value) for entry, value in self._numbers_set() if isinstance(value, LateFloat)}
+
+    def _is_late(self, result: Result, numbers: Mapping[Entry, LateRef]) -> bool:
+        return bool(numbers) or any(kind == "late" for kind, _ in result.leaves)
+
+    def _result(
+        self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
+    ) -> Result:
+        tree: tuple[Any, ...] = (result, [list(each) for each in added])
+        flat, spec = tree_flatten(tree)
+        if late_numbers or any(isinstance(leaf, LateFloat) and leaf.entry is not None for leaf in flat):
+            flat, spec = tree_flatten((*tree, list(self.late.inputs)))
         objects: dict[int, Any] = {}
         sources: tuple[Any, ...] = (*self.places.tensors, *self.gradients, *self.places.parameters)
         for source in sources:

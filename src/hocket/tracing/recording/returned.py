@@ -31,6 +31,8 @@ def returned_leaf(
     Returns:
         Kind and value; of a tensor that requires a gradient the name of its autograd node, else None.
     """
+    if isinstance(leaf, LateFloat) and leaf.entry is not None:
+        return "late", leaf.entry, None
     if isinstance(leaf, LateFloat):
         return "item", ops.node_of(leaf.tensor), None
     if isinstance(leaf, Live):

@@ -14,6 +14,7 @@ from hocket.pystate.appended import AppendedList
 from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.op_recorder import Note
+from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import Entry, Gradient, Inventory
@@ -32,6 +33,7 @@ class Result:
             - ``tensor``: the tensor that a node makes
             - ``item``: the number inside of it
             - ``number``: one of the tape
+            - ``late``: one of the late tape, whose inputs are the last leaves of the tree
             - ``place``: the object that stands at a source when the step is over, a parameter for example
             - ``value``: a plain value
         grad_names: of leaves that require a gradient (by position) the name of their autograd node, whose graph the
@@ -78,6 +80,8 @@ class Trace:
         batch_spec, batch_leaves: the shape of the batch. Leaves that are no tensors stand as they are.
         batch_guards: what the step reads of its batch.
         appended: the lists that it appends to.
+        late: what it computes of values of tensors.
+        late_numbers: places whose number it computes so, or reads from a tensor.
     """
 
     graph: fx.Graph
@@ -99,6 +103,8 @@ class Trace:
     kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
     order: tuple[fx.Node, ...] = ()
     updates: tuple[UpdateCall, ...] = ()
+    late: LateTape = field(default_factory=LateTape)
+    late_numbers: dict[Entry, LateRef] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ A live float is no `float`, and a live int no `int`: C functions read those with
 `torch.SymFloat` (`torch.SymInt`), which torch takes wherever it takes a number, and Python asks for `__float__`,
 `__index__`, `__format__` or `__array__`, all of which are ours. To `isinstance` it is a float or an int nevertheless.
 
-A number read from the data itself (``loss.item()``) is *late*: it may be returned, and nothing else. It is a `float`,
-so that the step goes on as eager does whatever it is used for; the use is noted as a reason not to capture the step.
+A number read from the data itself (``loss.item()``) is *late*: it may be computed with (see `late`), returned and kept.
+It is a `float`, so that the step goes on as eager does whatever it is used for; any other use is noted as a reason not
+to capture the step.
 
 The step may keep such a number in an object of its own (``losses.append(loss.item())``). `replace_by_plain` looks for
 them when the recording is over.
@@ -115,6 +116,8 @@ _ORDERS = (operator.lt, operator.le, operator.gt, operator.ge)
 
 def _computed(function: Callable[..., Any], one: Live, *operands: Any) -> Any:
     other = operands[0] if operands[1] is one else operands[1]
+    if isinstance(other, LateFloat):
+        return NotImplemented  # a late number knows what to do with a live one
     if isinstance(other, (int, float)):
         return one.tape.apply(function, *operands)
     if operands[0] is one and _has_python_method(other, function):
@@ -258,6 +261,8 @@ def _late(name: str) -> Any:
     function = getattr(operator, name.replace("__r", "__") if name in _REFLECTED else name, None)
 
     def use(self: Any, *args: Any) -> Any:
+        if name in _FOLLOWED and (found := _followed(self, name, args)) is not None:
+            return found
         self.reasons.add("uses a late number", line=self.origin)
         operands = [self.plain, *(arg.plain if isinstance(arg, LateFloat) else arg for arg in args)]
         result = method(*operands)
@@ -267,6 +272,20 @@ def _late(name: str) -> Any:
         return function(*(operands[::-1] if name in _REFLECTED else operands))
 
     return use
+
+
+def _followed(late: Any, name: str, args: tuple[Any, ...]) -> Any:
+    """The late number that arithmetic makes of another one; None where it cannot be followed."""
+    if late.tape is None:
+        return None
+    operands = (*args, late) if name in _REFLECTED else (late, *args)
+    plain = [operand.plain if isinstance(operand, (Live, LateFloat)) else operand for operand in operands]
+    if any(type(operand) not in (int, float, bool) for operand in plain):
+        return None
+    function = _FOLLOWED[name]
+    result = function(*plain)
+    entry = late.tape.apply(function, operands, result)
+    return None if entry is None else late.computed(result, entry)
 
 
 def _late_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -280,16 +299,23 @@ def _late_reduce(self: Any, protocol: Any) -> Any:
 
 
 _REFLECTED = frozenset(f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod"))
+_FOLLOWED: dict[str, Callable[..., Any]] = {
+    f"__{prefix}{name}__": getattr(operator, name) for name in ("add", "sub", "mul", "truediv") for prefix in ("", "r")
+}
+_FOLLOWED |= {f"__{name}__": getattr(operator, name) for name in ("neg", "pos", "abs")} | {"__round__": round}
 _FREE = frozenset(
     ("__new__", "__init__", "__getattribute__", "__getnewargs__", "__doc__", "__getformat__", "fromhex", "__class__")
 )
 
 
 class LateFloat(float):
-    """The value of a tensor that the step itself computes; it can be returned, and nothing else.
+    """The value of a tensor that the step itself computes, or what arithmetic makes of such values.
 
     Attributes:
-        tensor: the tensor it was read from.
+        tensor: the tensor it was read from; None where it was computed.
+        entry: of the late tape, which computes it; None where it was read.
+        tape: the late tape; None where nothing may be computed with it.
+        handed_out: where a number that is computed of it is noted.
         origin: the user's line that read it.
         plain: the value.
         reasons: where any use is noted.
@@ -299,6 +325,9 @@ class LateFloat(float):
     origin: str
     plain: float
     reasons: Any
+    entry: Any = None
+    tape: Any = None
+    handed_out: Any = None
 
     for _name in set(vars(float)) - _FREE:
         if callable(getattr(float, _name)):
@@ -313,4 +342,16 @@ class LateFloat(float):
         if reasons is None:
             return float.__pos__(number)  # made by a function that asks for the type of its argument
         number.plain, number.tensor, number.origin, number.reasons = float.__pos__(number), tensor, origin, reasons
+        return number
+
+    def follows(self, tape: Any, handed_out: list[weakref.ref[Any]]) -> Any:
+        """This number, whose arithmetic is noted on a late tape."""
+        self.tape, self.handed_out = tape, handed_out
+        handed_out.append(weakref.ref(self))
+        return self
+
+    def computed(self, value: float, entry: Any) -> Any:
+        """The late number of this value that an entry of the tape computes."""
+        number = LateFloat(value, None, self.origin, self.reasons).follows(self.tape, self.handed_out)
+        number.entry = entry
         return number
