@@ -12,7 +12,7 @@ eager and, from the same state, by the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
-from hocket.pystate.origins import step_line
+from hocket.pystate.origins import step_line, user_line
 from hocket.pystate.places import Place, is_plain, same, shown
+from hocket.sinks import Sink, noted_sinks
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.exits import exits_noted
@@ -104,6 +105,9 @@ class _Recording:
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
         self.late = LateTape()
+        self.sinks: list[Sink] = []
+        self.calls: list[Any] = []
+        self.line_of_sinks = ""
         self.gradients = [Gradient(entry) for entry in places.parameters]
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
@@ -151,11 +155,22 @@ class _Recording:
                 note = partial(self.reasons.add, "reads an appended list")
                 late = None if self.undoes else self.late
                 recorder = FunctionRecorder(ops, self.tape, counts, late)
-                with recorded_lists(self.appended, note) as added, ops, recorder:
+                sinks = nullcontext() if self.undoes else noted_sinks(self._note_sink)
+                with sinks, recorded_lists(self.appended, note) as added, ops, recorder:
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
             trace = self._trace(ops, result, added)
             return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first)
+
+    def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        leaves, spec = tree_flatten((args, kwargs))
+        self.line_of_sinks = user_line()
+        if not all(isinstance(leaf, PLAIN) for leaf in leaves):
+            self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
+        self.sinks.append(sink)
+        self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
+        plain: tuple[Any, Any] = plain_result((args, kwargs))
+        return plain
 
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:
@@ -232,6 +247,7 @@ class _Recording:
             {source: self.kinds.get(source) or TensorKind.of(source.value) for source in ops.sources},
             tuple(ops.order),
             tuple(self.updates),
+            tuple(self.sinks),
             LateTape(entries=self.late.entries if self._is_late(found, late_numbers) else []),
             late_numbers,
         )
@@ -277,6 +293,8 @@ class _Recording:
                 yield entry, value
 
     def _effects_now(self) -> dict[Entry, Any]:
+        if self.sinks:
+            self.reasons.add("calls a sink", "before an op that may raise", self.line_of_sinks)
         for _, value in self._numbers_set():
             if isinstance(value, LateFloat):  # known when all ops have run; this one may raise before
                 self.reasons.add("uses a late number", line=value.origin)
@@ -319,6 +337,7 @@ class _Recording:
         self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
     ) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added])
+        tree += (list(self.calls),) if self.calls else ()
         flat, spec = tree_flatten(tree)
         if late_numbers or any(isinstance(leaf, LateFloat) and leaf.entry is not None for leaf in flat):
             flat, spec = tree_flatten((*tree, list(self.late.inputs)))
