@@ -17,6 +17,7 @@ from hocket.job import Job
 from hocket.planning import Bounds, bounds, efficiency, plan, planners, potential
 from hocket.profiling import profile
 from hocket.simulation import simulate
+from hocket.sinks import sink
 from hocket.tracing import capture
 from hocket.version import VERSION
 
@@ -70,6 +71,7 @@ __all__ = [
     "schedule",
     "scheduled",
     "simulate",
+    "sink",
     "split_policy",
     "tune",
 ]

@@ -30,6 +30,7 @@ KINDS = (
     "methods",
     "optimizers",
     "settings",
+    "sinks",
     "sources",
     "updates",
 )

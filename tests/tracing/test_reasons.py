@@ -199,6 +199,18 @@ def makes_state_cured(p, batch):
     return loss
 
 
+def calls_a_sink(p, batch):
+    loss = p.train(p.loss(batch))
+    SHOW(loss)  # here
+    return loss
+
+
+def calls_a_sink_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    SHOW(loss.item(), "loss")
+    return loss
+
+
 def sets_a_value(p, batch):
     loss = p.train(p.loss(batch))
     p.table["loss"] = loss.item() if p.table.get("loss") is None else None  # here
@@ -362,6 +374,9 @@ class Case:
     cured_batch: Callable[[int], Any] | None = None
 
 
+SHOW = hocket.sink(lambda *values: None)
+
+
 def array(number: int) -> Any:
     return np.random.default_rng(number).standard_normal((4, 6)).astype(np.float32)
 
@@ -380,6 +395,7 @@ CASES = {
     "uses a layout": Case("torch.sparse_coo"),
     "shares memory unseen": Case(r"of shape \(4, 6\)"),
     "makes state": Case(r"optimizer\.0\.weight\.more"),
+    "calls a sink": Case("neither number nor text"),
     "sets a value": Case(r"table\['loss'\]"),
     "returns unseen": Case("builtins.set"),
     "returns a graph": Case(r"a tensor of shape \(4, 3\)"),

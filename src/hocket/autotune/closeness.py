@@ -40,6 +40,7 @@ from torch.utils._pytree import tree_flatten
 from hocket.autotune.room import expect_room, float64_limit_bytes, release_memory
 from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
+from hocket.sinks import held_sinks
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.saved_state import Saved
@@ -225,6 +226,7 @@ def _sampled(
 
     found: dict[str, Any] = {}
     with ExitStack() as files:
+        files.enter_context(held_sinks([]))
         try:
             moved()
             truth = files.enter_context(_truth(captured, batch))

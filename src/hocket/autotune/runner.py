@@ -20,6 +20,7 @@ from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
 from hocket.heap import trim_heap
 from hocket.ir import Plan
+from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
@@ -196,7 +197,7 @@ def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any
     Raises:
         BaseException: `error`, where eager cannot make the step. It has the effects that it has in eager.
     """
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or is_of_sink(error):
         raise error
     if not executor.left_no_trace():
         executor.keep_effects(batch)

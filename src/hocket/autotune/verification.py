@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from hocket.backends import ROUNDING
 from hocket.errors import StaleCaptureError
 from hocket.heap import trim_heap
 from hocket.profiling.exact_widths import same_bits
+from hocket.sinks import Sink, held_sinks, noted_sinks
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
@@ -92,9 +94,11 @@ def verify(
     places, lists = captured.trace.places.again(), captured.trace.appended
     contents = [each.content() for each in lists]
     further = captured.written(batches[0] if batches else ())
+    made: list[Any] = []
+    held: list[Any] = []
     release_memory()
     before = Saved(places, further)
-    with _threads(width):
+    with _threads(width), noted_sinks(partial(_note_call, made)):
         returned = [(eager or captured.step)(batch) for batch in batches]
     trim_heap()
     returned_values = [(f"result of step {n}", _detached(result)) for n, result in enumerate(returned, 1)]
@@ -107,7 +111,7 @@ def verify(
     try:
         results = []
         for n, batch in enumerate(batches, 1):
-            with captured.trace.tape.trusted():
+            with captured.trace.tape.trusted(), held_sinks(held):
                 try:
                     result = planned(batch)
                 except StaleCaptureError:
@@ -119,6 +123,8 @@ def verify(
             (f"what is appended to {each.name}", list_) for each, list_ in zip(lists, grown, strict=True)
         ]
         results += [(f"what is appended to {each.name}", each.content()) for each in lists]
+        returned_values.append(("what sinks are called with", [repr(made)]))  # text has each bit of a float
+        results.append(("what sinks are called with", [repr(held)]))
         found = differ(
             [*_leaves(returned_values), *after.values()], [*_leaves(results), *after.current()], steps=len(batches)
         )
@@ -132,6 +138,11 @@ def verify(
     if found.equal:
         captured.trace.tape.prove(moved)
     return found, returned
+
+
+def _note_call(made: list[Any], sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    made.append((sink.key, (args, kwargs)))
+    return args, kwargs
 
 
 @contextmanager

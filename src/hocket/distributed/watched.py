@@ -50,6 +50,8 @@ class StepGuard:
             saved.restore()
         if self._watch.outputs:
             raise CaptureError(f"distribute: the step sets {self._watch.outputs[0].name}, and its parts would not")
+        if self._watch.executed.calls_sinks:
+            raise CaptureError("distribute: the step calls a sink; return what is to be shown")
         if self._watch.appended:
             raise CaptureError("distribute: the step appends to a list; return what is to be kept")
 

@@ -34,10 +34,12 @@ from hocket.errors import CaptureError
 from hocket.heap import collections_held
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
+from hocket.sinks import Sink
 
 __all__ = ["ExecutedCode", "NamesKnown", "with_nested"]
 
 _SCHEDULERS = os.path.join(TORCH, "optim", "lr_scheduler.py")
+_SINK = Sink.__call__.__code__  # what it calls is not looked at
 _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
 _LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
@@ -90,6 +92,7 @@ class ExecutedCode:
     """The code that ran while `watching`, over all watched steps.
 
     Attributes:
+        calls_sinks: a watched step has called a sink.
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
@@ -116,6 +119,7 @@ class ExecutedCode:
         self.codes: set[CodeType] = set()
         self.num_new = 0
         self.num_new_of_user = 0
+        self.calls_sinks = False
         self._met: dict[int, Any] = {}
         self._met_before: dict[int, Any] = {}
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
@@ -198,6 +202,9 @@ class ExecutedCode:
             if frame is self._skipped and (event == "return" or arg is gc.collect):
                 self._skipped = None
         elif event == "call":
+            if code is _SINK:
+                self._skipped, self.calls_sinks = frame, True
+                return
             if _is_op(frame) and origin(code.co_filename) != "torch":
                 if _is_leaf_op(frame):
                     self._skipped = frame
@@ -224,8 +231,9 @@ class ExecutedCode:
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> None:
         caller: FrameType | None = frame
-        while caller is not None and not (_is_op(caller) and _is_leaf_op(caller)):
+        while caller is not None and caller.f_code is not _SINK and not (_is_op(caller) and _is_leaf_op(caller)):
             caller = caller.f_back
+        self.calls_sinks |= caller is not None and caller.f_code is _SINK
         if caller is None and frame.f_code not in self.codes:
             self.add(frame.f_code, frame.f_globals)
 

@@ -38,6 +38,7 @@ from hocket.pystate.places import Group, Path, describe, is_a, is_immutable, mem
 from hocket.pystate.tokens import GENERATORS, ITERATORS, generator_state, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
 from hocket.pystate.walk import MAX_ITEMS
+from hocket.sinks import Sink
 
 __all__ = ["Kinds"]
 
@@ -50,7 +51,7 @@ _IMMUTABLE: tuple[type, ...] = (
     types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
     types.TracebackType, re.Pattern, re.Match, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _FieldOfTuple, object,
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _FieldOfTuple, object, Sink,
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",

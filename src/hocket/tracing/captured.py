@@ -16,6 +16,7 @@ from hocket.errors import CaptureError
 from hocket.heap import collections_held
 from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
+from hocket.sinks import run_sinks
 from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
 from hocket.tracing.recording.batch_reads import BatchNumber
@@ -177,9 +178,11 @@ class Captured:
                 leaves.append(late[leaf.index])
             else:
                 leaves.append(leaf if kind == "value" else next(following))
-        result, added, *_ = tree_unflatten(leaves, self.trace.result.spec)
+        result, added, *further = tree_unflatten(leaves, self.trace.result.spec)
         for each, new in zip(self.trace.appended, added, strict=True):
             each.target.extend(new)
+        if self.trace.sinks:
+            run_sinks(self.trace.sinks, further[0])
         return result
 
     def forget_batch(self) -> None:

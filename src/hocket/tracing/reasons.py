@@ -84,6 +84,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} makes new state in each call ({subject})",
         "make all state in the first step",
     ),
+    "calls a sink": (
+        "the step at {line} calls a sink {subject}",
+        "call it at the end of the step, with numbers and text",
+    ),
     "sets a value": (
         "the step at {line} sets {subject}, which a planned step could not",
         "set it outside the step, or return it",

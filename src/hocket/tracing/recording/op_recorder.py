@@ -27,6 +27,7 @@ from hocket.pystate.origins import user_line
 from hocket.tracing.raising import may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
+from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
@@ -34,7 +35,7 @@ from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import Constant
 
-__all__ = ["Leaf", "Note", "OpRecorder"]
+__all__ = ["Note", "OpRecorder"]
 
 
 _TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
@@ -67,26 +68,6 @@ class Note:
     grad_mode: bool = False
     scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
     effects_before: dict[Any, Any] = field(default_factory=dict)
-
-
-class Leaf:
-    """The gradient of a tensor that belongs to no model, as it was when this was made."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor, self._requires_grad = tensor, tensor.requires_grad
-        self._gradient = tensor.grad if tensor.is_leaf else None
-        self._version = None if self._gradient is None else self._gradient._version
-
-    @property
-    def has_changed(self) -> bool:
-        """The tensor has another gradient now, its gradient has been written, or it has come to require one."""
-        now = self.tensor.grad if self.tensor.is_leaf else None
-        version = None if now is None else now._version
-        return now is not self._gradient or version != self._version or self.tensor.requires_grad != self._requires_grad
-
-    def put_back(self) -> None:
-        """Give the tensor its gradient back. Whoever wrote into that has to undo it."""
-        self.tensor.grad = self._gradient
 
 
 class _Layout(NamedTuple):

@@ -12,10 +12,9 @@ eager and, from the same state, by the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -25,14 +24,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
-from hocket.pystate.origins import step_line
+from hocket.pystate.origins import step_line, user_line
 from hocket.pystate.places import Place, is_plain, same, shown
+from hocket.sinks import Sink, noted_sinks
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
+from hocket.tracing.recording.leaves import OutsideLeaves
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_recorder import Leaf, OpRecorder
+from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
@@ -107,6 +108,9 @@ class _Recording:
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
         self.late = LateTape()
+        self.sinks: list[Sink] = []
+        self.calls: list[Any] = []
+        self.line_of_sinks = ""
         self.gradients = [Gradient(entry) for entry in places.parameters]
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
@@ -120,10 +124,7 @@ class _Recording:
         self.plain = {entry: entry.get() for entry in places.plain}
         self.keys = places.state_keys()
         self.updates: list[UpdateCall] = []
-        self.outside_leaves = {
-            "trains its batch": [Leaf(leaf) for leaf in self.leaves if isinstance(leaf, torch.Tensor)],
-            "trains unseen": [Leaf(tensor) for entry, tensor in self.before.items() if entry.kind == "object"],
-        }
+        self.outside = OutsideLeaves(self.leaves, self.before)
         self.random = torch.get_rng_state()
         devices = {t.device.index for t in self.tensors if t.device.type == "cuda"}
         self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
@@ -156,14 +157,25 @@ class _Recording:
                 for entry, value in self.numbers.items():
                     entry.set(self.tape.leaf(entry, value))
                 note = partial(self.reasons.add, "reads an appended list")
-                late = None if self.undoes else self.late
-                recorder = FunctionRecorder(ops, self.tape, counts, late)
-                with recorded_lists(self.appended, note) as added, ops, recorder:
+                recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
+                sinks = nullcontext() if self.undoes else noted_sinks(self._note_sink)
+                with sinks, recorded_lists(self.appended, note) as added, ops, recorder:
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
-            leaves = self._leaves_of(ops)
+            self.outside.note(self.reasons, self.line)
+            leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             trace = self._trace(ops, result, added, leaves)
             return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first, leaves)
+
+    def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        leaves, spec = tree_flatten((args, kwargs))
+        self.line_of_sinks = user_line()
+        if not all(isinstance(leaf, PLAIN) for leaf in leaves):
+            self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
+        self.sinks.append(sink)
+        self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
+        plain: tuple[Any, Any] = plain_result((args, kwargs))
+        return plain
 
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:
@@ -197,11 +209,9 @@ class _Recording:
                 if count in self.live_leaves:
                     found[place] = self.tape.leaf(LiveLeaf(place), leaf)
         if holds_arrays(self.batch):
-            return replace(self.batch, value=folded(self.batch.tree, iter(found), self._watched_array))
+            note = partial(self.reasons.add, "computes with an array")
+            return replace(self.batch, value=folded(self.batch.tree, iter(found), partial(watched_array, note=note)))
         return tree_unflatten(found, self.spec)
-
-    def _watched_array(self, array: Any, tensor: torch.Tensor) -> Any:
-        return watched_array(array, tensor, partial(self.reasons.add, "computes with an array"))
 
     def _trace(
         self, ops: OpRecorder, result: Any, added: list[list[Any]], leaves: tuple[torch.Tensor, ...]
@@ -242,17 +252,10 @@ class _Recording:
             {source: self.kinds.get(source) or TensorKind.of(source.value) for source in ops.sources},
             tuple(ops.order),
             tuple(self.updates),
+            tuple(self.sinks),
             LateTape(entries=self.late.entries if self._is_late(found, late_numbers) else []),
             late_numbers,
         )
-
-    def _leaves_of(self, ops: OpRecorder) -> tuple[torch.Tensor, ...]:
-        """Trainable tensors that the step gave a gradient and that are no places yet."""
-        for kind, leaves in self.outside_leaves.items():
-            for leaf in leaves:
-                if leaf.has_changed:
-                    self.reasons.add(kind, f"a tensor of shape {tuple(leaf.tensor.shape)}", self.line)
-        return tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
 
     def _gradients(self, ops: OpRecorder) -> dict[Gradient, fx.Node | None]:
         found: dict[Gradient, fx.Node | None] = {}
@@ -295,6 +298,8 @@ class _Recording:
                 yield entry, value
 
     def _effects_now(self) -> dict[Entry, Any]:
+        if self.sinks:
+            self.reasons.add("calls a sink", "before an op that may raise", self.line_of_sinks)
         for _, value in self._numbers_set():
             if isinstance(value, LateFloat):  # known when all ops have run; this one may raise before
                 self.reasons.add("uses a late number", line=value.origin)
@@ -337,6 +342,7 @@ class _Recording:
         self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
     ) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added])
+        tree += (list(self.calls),) if self.calls else ()
         flat, spec = tree_flatten(tree)
         if late_numbers or any(isinstance(leaf, LateFloat) and leaf.entry is not None for leaf in flat):
             flat, spec = tree_flatten((*tree, list(self.late.inputs)))
@@ -371,7 +377,8 @@ class _Recording:
                 entry.table[entry.key] = self.holders[place]
 
     def _undo(self, ops: OpRecorder) -> None:
-        for leaf in (*ops.leaves, *chain(*self.outside_leaves.values())):
+        self.outside.put_back()
+        for leaf in ops.leaves:
             leaf.put_back()
         for gradient in self.gradients:
             gradient.set(self.before.get(gradient))

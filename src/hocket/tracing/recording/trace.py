@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils._pytree import TreeSpec
 
 from hocket.pystate.appended import AppendedList
+from hocket.sinks import Sink
 from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.op_recorder import Note
@@ -24,7 +25,9 @@ __all__ = ["Recorded", "Result", "Trace", "UpdateCall", "twins_of"]
 
 @dataclass(frozen=True)
 class Result:
-    """The values that the step returns and those that it appends to each list: a tree of two.
+    """The values that the step returns, and those that it appends to each list: a tree of two.
+
+    Where it calls sinks or has a late tape, their arguments and its inputs follow.
 
     Attributes:
         spec: the tree.
@@ -80,6 +83,7 @@ class Trace:
         batch_spec, batch_leaves: the shape of the batch. Leaves that are no tensors stand as they are.
         batch_guards: what the step reads of its batch.
         appended: the lists that it appends to.
+        sinks: those that it calls, in order; their arguments are leaves of the result.
         late: what it computes of values of tensors.
         late_numbers: places whose number it computes so, or reads from a tensor.
     """
@@ -103,6 +107,7 @@ class Trace:
     kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
     order: tuple[fx.Node, ...] = ()
     updates: tuple[UpdateCall, ...] = ()
+    sinks: tuple[Sink, ...] = ()
     late: LateTape = field(default_factory=LateTape)
     late_numbers: dict[Entry, LateRef] = field(default_factory=dict)
 
