@@ -133,6 +133,8 @@ class Captured:
         read = self.trace.batch_guards.evaluate(tree_flatten(self.batch)[0])
         found = zip(self.trace.tape.leaves, self.trace.tape.found, strict=True)
         numbers = None if read is None else self._evaluate([self._number(x, value, read) for x, value in found])
+        if numbers is None:  # the step takes another branch now: as it was recorded
+            numbers = self._evaluate(self.trace.tape.found)
         if numbers is None:
             raise CaptureError("the numbers of the optimizer changed since the step was captured; capture it again")
         values = [copies.get(slot) for slot in range(self.program.num_slots)]
