@@ -26,6 +26,7 @@ from hocket.job import Job
 from hocket.reporting import Comparison, Sample, write_report
 from hocket.session import Schedule, schedule
 from hocket.summary import comparison_of
+from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
 __all__ = ["Trial", "try_out"]
@@ -116,7 +117,7 @@ def try_out(
         raise HocketError(f"there is nothing to simulate, the step was not planned: {fast.why}")
     eager = backend.eager(job.step)
     planned: Callable[[Any], Any] = candidate.executor if candidate else eager
-    following = _batches(job, number, candidate.captured.fits if candidate else lambda batch: True)
+    following = _batches(job, number, candidate.captured if candidate else None, eager)
     eager_ms: list[float] = []
     planned_ms: list[float] = []
     for done in range(runs):
@@ -150,32 +151,38 @@ def try_out(
             f"against eager at {torch.get_num_threads()} threads the largest difference is {other.max_abs_diff:.3g} "
             f"({other.relative:.1g} relative): what another number of threads does to sums"
         )
-    timelines = _timelines(fast, candidate, batches[0])
+    timelines = _timelines(fast, candidate, following)
     return Trial(replace(comparison, notes=(*comparison.notes, *notes)), fast, timelines)
 
 
-def _timelines(fast: Schedule, candidate: Candidate, batch: Any) -> dict[str, Timeline]:
-    """Of a serial step, a planned one, and what was predicted; each is a training step."""
+def _timelines(fast: Schedule, candidate: Candidate, batches: Iterator[Any]) -> dict[str, Timeline]:
+    """Timelines of a serial step, a planned one, and the prediction. Each step trains."""
     serial = fast.backend.executor(candidate.captured, fast.backend.serial_plan(candidate.captured))
-    serial(batch)
+    serial(next(batches))
     found = {"serial": serial.timeline()}
     serial.close()
     if candidate.plan.planner != "serial":
-        candidate.executor(batch)
+        candidate.executor(next(batches))
         found["planned"] = candidate.executor.timeline()
     return {**found, "simulated": candidate.predicted}
 
 
-def _batches(job: Job, number: int, fits: Callable[[Any], bool]) -> Iterator[Any]:
-    """Batches from `number` on that the plan is for: the last one of an epoch may be shorter than the others."""
+def _batches(job: Job, number: int, captured: Captured | None, eager: Callable[[Any], Any]) -> Iterator[Any]:
+    """Batches from `number` on that the plan is for, if there is one.
+
+    The last batch of an epoch may be shorter than the others and is passed over. A step that takes another branch now
+    (by its own count) is made by eager.
+    """
     passed_over = 0
     for position in itertools.count(number):
         batch = job.batch(position)
-        if fits(batch):
+        if captured is None or (captured.fits(batch) and captured.holds(batch)):
             passed_over = 0
             yield batch
         elif (passed_over := passed_over + 1) == MAX_PASSED_OVER:
             raise HocketError(f"{MAX_PASSED_OVER} batches in a row are unlike the one that the step was captured with")
+        elif captured.fits(batch):
+            eager(batch)
 
 
 def _unplanned(job: Job, fast: Schedule, eager_ms: list[float]) -> Comparison:

@@ -116,6 +116,14 @@ def test_a_shorter_last_batch_is_passed_over(hocket, steps):
     assert found.json["max_abs_diff"] < 1e-4
 
 
+def test_a_step_that_branches_on_its_count_is_run(hocket, steps):
+    found = hocket("run", "train.py:counting", "--runs", 4, "--format", "json")
+    assert found.status == 0
+    assert found.json["eager_ms"]["runs"] == found.json["planned_ms"]["runs"] == 4
+    assert found.json["bitwise"]
+    assert "x of eager's time" in found.json["why"]
+
+
 def test_a_step_that_stays_eager_is_an_answer(hocket, steps):
     found = hocket("run", "train.py:branching", "--runs", 1, "--format", "json")
     assert found.status == 0
