@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["Sink", "held_sinks", "is_of_sink", "noted_sinks", "run_sinks", "sink"]
+from hocket.errors import InputError
 
-# By thread: what takes note of its calls of sinks, and the calls that it holds back.
-_NOTING: dict[int, Callable[[Sink, Any, Any], tuple[Any, Any]]] = {}
-_HELD: dict[int, list[Any]] = {}
+__all__ = ["Listener", "Sink", "is_of_sink", "run_sinks", "sink", "sinks_heard", "sinks_held"]
+
+# Gets each call of a sink, and gives the arguments to make it with. None holds the call back.
+Listener = Callable[["Sink", tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
+_LISTENERS: dict[int, Listener] = {}  # by thread
 
 
 class Sink:
@@ -38,10 +40,13 @@ class Sink:
         return Sink(self.function.__get__(instance, owner), (self.key, id(instance)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        noting = _NOTING.get(threading.get_ident())
-        if noting is not None:
-            args, kwargs = noting(self, args, kwargs)
-        self.function(*args, **kwargs)
+        self._made(args, kwargs)
+
+    def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        listener = _LISTENERS.get(threading.get_ident())
+        heard = (args, kwargs) if listener is None else listener(self, args, kwargs)
+        if heard is not None:
+            self.function(*heard[0], **heard[1])
 
 
 def sink(function: Callable[..., Any]) -> Sink:
@@ -54,6 +59,9 @@ def sink(function: Callable[..., Any]) -> Sink:
     Args:
         function: called with the arguments of the step's call.
 
+    Raises:
+        InputError: it cannot be called.
+
     Example:
         >>> import hocket
         >>> log = hocket.sink(lambda loss, number: print(f"step {number}: {loss:.2f}"))
@@ -61,54 +69,47 @@ def sink(function: Callable[..., Any]) -> Sink:
         step 1: 0.25
     """
     if not callable(function):
-        raise TypeError(f"hocket.sink takes a function, not {function!r}")
+        raise InputError(f"hocket.sink: expected a function, got {type(function).__name__}")
     return function if isinstance(function, Sink) else Sink(function)
 
 
 def run_sinks(sinks: Sequence[Sink], calls: Sequence[Any]) -> None:
-    """Make the calls of a planned step, or hold them back where the step is only compared."""
-    held = _HELD.get(threading.get_ident())
-    if held is not None:
-        held += [(each.key, call) for each, call in zip(sinks, calls, strict=True)]
-        return
+    """Make the calls of a planned step: of each sink with its arguments and keyword arguments."""
     for each, (args, kwargs) in zip(sinks, calls, strict=True):
         try:
-            each.function(*args, **kwargs)
+            each._made(args, kwargs)
         except Exception as error:
             error.__dict__["_is_of_hocket_sink"] = True
             raise
 
 
 def is_of_sink(error: BaseException) -> bool:
-    """Whether a sink raised it that a planned step called: all ops had run, and the step may not be made again."""
+    """True if a sink raised it that a planned step called: all ops had run, and the step may not be made again."""
     return "_is_of_hocket_sink" in getattr(error, "__dict__", ())
 
 
 @contextmanager
-def noted_sinks(note: Callable[[Sink, Any, Any], tuple[Any, Any]]) -> Iterator[None]:
-    """While the block lasts, calls of sinks by this thread go by `note`, which gives the arguments to call with."""
+def sinks_heard(listener: Listener) -> Iterator[None]:
+    """While the block lasts, calls of sinks by this thread go by `listener`, whether by the step or by a plan of it."""
     here = threading.get_ident()
-    before = _NOTING.get(here)
-    _NOTING[here] = note
+    before = _LISTENERS.get(here)
+    _LISTENERS[here] = listener
     try:
         yield
     finally:
         if before is None:
-            del _NOTING[here]
+            del _LISTENERS[here]
         else:
-            _NOTING[here] = before
+            _LISTENERS[here] = before
 
 
 @contextmanager
-def held_sinks(held: list[Any]) -> Iterator[None]:
-    """While the block lasts, planned steps of this thread put their calls of sinks in the list and make none."""
-    here = threading.get_ident()
-    before = _HELD.get(here)
-    _HELD[here] = held
-    try:
+def sinks_held(held: list[Any] | None = None) -> Iterator[None]:
+    """While the block lasts, this thread calls no sink. Key and arguments of each call are added to `held`."""
+
+    def hold(sink: Sink, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if held is not None:
+            held.append((sink.key, (args, kwargs)))
+
+    with sinks_heard(hold):
         yield
-    finally:
-        if before is None:
-            del _HELD[here]
-        else:
-            _HELD[here] = before

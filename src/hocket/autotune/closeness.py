@@ -40,7 +40,7 @@ from torch.utils._pytree import tree_flatten
 from hocket.autotune.room import expect_room, float64_limit_bytes, release_memory
 from hocket.autotune.verification import distance, largest
 from hocket.errors import CaptureError
-from hocket.sinks import held_sinks
+from hocket.sinks import sinks_held
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.saved_state import Saved
@@ -226,7 +226,8 @@ def _sampled(
 
     found: dict[str, Any] = {}
     with ExitStack() as files:
-        files.enter_context(held_sinks([]))
+        held = files.enter_context(ExitStack())
+        held.enter_context(sinks_held())
         try:
             moved()
             truth = files.enter_context(_truth(captured, batch))
@@ -251,6 +252,8 @@ def _sampled(
             back()
         release_memory()
         moved()
+        if number is None:
+            held.close()
         returned = eager(batch)
         release_memory()
         own = _gaps(truth, returned)

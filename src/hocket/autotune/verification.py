@@ -21,7 +21,7 @@ from hocket.backends import ROUNDING
 from hocket.errors import StaleCaptureError
 from hocket.heap import trim_heap
 from hocket.profiling.exact_widths import same_bits
-from hocket.sinks import Sink, held_sinks, noted_sinks
+from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
@@ -98,7 +98,7 @@ def verify(
     held: list[Any] = []
     release_memory()
     before = Saved(places, further)
-    with _threads(width), noted_sinks(partial(_note_call, made)):
+    with _threads(width), sinks_heard(partial(_note_call, made)):
         returned = [(eager or captured.step)(batch) for batch in batches]
     trim_heap()
     returned_values = [(f"result of step {n}", _detached(result)) for n, result in enumerate(returned, 1)]
@@ -111,7 +111,7 @@ def verify(
     try:
         results = []
         for n, batch in enumerate(batches, 1):
-            with captured.trace.tape.trusted(), held_sinks(held):
+            with captured.trace.tape.trusted(), sinks_held(held):
                 try:
                     result = planned(batch)
                 except StaleCaptureError:

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError
 from hocket.heap import trim_heap
+from hocket.sinks import sinks_held
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.exits import exits_noted
@@ -42,7 +43,7 @@ def capture_step(
             # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
             saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
             try:
-                with exits_noted(Reasons(raises=True)):
+                with exits_noted(Reasons(raises=True)), sinks_held():
                     step(batch)
                 signature = signature_of(places, batch)
                 recorded = _recorded(step, model, optimizer, batch, known)

@@ -12,7 +12,7 @@ eager and, from the same state, by the graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
 from hocket.pystate.origins import step_line, user_line
 from hocket.pystate.places import Place, is_plain, same, shown
-from hocket.sinks import Sink, noted_sinks
+from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.exits import exits_noted
@@ -158,7 +158,7 @@ class _Recording:
                     entry.set(self.tape.leaf(entry, value))
                 note = partial(self.reasons.add, "reads an appended list")
                 recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
-                sinks = nullcontext() if self.undoes else noted_sinks(self._note_sink)
+                sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
                 with sinks, recorded_lists(self.appended, note) as added, ops, recorder:
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
