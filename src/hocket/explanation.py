@@ -61,7 +61,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a step is for `hocket.schedule`.
+    """Verdict of `explain` on a step, with the obstacles.
 
     Attributes:
         name: of the job.

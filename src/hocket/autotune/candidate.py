@@ -22,7 +22,7 @@ __all__ = ["Candidate", "TunerConfig", "rank_of"]
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """What a schedule was asked for; see `hocket.schedule` and `hocket.session.Schedule`.
+    """Options of a schedule. See `hocket.schedule` and `hocket.session.Schedule`.
 
     Attributes:
         is_region: the step is a function of its batch and writes nothing but tensors in it: a graph of

@@ -114,7 +114,7 @@ class FormCompiler:
 
     @property
     def has_forms_left(self) -> bool:
-        """Whether forms are still to be compiled or taken."""
+        """True while forms are still to be compiled or taken."""
         return bool(self._left)
 
     @property

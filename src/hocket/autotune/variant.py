@@ -112,7 +112,7 @@ class Variant:
 
     @property
     def is_final(self) -> bool:
-        """Whether a decision stands, and no form is being compiled that could change it."""
+        """True if a decision stands, and no form is being compiled that could change it."""
         return self.settled and (self._tuner.compiler is None or not self._tuner.compiler.has_forms_left)
 
     def renew(self) -> bool:

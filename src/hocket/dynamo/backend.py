@@ -25,7 +25,7 @@ __all__ = ["BackendOptions", "hocket"]
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What ``torch.compile(..., options=...)`` may ask of this backend.
+    """Options of this backend, as given by ``torch.compile(..., options=...)``.
 
     Attributes:
         numerics: as for `hocket.schedule`.

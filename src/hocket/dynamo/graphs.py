@@ -23,7 +23,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class Outputs:
-    """How a graph's result is put together.
+    """Recipe of a graph's result: computed values, inputs and constants.
 
     Attributes:
         inputs: positions of the inputs that are returned.

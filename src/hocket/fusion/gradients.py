@@ -10,7 +10,7 @@ backward before the next one begins, the gradients of its parts are asked for, a
 
 Places are kept from step to step, because malloc gives large blocks back to the system, and what a step then pays in
 page faults is more than the copy: three layers of 1,024 and 8 models take 161 ms a step with gradients that are stacked
-at the end, 84 ms with places. A place is used again once nobody else holds its memory.
+at the end, 84 ms with places. A place is used again once nothing else holds its memory.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def as_leaf(tensor: Any, name: str) -> Any:
 
 
 class SaidOfLeaves(TorchFunctionMode):
-    """While this is open, parts of stacked parameters are leaves to whoever asks."""
+    """While the block lasts, parts of stacked parameters answer as leaves."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -124,7 +124,7 @@ def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
 
 
 class _Unknown:
-    """An argument of a kind that nobody can compare: equal to none, not even to itself the next time."""
+    """An argument that cannot be compared. It equals nothing, so that its call is not cached."""
 
 
 def _key(leaf: Any) -> Any:

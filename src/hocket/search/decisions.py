@@ -38,7 +38,7 @@ class Decisions:
         return list(self._groups.values())
 
     def _value(self, run: Run, epochs: int | None = None) -> float:
-        """The value of a trial after so many epochs, all if None."""
+        """Value of a trial after this number of epochs. None counts all epochs."""
         return self._ends.value(run.values[:epochs], self.policy.maximize)
 
     def _add(self, number: int, params: dict[str, Any]) -> Run:

@@ -175,7 +175,7 @@ class TrialGroup:
         self.close()
 
     def _is_outgrown(self) -> bool:
-        """True if so many wait that more slots pay: as many again as there are."""
+        """True if enough trials wait to double the slots."""
         if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._ways.executor == "serial":
             return False
         if self.why_serial:

@@ -35,7 +35,7 @@ class Rung:
 class Rungs(Schedules):
     """Epochs for the better trials only."""
 
-    eta: int = 3  # at each rung one trial of so many goes on, for so many times the epochs
+    eta: int = 3  # at each rung one in `eta` trials goes on, for `eta` times the epochs
     min_epochs: int = 1  # the epoch of the first rung
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ BETWEEN_LINES_S = 60.0  # at most: where a rung takes longer, a line says that t
 
 
 class LiveTable:
-    """A table that is painted anew after each epoch; lines, where nobody sits before a terminal."""
+    """Table that is redrawn after each epoch. Without a terminal, one line is written for each rung."""
 
     def __init__(self, file: TextIO, clock: Callable[[], float] = monotonic) -> None:
         self._file = file

@@ -85,7 +85,7 @@ class Ends:
     """Early ends of a search or a trial, and which of a trial's values counts."""
 
     timeout_s: float | None = None  # after which a search ends at the next epoch
-    patience: int | None = None  # after so many epochs without a better value a trial is complete
+    patience: int | None = None  # a trial is complete after this number of epochs without a better value
     is_best: bool = False  # whether a trial's best value counts, or its last one
 
     def value(self, values: Sequence[float], maximize: bool) -> float:

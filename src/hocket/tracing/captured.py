@@ -192,7 +192,7 @@ class Captured:
         object.__setattr__(self, "batch", None)
 
     def late_values(self, found: Sequence[Any]) -> list[Any]:
-        """What the step computes of values of its tensors; its inputs are the last of the `results`."""
+        """Values of the late tape, whose inputs are the last of the `results`."""
         late = self.trace.late
         num_inputs = sum(function is None for function, _ in late.entries)
         end = len(self.results)  # values of places may follow

@@ -107,7 +107,7 @@ def op_name(target: Any) -> str | None:
 
 
 def is_watched() -> bool:
-    """True if somebody traces this call, so that nothing may be timed and no value looked at."""
+    """True if this call is being traced, so that nothing may be timed and no value looked at."""
     return torch._C._len_torch_dispatch_stack() > 0 or torch.compiler.is_compiling()
 
 

@@ -18,7 +18,7 @@ __all__ = ["Leaf", "OutsideLeaves"]
 
 
 class Leaf:
-    """The gradient of a tensor that belongs to no model, as it was when this was made."""
+    """Gradient of a tensor that belongs to no model, as it is at construction."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self._requires_grad = tensor, tensor.requires_grad
@@ -33,7 +33,7 @@ class Leaf:
         return now is not self._gradient or version != self._version or self.tensor.requires_grad != self._requires_grad
 
     def put_back(self) -> None:
-        """Give the tensor its gradient back. Whoever wrote into that has to undo it."""
+        """Give the tensor its gradient back. Writes into that gradient are undone elsewhere."""
         self.tensor.grad = self._gradient
 
 

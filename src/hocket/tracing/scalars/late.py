@@ -83,7 +83,7 @@ def _is_number(operand: Any) -> bool:
 
 
 def _is_total(function: Callable[..., Any], operands: Sequence[Any]) -> bool:
-    """Whether the function cannot raise with these operands, whatever the late ones are."""
+    """True if the function cannot raise with these operands, for any values of the late ones."""
     if function is operator.truediv:
         divisor = operands[1]
         if isinstance(divisor, Live):
