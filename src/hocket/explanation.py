@@ -94,7 +94,7 @@ class Explanation:
 
 
 def explain(job: Job) -> Explanation:
-    """Make four to seven ordinary steps of a job and say whether it can be planned. The model is trained by them.
+    """Make four to eight ordinary steps of a job and say whether it can be planned. The model is trained by them.
 
     Raises:
         Exception: whatever the step raises.

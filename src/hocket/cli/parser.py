@@ -98,7 +98,7 @@ def _add_steps(verbs: Verbs) -> None:
         steps.explain_verb,
         "say whether a training step can be planned, and what keeps it from that",
         "hocket explain train.py:job",
-        f"Four to seven steps are made. {TARGET_WORDS}",
+        f"Four to eight steps are made. {TARGET_WORDS}",
     )
     target_options(explain)
 
