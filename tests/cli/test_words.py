@@ -84,7 +84,7 @@ def test_an_option_of_another_planner(hocket, made):
 
 
 NAMES = (
-    "linear, uneven, instead, printing, branching, failing, interrupted, raising, leaving, refused, nothing, needing"
+    "linear, uneven, instead, printing, branching, counting, failing, interrupted, raising, leaving, refused, nothing, needing"
 )
 
 
