@@ -83,7 +83,10 @@ def test_an_option_of_another_planner(hocket, made):
     assert (found.status, found.err) == (2, "hocket: error: --lanes is no option of the planner serial\n")
 
 
-NAMES = "linear, uneven, instead, printing, branching, counting, failing, interrupted, raising, leaving, refused, nothing, needing"
+NAMES = (
+    "linear, uneven, instead, printing, branching, counting, failing, interrupted, raising, leaving, refused, nothing, "
+    "needing"
+)
 
 
 @pytest.mark.parametrize(
