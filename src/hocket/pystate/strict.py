@@ -58,7 +58,11 @@ def strict_function(function: Any) -> str:
     module = getattr(function, "__module__", None)
     if owner is not None and not issubclass(type(owner), ModuleType):
         kinds = type.mro(owner if type(owner) is type else type(owner))
-        module = next((kind.__module__ for kind in kinds if function.__name__ in vars(kind)), "builtins")
+        # A class may override the C function in Python and call it from there: `dict.get` is then dict's all the same.
+        own = ((kind.__module__, vars(kind).get(function.__name__)) for kind in kinds)
+        module = next(
+            (name for name, value in own if value is not None and type(value) is not FunctionType), "builtins"
+        )
     root = _root(module)
     return f"{root}.{function.__name__}" if root and root not in _ASKING and not root.startswith("__") else ""
 

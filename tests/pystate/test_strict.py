@@ -1,0 +1,62 @@
+"""C functions that take plain numbers only are told from those that ask a number for its value."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+
+import hocket
+from hocket.pystate.strict import strict_function
+
+
+class _Registry(dict[str, Any]):
+    """Class of a library that overrides a C function in Python, and calls it."""
+
+    __module__ = "some_library.registry"
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(key, default)
+
+
+class _Ordered(OrderedDict[str, Any]):
+    __module__ = "some_library.ordered"
+
+    def pop(self, key: str, default: Any = None) -> Any:
+        return super().pop(key, default)
+
+
+@pytest.mark.parametrize(
+    "function", [super(_Registry, _Registry()).get, _Registry().pop, super(_Ordered, _Ordered()).pop]
+)
+def test_a_c_function_belongs_to_the_class_that_has_it_in_c(function: Any) -> None:
+    assert strict_function(function) == ""
+
+
+def test_a_c_function_of_another_library_is_strict() -> None:
+    library = pytest.importorskip("safetensors._safetensors_rust")
+    assert strict_function(library.serialize) == "safetensors.serialize"
+
+
+def test_a_step_that_counts_and_looks_up_in_such_a_registry_is_planned() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    registry, meter = _Registry(scale=2.0), {"sum": 0.0, "count": 0}
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean() * registry.get("scale")
+        loss.backward()
+        optimizer.step()
+        meter["sum"] += loss.item() * len(batch)
+        meter["count"] += len(batch)
+        return loss.detach()
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
+    total = 0.0
+    for _ in range(40):
+        total += fast(torch.randn(3, 4)).item() * 3
+    assert fast.verdict == "planned", fast.why
+    assert meter == {"sum": total, "count": 120}
