@@ -43,3 +43,11 @@ def test_an_example_prints_what_is_shown(where, code, shown, tmp_path, monkeypat
         assert re.fullmatch(r"planned because plan '\w+' on \d lane\(s\) takes 0\.\d+x of eager's time .*\n", shown)
     else:
         assert printed == shown, where
+
+
+def test_every_link_to_a_file_leads_there():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))]
+    files = [(page, link) for page, link in links if not link.startswith(("http:", "https:", "mailto:"))]
+    assert len(files) > 50
+    assert [f"{page.name}: {link}" for page, link in files if not (page.parent / link).exists()] == []
