@@ -22,8 +22,8 @@ __all__ = ["anneal"]
 
 TRIES_PER_OP = 500
 ROUNDS = 5  # as often the search returns to the best plan
-# A search has stalled after as many tries without a shorter plan as it had made until the last one, and these per op. On
-# two cores the zoo's plans lose at most 0.5% by it, of what ten times as many tries find.
+# A search has stalled after as many tries without a shorter plan as it had made until the last one, and these per op.
+# The zoo's plans on 2 cores and random graphs of 40 and 60 ops on 4 to 64 cores are as short as with the whole budget.
 PATIENCE_PER_OP = 2
 HOT, COLD = 0.05, 0.005  # shares of the makespan that may be lost, at first and at last
 MEAN_END_SHARE = 0.1
