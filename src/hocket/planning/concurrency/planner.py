@@ -46,6 +46,9 @@ __all__ = ["Concurrency", "strategy_candidates", "strategy_widths"]
 # Empirical values of the paper: candidates per op, and threads by which strategy 3 may depart from strategy 2.
 CANDIDATES = 3
 MAX_DEPARTURE = 2
+# On two cores a longer search shortens the zoo's plans by at most 0.3%, on 16 cores random graphs of 250 ops by 4%.
+LOOKAHEAD_MS_PER_CORE = 50.0
+MAX_LOOKAHEAD_MS = 300.0
 
 
 class Concurrency(Planner):
@@ -53,7 +56,8 @@ class Concurrency(Planner):
 
     Args:
         strategies: which of 1, 2, 3 and 4 to apply; 4 adds to 3, where cores have sibling threads, and to nothing else.
-        lookahead_ms: how long to search for something shorter; 0: the paper's plan as it is.
+        lookahead_ms: duration of the search for a shorter plan. 0 keeps the paper's plan as it is. By default 50 ms for
+            each core, at most 300 ms.
         avoid: pairs of ops that shall not run side by side.
         coarsen_us: bundle small ops into actions of up to this duration; 0: leave them as they are.
         wait_us: how much later an op starts than one of another lane ends that it waits for; counted when choosing.
@@ -73,7 +77,7 @@ class Concurrency(Planner):
     def __init__(
         self,
         strategies: Collection[int] = (1, 2, 3, 4),
-        lookahead_ms: float = 300.0,
+        lookahead_ms: float | None = None,
         avoid: Iterable[tuple[str, str]] = (),
         coarsen_us: float = 20.0,
         wait_us: float = 5.0,
@@ -83,7 +87,7 @@ class Concurrency(Planner):
         if not self.strategies <= {1, 2, 3, 4}:
             got = sorted(self.strategies, key=str)
             raise InputError(f"planner concurrency: expected strategies out of 1, 2, 3, 4, got {got}")
-        for option, value in (("lookahead_ms", lookahead_ms), ("coarsen_us", coarsen_us), ("wait_us", wait_us)):
+        for option, value in (("lookahead_ms", lookahead_ms or 0.0), ("coarsen_us", coarsen_us), ("wait_us", wait_us)):
             if not 0 <= value < float("inf"):
                 raise InputError(f"planner concurrency: expected {option} >= 0, got {value!r}")
         self.lookahead_ms = lookahead_ms
@@ -101,16 +105,19 @@ class Concurrency(Planner):
             return coarse.expand(as_plan(coarse.graph, placed, device, self.name, apart), apart)
 
         ways = [self.halves]
-        if self.lookahead_ms and 3 in self.strategies and device.cores > 2 * MAX_DEPARTURE:
+        lookahead_ms = self.lookahead_ms
+        if lookahead_ms is None:
+            lookahead_ms = min(LOOKAHEAD_MS_PER_CORE * device.cores, MAX_LOOKAHEAD_MS)
+        if lookahead_ms and 3 in self.strategies and device.cores > 2 * MAX_DEPARTURE:
             ways = [False, True]  # on fewer cores half of a width is among its neighbours
         by_strategies = [self._by_strategies(coarse, device, apart, halves) for halves in ways]
         found = [made(placed) for placed in by_strategies]
         if {3, 4} <= self.strategies and device.smt > 1:
             found += [made(self._by_strategies(coarse, device, apart, halves, device.smt_speedup)) for halves in ways]
-        if not self.lookahead_ms:
+        if not lookahead_ms:
             return found[-1]
         start = min(by_strategies, key=makespan_us)
-        budget_s = self.lookahead_ms / 1e3
+        budget_s = lookahead_ms / 1e3
         found += [made(improve(coarse.instance, start, budget_s=budget_s, wait_us=self.wait_us, apart=apart))]
         found += [replace(Serial().compute_plan(graph, costs, machine, earliest_us), planner=self.name)]
 

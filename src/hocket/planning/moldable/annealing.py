@@ -22,9 +22,6 @@ __all__ = ["anneal"]
 
 TRIES_PER_OP = 500
 ROUNDS = 5  # as often the search returns to the best plan
-# A search has stalled after as many tries without a shorter plan as it had made until the last one, and these per op.
-# The zoo's plans on 2 cores and random graphs of 40 and 60 ops on 4 to 64 cores are as short as with the whole budget.
-PATIENCE_PER_OP = 2
 HOT, COLD = 0.05, 0.005  # shares of the makespan that may be lost, at first and at last
 MEAN_END_SHARE = 0.1
 
@@ -38,22 +35,24 @@ def anneal(
     apart: Mapping[int, AbstractSet[int]] = NOBODY,
     rng: random.Random,
 ) -> list[Placement]:
-    """Return the shortest placements found until `deadline` by `perf_counter`, perhaps those of `start`.
+    """Return the shortest placements found, perhaps those of `start`.
 
-    A search that has stalled ends earlier.
+    The search cools down until `deadline` by `perf_counter`, or until its last try.
     """
     choices = [useful_widths(of_op) for of_op in instance.durations_us]
     best = list(start)
     best_us, now = makespan_us(best), _value(best)
     order, widths = _decisions(instance, best)
     best_decisions = list(order), list(widths)
-    tries, improved_at = TRIES_PER_OP * len(order), 0
+    tries, rounds = TRIES_PER_OP * len(order), 0
+    start_s = perf_counter()
+    budget_s = max(deadline - start_s, 1e-6)
     for number in range(tries):
-        if best_us <= instance.lower_us or perf_counter() > deadline:
+        done = max(number / tries, (perf_counter() - start_s) / budget_s)
+        if best_us <= instance.lower_us or done >= 1:
             break
-        if number > 2 * improved_at + PATIENCE_PER_OP * len(order):
-            break
-        if number % (tries // ROUNDS) == 0:
+        if done * ROUNDS >= rounds:
+            rounds += 1
             order, widths = list(best_decisions[0]), list(best_decisions[1])
             now = _value(best)
         op = rng.randrange(len(order))
@@ -65,13 +64,12 @@ def anneal(
             order = _moved(instance, order, op, rng)
         placed = serial_sgs(instance, widths, order, wait_us=wait_us, apart=apart)
         value = _value(placed)
-        heat_us = HOT * best_us * (COLD / HOT) ** (number / tries)
+        heat_us = HOT * best_us * (COLD / HOT) ** done
         if value <= now or rng.random() < math.exp((now - value) / heat_us):
             now = value
             if makespan_us(placed) < best_us:
                 best, best_us = placed, makespan_us(placed)
                 best_decisions = list(order), list(widths)
-                improved_at = number
         else:
             order, widths[op] = old_order, old_width
     return best

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from time import perf_counter
 
-from hocket.planning.moldable.annealing import PATIENCE_PER_OP, anneal
+from hocket.planning.moldable.annealing import anneal
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.planning.moldable.widths import allotments, ladder
@@ -124,11 +124,8 @@ def _climb(instance: Instance, trial: _Trial, deadline: float, rng: random.Rando
     steps = ladder(instance.num_cores)
     alike = _alike(instance)
     chain: list[int] = []
-    best_us, improved_at = trial.best_us, 0
-    for number in range(TRIES_PER_OP * len(alike)):
-        if trial.best_us < best_us:
-            best_us, improved_at = trial.best_us, number
-        if perf_counter() > deadline or number > 2 * improved_at + PATIENCE_PER_OP * len(alike):
+    for _ in range(TRIES_PER_OP * len(alike)):
+        if perf_counter() > deadline:
             break
         chain = chain or _longest_chain(instance, trial.best)
         op = rng.choice(chain) if rng.random() < 0.7 else rng.randrange(len(alike))
