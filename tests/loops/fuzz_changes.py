@@ -146,7 +146,7 @@ def _call(loop: ChangingLoop, fast: Any, n: int, found: Run, *, counts: bool) ->
     try:
         loop.after(n, None)
     except Exception as error:  # noqa: BLE001  # a change fails where it met another one
-        flat(error, "the change after it", table)
+        flat(type(error), "the change after it", table)  # its text may name an object by its address
     found.calls.append(table)
 
 
