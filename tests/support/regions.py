@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.dynamo import region
+from hocket.dynamo import contest, region
 from hocket.profiling.exact_widths import same_bits
 
 __all__ = ["made_regions", "run_program", "same"]
@@ -32,7 +32,12 @@ def made_regions(*, guard: bool = False) -> Iterator[list[region.Region]]:
         start(self, *args, **kwargs)
         found.append(self)
 
-    with mock.patch.object(region, "_config", unguarded), mock.patch.object(region.Region, "__init__", noted):
+    num_rounds = contest.NUM_ROUNDS if guard else 0
+    with (
+        mock.patch.object(contest, "NUM_ROUNDS", num_rounds),
+        mock.patch.object(region, "_config", unguarded),
+        mock.patch.object(region.Region, "__init__", noted),
+    ):
         yield found
 
 

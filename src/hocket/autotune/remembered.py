@@ -52,7 +52,10 @@ class RememberedPlan:
 
 @dataclass(frozen=True)
 class Remembered:
-    """What is kept of a decision (see `hocket.autotune.decision.Decision`): its figures and its best plan, if any."""
+    """A decision as it is kept (see `hocket.autotune.decision.Decision`): its figures and its best plan, if any.
+
+    The kind ``"regions"`` is that of a graph of Dynamo's whose regions are faster than the graph as it stands.
+    """
 
     kind: str
     reason: str
@@ -128,8 +131,8 @@ def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
     decision.only("kind", "reason", "speedup", "low", "high", "eager_ms")
     kind = decision["kind"].text()
     plan = None if reader["plan"].value is None else _read_plan(reader["plan"])
-    if kind not in ("planned", "eager") or (kind == "planned" and plan is None):
-        raise decision["kind"].fail(f"expected planned (with a plan) or eager, got {kind!r}")
+    if kind not in ("planned", "eager", "regions") or (kind == "planned" and plan is None):
+        raise decision["kind"].fail(f"expected planned (with a plan), regions or eager, got {kind!r}")
     return Remembered(
         kind,
         decision["reason"].text(),

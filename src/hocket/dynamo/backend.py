@@ -6,21 +6,30 @@ partition), nothing is recomputed, and no op is decomposed that has a kernel of 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import default_partition
 
 from hocket.autotune.options import NUMERICS
-from hocket.dynamo.region import region_of
+from hocket.autotune.remembered import about_step
+from hocket.autotune.store import DecisionStore
+from hocket.dynamo.contest import Contest
+from hocket.dynamo.graphs import digest, foreign_call, held_tensors, unchanged
+from hocket.dynamo.region import Region, region_of
 from hocket.errors import InputError
+from hocket.ir import Machine
 
 __all__ = ["BackendOptions", "hocket"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,19 @@ def hocket(
         InputError: the options are not this backend's; torch shows it as the cause of its own error.
     """
     asked = BackendOptions.of(options, mode)
-    compiler = partial(_compiled, options=asked)
+    if name := foreign_call(graph):
+        return _as_it_stands(graph, f"it calls {name}, whose effects are not known")
+    held = held_tensors(graph)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in held):
+        return _as_it_stands(graph, "it holds weights of its own")
+    store = DecisionStore.of(asked.cache)
+    about = _about(graph, asked.numerics)
+    known = store.find(about)
+    if known is not None and known.kind == "eager":
+        return _as_it_stands(graph, f"{known.reason}; remembered")
+    original = unchanged(graph)
+    made: list[Region] = []
+    compiler = partial(_compiled, options=asked, made=made)
     backend = aot_autograd(
         fw_compiler=partial(compiler, kind="forward"),
         bw_compiler=partial(compiler, kind="backward"),
@@ -81,8 +102,36 @@ def hocket(
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = backend(graph, example_inputs)
-    return compiled
+    if not made:
+        return _as_it_stands(graph, "no part of it can be planned")
+    return Contest(
+        original,
+        compiled,
+        made,
+        held,
+        needs_equal_bits=asked.numerics == "bitwise",
+        is_known=known is not None,
+        keep=partial(store.keep, about),
+        seed=str(about["graphs"]),
+    )
 
 
-def _compiled(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: BackendOptions, kind: str) -> Any:
-    return region_of(graph, kind, numerics=options.numerics, cache=options.cache)
+def _as_it_stands(graph: fx.GraphModule, reason: str) -> Callable[..., Any]:
+    log.info("hocket: a graph runs as it stands: %s", reason)
+    forward: Callable[..., Any] = graph.forward
+    return forward
+
+
+def _about(graph: fx.GraphModule, numerics: str) -> dict[str, Any]:
+    """All that decides whether the graph or its regions are faster."""
+    fingerprints = {"dynamo": digest(graph)}
+    return about_step(fingerprints, Machine.here(), planner="contest", guard=True, executor="auto", numerics=numerics)
+
+
+def _compiled(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: BackendOptions, kind: str, made: list[Region]
+) -> Callable[[list[Any]], Any]:
+    region, call = region_of(graph, kind, numerics=options.numerics, cache=options.cache)
+    if region is not None:
+        made.append(region)
+    return call

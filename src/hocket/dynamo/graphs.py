@@ -6,6 +6,7 @@ planned call returns each computed value once, and `Outputs` puts the result tog
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["Outputs", "boxed", "computing", "why_unplannable"]
+__all__ = ["Outputs", "boxed", "computing", "digest", "foreign_call", "held_tensors", "unchanged", "why_unplannable"]
 
 # A graph of fewer ops leaves nothing to plan.
 MIN_OPS = 2
+_TORCHS_OPS = frozenset(("aten", "prim", "prims", "higher_order", "quantized"))
+_TORCHS_MODULES = frozenset(("torch", "_operator", "operator", "math", "builtins"))
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -42,6 +45,12 @@ class Outputs:
         if len(self.order) > 1:
             return operator.itemgetter(*self.order)
         return lambda found: tuple(found[place] for place in self.order)
+
+
+def unchanged(graph: fx.GraphModule) -> Callable[..., Any]:
+    """A graph of Dynamo's as a function, which stays as it is whatever a compiler makes of the graph."""
+    forward: Callable[..., Any] = fx.GraphModule(graph, _copied(graph.graph)).forward
+    return forward
 
 
 def boxed(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
@@ -69,6 +78,43 @@ def computing(graph: fx.GraphModule) -> tuple[Callable[[list[Any]], Any], Output
     module = fx.GraphModule(graph, copied)
     moves = any(not isinstance(node.meta.get("val"), torch.Tensor) for node in inputs)
     return module.forward, Outputs(tuple(inputs[node] for node in passed), tuple(constants), tuple(order), moves)
+
+
+def held_tensors(graph: fx.GraphModule) -> list[torch.Tensor]:
+    """Tensors that a graph of Dynamo's uses beside its inputs: an optimizer's parameters and state."""
+    targets = dict.fromkeys(str(node.target) for node in graph.graph.find_nodes(op="get_attr"))
+    found = [operator.attrgetter(target)(graph) for target in targets]
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def foreign_call(graph: fx.GraphModule) -> str:
+    """The name of a function in a graph of Dynamo's that is not torch's own. Empty if there is none."""
+    for module in graph.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            if node.op != "call_function":
+                continue
+            target = node.target
+            if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+                name = str(target)
+                is_known = name.partition(".")[0] in _TORCHS_OPS
+            else:
+                name = f"{getattr(target, '__module__', None) or 'torch'}.{getattr(target, '__name__', target)}"
+                is_known = name.partition(".")[0] in _TORCHS_MODULES
+            if not is_known:
+                return name
+    return ""
+
+
+def digest(graph: fx.GraphModule) -> str:
+    """A fingerprint of a graph of Dynamo's: its ops, and the shapes of what goes in."""
+    parts: list[Any] = [torch.is_grad_enabled()]
+    for node in graph.graph.nodes:
+        value = node.meta.get("example_value")
+        shape = (
+            (value.dtype, *value.shape, *value.stride(), value.requires_grad) if isinstance(value, torch.Tensor) else ""
+        )
+        parts.append((node.op, node.name, str(node.target), str(node.args), str(node.kwargs), str(shape)))
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def why_unplannable(graph: fx.GraphModule) -> str:

@@ -44,8 +44,8 @@ _ALIVE: WeakSet[Region] = WeakSet()
 
 def region_of(
     graph: fx.GraphModule, kind: str, *, numerics: str, cache: bool | str | os.PathLike[str]
-) -> Callable[[list[Any]], Any]:
-    """A boxed function for a graph of AOTAutograd's: a region, or the graph as it stands where it cannot be planned.
+) -> tuple[Region | None, Callable[[list[Any]], Any]]:
+    """A boxed function for a graph of AOTAutograd's, with its region if it can be planned.
 
     Args:
         graph: of ATen ops.
@@ -70,8 +70,7 @@ def region_of(
         return made(inputs)
 
     call._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd asks for this attribute
-    call.region = made if isinstance(made, Region) else None  # type: ignore[attr-defined]
-    return call
+    return made if isinstance(made, Region) else None, call
 
 
 def regions() -> list[Region]:
@@ -93,6 +92,7 @@ class Region:
     Attributes:
         verdict: ``"searching"``, ``"planned"`` or ``"plain"``.
         why: the reason.
+        was_called: there was a call.
     """
 
     def __init__(
@@ -107,6 +107,7 @@ class Region:
     ) -> None:
         self.kind = kind
         self.verdict, self.why = "searching", "the first calls are recorded and compared"
+        self.was_called = False
         self._plain = plain
         self._pass = outputs.inputs
         self._constants = list(outputs.constants)
@@ -120,6 +121,7 @@ class Region:
 
     def __call__(self, inputs: list[Any]) -> Any:
         """The graph's outputs."""
+        self.was_called = True
         if self._pool is None or not self._busy.acquire(blocking=False):
             return self._plain(inputs)
         try:
@@ -133,6 +135,17 @@ class Region:
         finally:
             self._busy.release()
         return self._picked([*found, *kept, *self._constants])
+
+    @property
+    def is_final(self) -> bool:
+        """True if a decision stands, and no form is being compiled that could change it."""
+        pool = self._pool
+        return pool is None or (self.verdict == "planned" and pool.current.is_final)
+
+    def give_up(self, reason: str) -> None:
+        """Run the graph op by op from now on."""
+        with self._busy:
+            self._give_up(reason)
 
     def _by_pool(self, inputs: list[Any]) -> list[Any]:
         """A call that is searched for, audited or met for the first time."""
@@ -158,8 +171,9 @@ class Region:
 
     def _give_up(self, reason: str) -> None:
         """Run the graph as it stands from now on."""
-        pool, self._pool = self._pool, None
-        assert pool is not None
+        pool, self._pool, self._fast = self._pool, None, None
+        if pool is None:
+            return
         pool.close()
         self.verdict, self.why = "plain", reason
         log.info("hocket: a %s graph runs op by op: %s", self.kind, reason)

@@ -1,0 +1,217 @@
+"""Dynamo's graph as it stands against the same graph compiled into regions: the user's own calls decide.
+
+A region is only compared with its own graph run op by op. Whether it pays for AOTAutograd's way around each call shows
+in the loop, so both run in turns there and the faster one stays::
+
+    first call    "bitwise": both run forward and backward on copies; where bits differ, the original stays
+    searching     the compiled graph runs, and its regions find plans; where none is planned, the original stays
+    in turns      blocks of cycles by each; the faster one stays, the original in a draw
+
+A *cycle* is the time from one call to the next, with the backward, the update and all else in between. Calls before one
+backward belong to one cycle. Where no gradient is taken, a cycle is the call alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hocket.autotune.remembered import Remembered
+from hocket.dynamo.outcome import difference
+from hocket.dynamo.region import Region
+from hocket.errors import CaptureError
+from hocket.reporting import lower_quartile
+
+__all__ = ["Contest"]
+
+log = logging.getLogger(__name__)
+
+NUM_ROUNDS = 6
+# Cycles of a block; the first one finds caches and threads as the other contender left them, and is not counted.
+BLOCK = 4
+# The compiled graph has to be faster by this.
+MIN_SPEEDUP = 1.01
+# Calls without a backward after which a cycle ends.
+MAX_CALLS = 64
+# Calls after which undecided regions are no longer waited for: forms of "close" that are never compiled.
+MAX_SEARCHED = 500
+# Failed attempts to compare bits before the original stays.
+MAX_FAILED = 3
+
+
+class Contest:
+    """A function like Dynamo's graph that finds out which of two callables is faster.
+
+    Args:
+        original: Dynamo's graph as it stands.
+        compiled: the same by AOTAutograd and regions.
+        made: its regions; those of the backward may be added later.
+        held: tensors that the graph uses beside its arguments.
+        needs_equal_bits: the compiled graph may only stay with the bits of the original.
+        is_known: an earlier process found the compiled graph faster.
+        keep: called with the verdict of the turns.
+        seed: of the order of turns. Graphs of one step have different seeds, so that each is judged alone.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        compiled: Callable[..., Any],
+        made: list[Region],
+        held: Sequence[torch.Tensor],
+        *,
+        needs_equal_bits: bool,
+        is_known: bool,
+        keep: Callable[[Remembered], object],
+        seed: str,
+    ) -> None:
+        self._original, self._compiled = original, compiled
+        self._made, self._held = made, held
+        self._is_known, self._keep, self._seed = is_known, keep, seed
+        self._stays: Callable[..., Any] | None = None
+        self._stage = "first" if needs_equal_bits else "searching"
+        self._busy = threading.Lock()
+        self._num_failed = self._num_calls = 0
+        self._turns: list[tuple[str, bool]] = []
+        self._cycle: _Cycle | None = None
+        self._times_ms: dict[str, list[float]] = {"original": [], "compiled": []}
+
+    def __call__(self, *args: Any) -> Any:
+        """The outputs of the graph."""
+        run = self._stays
+        if run is not None:
+            return run(*args)
+        if not self._busy.acquire(blocking=False):
+            return self._original(*args)
+        try:
+            if self._stage == "first":
+                self._compare_bits(args)
+            if self._stage == "searching":
+                self._wait_for_regions()
+            if self._stage == "turns":
+                self._take_turn()
+            cycle = self._cycle
+            result = self._contender()(*args)
+            if cycle is not None:
+                cycle.called(result)
+            return result
+        finally:
+            self._busy.release()
+
+    def _contender(self) -> Callable[..., Any]:
+        if self._stays is not None:
+            return self._stays
+        plays_original = self._stage == "first" or (self._stage == "turns" and self._turns[0][0] == "original")
+        return self._original if plays_original else self._compiled
+
+    def _compare_bits(self, args: Sequence[Any]) -> None:
+        try:
+            where = difference(self._original, self._compiled, args, self._held)
+        except CaptureError as error:
+            self._keep_original(f"it could not be compared with the graph as it stands ({error})")
+        except Exception as error:  # an error of the user's comes from his own call
+            self._num_failed += 1
+            log.debug("hocket: a compiled graph was not compared", exc_info=error)
+            if self._num_failed >= MAX_FAILED:
+                self._keep_original(f"the graph as it stands fails on copies ({type(error).__name__}: {error})")
+        else:
+            self._stage = "searching"
+            if where:
+                self._keep_original(f"AOTAutograd computes other bits than eager: {where} differs")
+
+    def _wait_for_regions(self) -> None:
+        self._num_calls += 1
+        called = [region for region in self._made if region.was_called]
+        if self._is_known:
+            self._keep_compiled()
+        elif not called or not all(region.is_final or self._num_calls > MAX_SEARCHED for region in called):
+            return
+        elif all(region.verdict != "planned" for region in called):
+            self._keep_original("no region has a plan that is faster")
+        elif not NUM_ROUNDS:
+            self._keep_compiled()
+        else:
+            self._stage, self._turns = "turns", _turns(self._seed)
+
+    def _take_turn(self) -> None:
+        """Let the next cycle begin if the last one is over, and decide after all of them."""
+        if self._cycle is not None:
+            duration_ms = self._cycle.duration_ms()
+            if duration_ms is None:
+                return
+            label, counts = self._turns.pop(0)
+            if counts:
+                self._times_ms[label].append(duration_ms)
+        self._cycle = _Cycle()
+        if not self._turns:
+            self._decide()
+
+    def _decide(self) -> None:
+        original_ms, compiled_ms = (tuple(self._times_ms[label]) for label in ("original", "compiled"))
+        speedup = lower_quartile(original_ms) / lower_quartile(compiled_ms)
+        reason = f"with regions it takes {1 / speedup:.2f}x of the time of the graph as it stands"
+        kind = "regions" if speedup >= MIN_SPEEDUP else "eager"
+        self._keep(Remembered(kind, reason, speedup, None, None, original_ms, None))
+        if kind == "eager":
+            self._keep_original(reason)
+        else:
+            log.info("hocket: a graph is compiled: %s", reason)
+            self._keep_compiled()
+
+    def _keep_compiled(self) -> None:
+        self._stays, self._stage, self._cycle = self._compiled, "compiled", None
+        self._original = self._compiled
+
+    def _keep_original(self, reason: str) -> None:
+        self._stays, self._stage, self._cycle = self._original, "original", None
+        self._compiled = self._original
+        for region in self._made:
+            region.give_up(f"the graph runs as it stands: {reason}")
+        log.info("hocket: a graph runs as it stands: %s", reason)
+
+
+class _Cycle:
+    """One cycle, timed from its construction on."""
+
+    def __init__(self) -> None:
+        self._start_s = self._returned_s = perf_counter()
+        self._num_calls = 0
+        self._awaits_backward = self._has_backward = False
+
+    def called(self, result: Any) -> None:
+        """Record that a call has returned this."""
+        self._returned_s = perf_counter()
+        self._num_calls += 1
+        nodes = [value.grad_fn for value in tree_leaves(result) if isinstance(value, torch.Tensor)]
+        node = next((node for node in nodes if node is not None), None)
+        self._awaits_backward = node is not None
+        if node is not None:
+            node.register_prehook(self._began_backward)
+
+    def duration_ms(self) -> float | None:
+        """The duration if the next call belongs to another cycle."""
+        if self._has_backward:
+            return (perf_counter() - self._start_s) * 1e3
+        if self._awaits_backward and self._num_calls < MAX_CALLS:
+            return None
+        return (self._returned_s - self._start_s) * 1e3
+
+    def _began_backward(self, gradients: Any) -> None:
+        self._has_backward = True
+
+
+def _turns(seed: str) -> list[tuple[str, bool]]:
+    """The contender of each cycle, and whether its time counts."""
+    order = random.Random(seed)
+    found: list[tuple[str, bool]] = []
+    for _ in range(NUM_ROUNDS):
+        for label in order.sample(("original", "compiled"), 2):
+            found += [(label, place > 0) for place in range(BLOCK)]
+    return found

@@ -1,0 +1,114 @@
+"""Everything that one call of a graph leaves behind, computed on copies: the proof that two callables agree.
+
+The copies keep which inputs share memory. Gradients are taken with `torch.autograd.grad` for random gradients of the
+outputs, so that no hook of the user's runs and no ``.grad`` is written. Tensors that the graph holds itself (an
+optimizer's parameters and state) get their content back, and so does the random state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hocket.errors import CaptureError
+from hocket.profiling.exact_widths import same_bits
+
+__all__ = ["difference"]
+
+_COPIED = (torch.Tensor, torch.nn.Parameter)
+
+
+def difference(
+    expected: Callable[..., Any], other: Callable[..., Any], args: Sequence[Any], held: Iterable[torch.Tensor]
+) -> str:
+    """Name the first value that differs in any bit between two callables. Empty if there is none.
+
+    Args:
+        expected: function of tensors and numbers, called on copies of `args`.
+        other: the same, called on other copies.
+        args: arguments of a call. They are not changed.
+        held: tensors that both callables use beside their arguments.
+
+    Raises:
+        CaptureError: `other` raises, or an argument cannot be copied.
+        Exception: whatever `expected` raises.
+    """
+    kept = [(tensor, tensor.detach().clone()) for tensor in held]
+    random_state = torch.get_rng_state()
+    try:
+        first = _outcome(expected, args, kept)
+        torch.set_rng_state(random_state)
+        try:
+            second = _outcome(other, args, kept)
+        except Exception as error:
+            raise CaptureError(f"{type(error).__name__}: {error}") from error
+    finally:
+        torch.set_rng_state(random_state)
+    if first.keys() != second.keys():
+        return min(first.keys() ^ second.keys())
+    return next((name for name in first if not _alike(first[name], second[name])), "")
+
+
+def _outcome(
+    run: Callable[..., Any], args: Sequence[Any], kept: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> dict[str, Any]:
+    """Results, gradients, changed arguments, changed held tensors and the random state after one call."""
+    copies, leaves = _copied(args)
+    try:
+        result = tree_leaves(run(*copies))
+        outputs = [value for value in result if isinstance(value, torch.Tensor) and value.requires_grad]
+        gradients = _gradients(outputs, leaves) if outputs and leaves else []
+        found = {"an output": result, "a gradient": gradients, "an argument": copies}
+        named = {f"{name} ({at})": _plain(value) for name, values in found.items() for at, value in enumerate(values)}
+        named |= {f"a held tensor ({at})": tensor.detach().clone() for at, (tensor, _) in enumerate(kept)}
+        return {**named, "the random state": torch.get_rng_state()}
+    finally:
+        with torch.no_grad():
+            for tensor, content in kept:
+                if not same_bits(tensor.detach(), content):
+                    tensor.copy_(content)
+
+
+def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    generator = torch.Generator().manual_seed(0)
+    given = [
+        torch.rand(tuple(output.shape), dtype=torch.float64, generator=generator).to(output.dtype) for output in outputs
+    ]
+    return torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+
+
+def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
+    """Copies of the arguments, and those of them that get gradients."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    copies: list[Any] = []
+    leaves = []
+    for value in args:
+        if not isinstance(value, torch.Tensor):
+            copies.append(value)
+            continue
+        if type(value) not in _COPIED or value.layout is not torch.strided or value.is_complex() or value.is_neg():
+            raise CaptureError(f"an argument is a {type(value).__name__} that is not copied")
+        storage = value.untyped_storage()
+        fresh = storages.get(storage._cdata)
+        if fresh is None:
+            fresh = storages[storage._cdata] = storage.clone()
+        copy = torch.empty(0, dtype=value.dtype).set_(fresh, value.storage_offset(), value.size(), value.stride())
+        if value.requires_grad:
+            leaves.append(copy.requires_grad_())
+            # The graph may write in place what it could not write in a leaf.
+            copy = copy if value.is_leaf else copy.clone()
+        copies.append(copy)
+    return copies, leaves
+
+
+def _plain(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return same_bits(one, other)
+    return type(one) is type(other) and bool(one == other)

@@ -1,0 +1,184 @@
+"""Who stays: Dynamo's graph as it stands, or the compiled one. A clock of the test's own says what a call takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.autotune.remembered import Remembered
+from hocket.dynamo import contest, regions
+from hocket.dynamo.contest import Contest
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")
+MANY = 2 * contest.NUM_ROUNDS * contest.BLOCK + 10
+
+
+class _Clock:
+    now_s = 0.0
+
+    def read(self) -> float:
+        return self.now_s
+
+
+class _Timed:
+    """A function, its calls counted, and a clock that each call and each backward moves on."""
+
+    def __init__(self, clock: _Clock, forward_s: float, backward_s: float = 0.0, scale: float = 2.0) -> None:
+        self.num_calls = 0
+        self._clock, self._forward_s, self._backward_s, self._scale = clock, forward_s, backward_s, scale
+
+    def __call__(self, value: torch.Tensor) -> tuple[torch.Tensor]:
+        self.num_calls += 1
+        self._clock.now_s += self._forward_s
+        result = value * self._scale
+        if result.requires_grad:
+            result.grad_fn.register_prehook(self._backward)
+        return (result,)
+
+    def _backward(self, gradients: Any) -> None:
+        self._clock.now_s += self._backward_s
+
+
+class _Judge:
+    """A contest of two functions with one region, which is planned."""
+
+    def __init__(self, original: tuple[float, ...], compiled: tuple[float, ...], **options: Any) -> None:
+        self.clock = _Clock()
+        self.original, self.compiled = _Timed(self.clock, *original), _Timed(self.clock, *compiled)
+        self.region = mock.Mock(verdict=options.pop("verdict", "planned"), is_final=True, was_called=True)
+        self.kept: list[Remembered] = []
+        given = {"needs_equal_bits": True, "is_known": False, "keep": self.kept.append, "seed": "0", **options}
+        self.contest = Contest(self.original, self.compiled, [self.region], [], **given)
+
+    def train(self, num_steps: int, num_calls: int = 1) -> None:
+        weight = torch.ones(3, requires_grad=True)
+        with mock.patch.object(contest, "perf_counter", self.clock.read):
+            for _ in range(num_steps):
+                sum(self.contest(weight)[0].sum() for _ in range(num_calls)).backward()
+                self.clock.now_s += 1.0
+
+    def infer(self, num_calls: int) -> None:
+        with mock.patch.object(contest, "perf_counter", self.clock.read), torch.no_grad():
+            for number in range(num_calls):
+                self.contest(torch.ones(3))
+                self.clock.now_s += number % 5  # is not the graph's
+
+    def stays(self) -> str:
+        before = self.original.num_calls, self.compiled.num_calls
+        self.contest(torch.ones(3))
+        return {(1, 0): "original", (0, 1): "compiled"}[
+            self.original.num_calls - before[0], self.compiled.num_calls - before[1]
+        ]
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+@pytest.mark.parametrize(
+    ("original", "compiled", "expected"),
+    [
+        ((0.2, 0.2), (0.1, 0.1), "compiled"),
+        ((0.1, 0.1), (0.2, 0.2), "original"),
+        ((0.1, 0.1), (0.1, 0.1), "original"),
+        ((0.1, 0.5), (0.2, 0.2), "compiled"),  # slower forward, faster step
+        ((0.2, 0.1), (0.1, 0.5), "original"),
+    ],
+)
+def test_the_faster_one_of_whole_steps_stays(original: Any, compiled: Any, expected: str, num_calls: int) -> None:
+    judge = _Judge(original, compiled)
+    judge.train(MANY, num_calls)
+    assert judge.stays() == expected
+    assert [found.kind for found in judge.kept] == ["regions" if expected == "compiled" else "eager"]
+    assert judge.region.give_up.called == (expected == "original")
+
+
+@pytest.mark.parametrize(("original", "compiled", "expected"), [(0.2, 0.1, "compiled"), (0.1, 0.2, "original")])
+def test_without_gradients_calls_are_compared(original: float, compiled: float, expected: str) -> None:
+    judge = _Judge((original,), (compiled,))
+    judge.infer(MANY)
+    assert judge.stays() == expected
+
+
+def test_calls_without_a_backward_are_cycles_in_the_end() -> None:
+    judge = _Judge((0.1,), (0.2,))
+    with mock.patch.object(contest, "perf_counter", judge.clock.read):
+        for _ in range(MANY * contest.MAX_CALLS):
+            judge.contest(torch.ones(3, requires_grad=True))
+    assert judge.stays() == "original"
+
+
+def test_other_bits_keep_the_original() -> None:
+    judge = _Judge((0.2,), (0.1,))
+    judge.compiled._scale = 2.0000005
+    judge.train(3)
+    assert judge.stays() == "original"
+    assert "an output (0) differs" in judge.region.give_up.call_args.args[0]
+    close = _Judge((0.2,), (0.1,), needs_equal_bits=False)
+    close.compiled._scale = 2.0000005
+    close.train(MANY)
+    assert close.stays() == "compiled"
+
+
+def test_no_plan_keeps_the_original() -> None:
+    judge = _Judge((0.2,), (0.1,), verdict="plain")
+    judge.train(3)
+    assert judge.stays() == "original"
+
+
+def test_a_known_verdict_needs_no_turns() -> None:
+    judge = _Judge((0.1,), (0.2,), is_known=True)
+    judge.train(2)
+    assert judge.stays() == "compiled"
+
+
+def test_an_error_of_the_users_is_his_own_and_counts_once() -> None:
+    def fails(value: torch.Tensor) -> Any:
+        raise IndexError("of the user's")
+
+    judge = _Judge((0.1,), (0.2,))
+    judge.contest = Contest(
+        fails, fails, [judge.region], [], needs_equal_bits=True, is_known=False, keep=judge.kept.append, seed=""
+    )
+    for _ in range(5):
+        with pytest.raises(IndexError, match="of the user's"):
+            judge.contest(torch.ones(3))
+
+
+def _compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="hocket", options=options)
+
+
+def test_verdicts_are_remembered(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "hocket")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
+    first = _compiled(model, cache=tmp_path)
+    for _ in range(300):
+        first(torch.ones(2, 4)).sum().backward()
+    assert "a graph" in caplog.text
+    known = set(regions())
+    caplog.clear()
+    again = _compiled(model, cache=tmp_path)
+    for _ in range(12):
+        again(torch.ones(2, 4)).sum().backward()
+    made = [region for region in regions() if region not in known]
+    assert "remembered" in caplog.text or all("remembered" in region.why for region in made)
+
+
+def test_ops_of_other_libraries_run_once_a_call() -> None:
+    calls = []
+
+    @torch.library.custom_op("hocket_tests::counted", mutates_args=())
+    def counted(value: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return value * 2
+
+    counted.register_fake(torch.empty_like)
+    run = _compiled(lambda value: counted(value).sin().cos() + 1)
+    for _ in range(30):
+        run(torch.ones(3))
+    assert len(calls) == 30
