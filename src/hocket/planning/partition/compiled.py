@@ -20,8 +20,6 @@ from pathlib import Path
 
 from hocket.errors import InputError
 
-__all__ = ["HypergraphArrays", "available", "library", "why_not"]
-
 _FOLDER = Path(__file__).parent / "core"
 # As the process found the user's cache folder when it began.
 _BUILDS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "partition"

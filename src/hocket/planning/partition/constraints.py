@@ -27,8 +27,6 @@ from numpy.typing import NDArray
 
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = ["acyclic_by_constraints"]
-
 # All work, in the whole numbers of the solver.
 UNITS = 10**7
 # Above so many variables and clauses the model alone takes seconds.

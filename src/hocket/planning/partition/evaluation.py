@@ -9,17 +9,6 @@ from numpy.typing import NDArray
 
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = [
-    "bytes_moved",
-    "imbalance",
-    "loads_us",
-    "part_cycle",
-    "pipeline_us",
-    "simulated_spans",
-    "simulated_us",
-    "work_of_parts",
-]
-
 
 def bytes_moved(problem: PartitionProblem, part: Sequence[int]) -> float:
     """Bytes that cross between parts, each tensor once for each part that reads it and does not make it.

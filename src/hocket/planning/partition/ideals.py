@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.starts import group_waits
 
-__all__ = ["acyclic_by_ideals"]
-
 MAX_IDEALS = 20_000
 # Pairs of ideals that are compared.
 MAX_PAIRS = 4_000_000

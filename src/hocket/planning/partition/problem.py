@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from hocket.errors import InputError
 
-__all__ = ["MAX_PARTS", "PartitionProblem", "Tensor"]
-
 # Sets of parts are the bits of one word in the search.
 MAX_PARTS = 64
 

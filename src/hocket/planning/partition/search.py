@@ -24,8 +24,6 @@ from hocket.planning.partition.ideals import acyclic_by_ideals
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.refinement import refine
 
-__all__ = ["Hypergraph", "Wanted", "keeps_limits", "search"]
-
 OBJECTIVES = ("cut", "load", "pipeline")
 TOLERANCE = 1e-6
 # How many nodes of the tree of all partitions are looked at where the search found none that keeps the limits.

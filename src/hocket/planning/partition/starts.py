@@ -13,17 +13,6 @@ from numpy.typing import NDArray
 from hocket.errors import MissingDependencyError
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = [
-    "block_order",
-    "block_start",
-    "circles",
-    "group_waits",
-    "metis_start",
-    "mtkahypar_start",
-    "random_start",
-    "topological_order",
-]
-
 # Both libraries count in whole numbers; all of a graph's weight is this much.
 _RESOLUTION = 10_000_000
 
