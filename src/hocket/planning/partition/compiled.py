@@ -90,7 +90,6 @@ def library() -> ctypes.CDLL:
     found.hocket_search.argtypes = [
         *(pointer, pointer, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, number, pointer, pointer, pointer)
     ]
-    found.hocket_feasible.argtypes = [pointer, ctypes.c_int64, pointer]
     found.hocket_schedule.argtypes = [
         *(ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int, pointer, pointer, pointer, ctypes.c_int),
         *(pointer, pointer, pointer, pointer, ctypes.c_uint64, ctypes.c_int, number, ctypes.c_int64),
