@@ -26,8 +26,6 @@ import numpy.typing as npt
 from hocket.errors import PlanError
 from hocket.ir import Lane, Machine, Plan, hardware_threads
 
-__all__ = ["check_core_exclusivity"]
-
 _LANES_AT_ONCE = 256  # bounds the clocks' memory: 100 MB for 100,000 ops
 
 

@@ -31,8 +31,6 @@ from typing import NamedTuple
 from hocket.errors import PlanError
 from hocket.ir import Graph, Plan, carried_waits, clocks_of, execution_order, synchronisation
 
-__all__ = ["Event", "Events", "Hazard", "events_of", "hazards", "needed_events"]
-
 _WORDS = {"RAW": ("writes", "reads"), "WAR": ("reads", "writes"), "WAW": ("writes", "writes")}
 
 

@@ -18,8 +18,6 @@ from typing import Any
 
 from hocket.errors import FormatError
 
-__all__ = ["Reader", "load_document", "require_duration", "save_document"]
-
 _MISSING: Any = object()
 
 

@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-__all__ = ["find_cycle", "topological"]
-
 
 class Named(Protocol):
     """What has a name of its own."""

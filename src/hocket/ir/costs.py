@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import Reader, load_document, require_duration, save_document
 
-__all__ = ["PLACEMENTS", "SOURCES", "Costs", "Duration", "Share"]
-
 FORMAT = "hocket-costs/1"
 
 SOURCES = ("measured", "analytic", "published")

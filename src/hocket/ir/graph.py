@@ -24,8 +24,6 @@ from hocket.errors import FormatError
 from hocket.ir._fields import Reader, load_document, save_document
 from hocket.ir._topological import find_cycle, topological
 
-__all__ = ["BUFFER_LIVES", "ROLES", "Buffer", "Carried", "Edge", "Graph", "Op"]
-
 FORMAT = "hocket-graph/1"
 
 ROLES = (

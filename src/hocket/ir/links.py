@@ -9,8 +9,6 @@ from typing import Any
 from hocket.errors import FormatError
 from hocket.ir._fields import Reader
 
-__all__ = ["Link", "NetworkCard", "check_wires", "read_card", "read_link", "wires_document"]
-
 
 @dataclass(frozen=True)
 class Link:

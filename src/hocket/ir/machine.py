@@ -18,8 +18,6 @@ from hocket.errors import FormatError, InputError
 from hocket.ir._fields import Reader, load_document, save_document
 from hocket.ir.links import Link, NetworkCard, check_wires, read_card, read_link, wires_document
 
-__all__ = ["Device", "Machine"]
-
 FORMAT = "hocket-machine/1"
 
 _KNOWN = Path(__file__).parent / "machines"

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from hocket.ir.graph import Graph
     from hocket.ir.machine import Device
 
-__all__ = ["LANE_KINDS", "Lane", "Plan", "one_by_one"]
-
 FORMAT = "hocket-plan/1"
 
 _HEADER = ("planner", "peak_bytes", "eager_peak_bytes")

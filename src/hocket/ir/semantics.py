@@ -19,8 +19,6 @@ from hocket.ir.graph import Graph
 from hocket.ir.machine import Device
 from hocket.ir.plan import Lane, Plan
 
-__all__ = ["check_ops", "clocks_of", "deadlock", "execution_order", "hardware_threads", "names_threads", "waits_of"]
-
 
 def check_ops(graph: Graph, plan: Plan) -> None:
     """Return if `plan` runs every op of `graph` and nothing else. A plan by itself runs no op twice.

@@ -19,8 +19,6 @@ import numpy.typing as npt
 from hocket.errors import FormatError
 from hocket.ir._fields import load_document, save_document
 
-__all__ = ["Span", "Timeline"]
-
 FORMAT = "hocket-timeline/1"
 
 SOURCES = ("measured", "simulated")

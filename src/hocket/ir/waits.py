@@ -21,8 +21,6 @@ from hocket.ir.graph import Graph
 from hocket.ir.plan import Plan
 from hocket.ir.semantics import check_ops, execution_order
 
-__all__ = ["Synchronisation", "carried_waits", "launch_order", "synchronisation"]
-
 
 @dataclass(frozen=True)
 class Synchronisation:

@@ -20,8 +20,6 @@ from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.channels import channel_lanes, without_transfers
 from hocket.simulation import simulate
 
-__all__ = ["arrivals_us", "by_earliest", "earliest_us", "first_use", "plan_around", "roots_of"]
-
 ComputePlanner = Callable[[Graph, Costs, Machine, Mapping[str, float]], Plan]
 
 

@@ -11,8 +11,6 @@ from hocket.ir import Costs, Device, Graph, Machine, Plan
 from hocket.planning.arrivals import first_use, plan_around
 from hocket.planning.channels import transfers_of
 
-__all__ = ["Planner", "cpu_devices", "gpu_of", "misplaced"]
-
 
 class Planner(ABC):
     """A way to make a plan. Its options are the arguments of its constructor.

@@ -35,8 +35,6 @@ from hocket.planning.ranks import graph_ranks
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
 
-__all__ = ["Bounds", "bounds", "efficiency", "potential"]
-
 
 @dataclass(frozen=True)
 class Bounds:

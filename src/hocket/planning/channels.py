@@ -22,8 +22,6 @@ from itertools import pairwise
 from hocket.errors import InputError
 from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan, launch_order
 
-__all__ = ["MAX_CHANNELS", "ROLES", "channel_lanes", "links_of", "transfer_us", "transfers_of", "without_transfers"]
-
 # Lanes for a link that never queues.
 MAX_CHANNELS = 8
 

@@ -24,8 +24,6 @@ from hocket.planning.moldable.instance import Instance, Placement, as_plan, inst
 from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.planning.moldable.widths import useful_widths
 
-__all__ = ["Exact", "solve"]
-
 RESOLUTION = 20_000
 GAP = 0.001
 # The solver's strategies run side by side; the optimum is one number, but which plan has it may change between runs.

@@ -32,8 +32,6 @@ from hocket.planning.ranks import graph_ranks
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
 
-__all__ = ["ListScheduler", "list_schedule"]
-
 
 class ListScheduler(Planner):
     """Highest upward rank first, on the division of the CPU devices into equal lanes that simulates shortest.

@@ -29,8 +29,6 @@ from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of, makespan_us
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
 
-__all__ = ["SWITCH_US", "Phases", "divide", "in_phases"]
-
 # Cuts are considered at so many places at most, and fewer in large graphs: the work grows with their square.
 MAX_CUTS = 48
 MAX_WORK = 150_000

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from hocket.ir import Graph
 
-__all__ = ["graph_ranks", "upward_ranks"]
-
 
 def upward_ranks(
     order: Sequence[int], successors: Sequence[Sequence[int]], durations_us: Sequence[float]

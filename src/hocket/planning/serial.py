@@ -9,8 +9,6 @@ from hocket.ir import Costs, Graph, Machine, Plan, one_by_one
 from hocket.planning.arrivals import by_earliest
 from hocket.planning.base import Planner, cpu_devices
 
-__all__ = ["Serial"]
-
 
 class Serial(Planner):
     """One lane on the first CPU device, in `Graph.order`; where ops wait for arrivals, by when they can start.

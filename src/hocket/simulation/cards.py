@@ -22,8 +22,6 @@ from typing import NamedTuple
 from hocket.ir import Link, Machine, Plan
 from hocket.simulation.contention import RateSharing
 
-__all__ = ["SharedCards", "cards_of", "max_min_rates"]
-
 
 class _Flow(NamedTuple):
     """A transfer on its way: its link, and from when on it uses the cards."""

@@ -11,8 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
-__all__ = ["CombinedContention", "Contention", "RateSharing"]
-
 
 class Contention(Protocol):
     """Lanes whose ops slow each other down.

@@ -13,8 +13,6 @@ from hocket.ir import Costs, Graph, Lane, Machine, Plan
 from hocket.simulation.plan_arrays import plan_arrays
 from hocket.simulation.weak_cache import remember
 
-__all__ = ["durations"]
-
 _Floats = npt.NDArray[np.float64]
 
 

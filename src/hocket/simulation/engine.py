@@ -26,8 +26,6 @@ from hocket.simulation.plan_arrays import PlanArrays, plan_arrays
 from hocket.simulation.smt import sharing_of
 from hocket.simulation.weak_cache import remember
 
-__all__ = ["simulate"]
-
 _Floats = npt.NDArray[np.float64]
 
 

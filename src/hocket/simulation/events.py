@@ -21,8 +21,6 @@ import numpy.typing as npt
 from hocket.simulation.contention import Contention
 from hocket.simulation.plan_arrays import PlanArrays
 
-__all__ = ["by_events"]
-
 
 def by_events(
     arrays: PlanArrays,

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from hocket.errors import InputError
 from hocket.ir import Costs, Machine
 
-__all__ = ["hogged"]
-
 
 def hogged(costs: Costs, machine: Machine, hogs: Mapping[str, float]) -> Costs:
     """The costs on every device of a machine, longer where another program takes a part of the device.

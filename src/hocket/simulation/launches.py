@@ -19,8 +19,6 @@ from collections.abc import Collection
 from hocket.errors import InputError
 from hocket.ir import Graph, Machine, Plan, launch_order
 
-__all__ = ["LAUNCHES", "released_us"]
-
 LAUNCHES = ("free", "eager", "graph")
 
 

@@ -24,8 +24,6 @@ from collections.abc import Collection, Sequence
 from hocket.ir import Costs, Graph, Machine, Plan, Share
 from hocket.simulation.contention import RateSharing
 
-__all__ = ["Multiprocessors", "multiprocessors_of"]
-
 
 class Multiprocessors(RateSharing):
     """The streams of a plan on the GPUs they share.

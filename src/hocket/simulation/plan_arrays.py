@@ -28,8 +28,6 @@ import numpy.typing as npt
 from hocket.ir import Graph, Plan, check_ops, execution_order
 from hocket.simulation.weak_cache import remember
 
-__all__ = ["Followers", "PlanArrays", "Steps", "plan_arrays"]
-
 _Ints = npt.NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ import numpy.typing as npt
 
 from hocket.ir import Machine, Plan, names_threads
 
-__all__ = ["Sharing", "sharing_of"]
-
 
 class Sharing:
     """Who runs where, how fast, and until when.

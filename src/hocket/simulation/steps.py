@@ -20,8 +20,6 @@ from hocket.errors import InputError
 from hocket.ir import Carried, Costs, Edge, Graph, Machine, Plan
 from hocket.simulation.engine import simulate
 
-__all__ = ["step_us", "unrolled"]
-
 
 def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph, Plan, Costs]:
     """`steps` steps in a row as one graph, its plan and its costs; op ``conv`` of step 2 is called ``conv@2``.

@@ -6,8 +6,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["remember"]
-
 _Result = TypeVar("_Result")
 
 

@@ -84,7 +84,7 @@ def test_no_placement_that_fits_the_memory_is_an_error():
     fields = {"memory_bytes": np.full(3, 60.0), "memory_limit_bytes": np.array([100.0, 100.0])}
     problem = PartitionProblem(tuple("abc"), np.ones((3, 2)), **fields)
     with pytest.raises(
-        InputError, match=r"no partition of 3 ops into 2 parts fits the devices' memory \(all were tried"
+        InputError, match=r"no partition of 3 ops into 2 parts fits the devices' memory \(all were ruled out"
     ):
         partitioned(problem, objective="load", rounds=5)
 

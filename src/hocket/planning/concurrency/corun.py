@@ -26,8 +26,6 @@ from hocket.planning.moldable.core_allocator import CoreAllocator, members
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 from hocket.planning.moldable.parallel_sgs import Clock
 
-__all__ = ["corun"]
-
 
 def corun(
     instance: Instance,

@@ -41,8 +41,6 @@ from hocket.planning.moldable.local_search import improve
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
 
-__all__ = ["Concurrency", "strategy_candidates", "strategy_widths"]
-
 # Empirical values of the paper: candidates per op, and threads by which strategy 3 may depart from strategy 2.
 CANDIDATES = 3
 MAX_DEPARTURE = 2

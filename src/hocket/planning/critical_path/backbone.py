@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from hocket.ir import Graph
 
-__all__ = ["Backbone", "backbone_of", "reduced"]
-
 _TASKS = ("forward", "activation_grad")
 _GRADIENTS = ("weight_grad", "bias_grad", "update")
 

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 
 from hocket.planning.critical_path.backbone import Backbone
 
-__all__ = ["Block", "blocks_of", "dominators"]
-
 START = -1
 
 

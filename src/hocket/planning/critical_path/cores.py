@@ -34,8 +34,6 @@ from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.planning.phases import SWITCH_US, in_phases
 from hocket.planning.serial import Serial
 
-__all__ = ["core_plans", "switches_us"]
-
 
 def core_plans(
     graph: Graph,

@@ -16,8 +16,6 @@ from hocket.ir import Graph, Lane, Plan
 from hocket.planning.critical_path.priorities import TASKS
 from hocket.planning.critical_path.streams import Streams
 
-__all__ = ["layer_sync"]
-
 
 def layer_sync(graph: Graph, streams: Streams, device: str) -> Plan:
     """A plan of up to three streams on a GPU, all of one priority.

@@ -34,8 +34,6 @@ import numpy.typing as npt
 
 from hocket.ir import Graph, Plan, launch_order
 
-__all__ = ["held_back", "peak_bytes", "serial_peak_bytes"]
-
 # Sums of the same sizes in another order differ by rounding.
 ROUNDING = 1e-9
 _NEVER = np.iinfo(np.int64).max

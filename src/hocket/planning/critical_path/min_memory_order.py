@@ -11,8 +11,6 @@ from heapq import heapify, heappop, heappush
 
 from hocket.ir import Graph
 
-__all__ = ["min_memory_order"]
-
 
 def min_memory_order(graph: Graph) -> tuple[str, ...]:
     """All ops in a topological order of small peak.

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from hocket.planning.critical_path.backbone import Backbone
 from hocket.planning.critical_path.blocks import Block
 
-__all__ = ["Path", "in_ns", "ranked_paths"]
-
 
 @dataclass(frozen=True)
 class Path:

@@ -33,8 +33,6 @@ from hocket.planning.critical_path.reuse_distance import dependency_distance
 from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
 from hocket.simulation import LAUNCHES, simulate
 
-__all__ = ["METHODS", "CriticalPath"]
-
 METHODS = ("streams", "asynchronous", "priorities")
 
 # Beside eager's peak, by default. Less costs something at small batches, where most of the memory is parameters, and

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from hocket.errors import InputError
 
-__all__ = ["TASKS", "Priorities"]
-
 # What a stream of a layer path is for: activation gradients (and forwards), weight gradients, bias gradients.
 TASKS = ("activation", "weight", "bias")
 

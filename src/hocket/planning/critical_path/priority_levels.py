@@ -29,8 +29,6 @@ from hocket.ir import Graph, Lane, Plan
 from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import Stream, Streams, step_order
 
-__all__ = ["METHODS", "hardware_levels", "stream_plan"]
-
 METHODS = ("order", "waits", "plain", "flat")
 
 

@@ -26,8 +26,6 @@ from heapq import heapify, heappop, heappush
 from hocket.ir import Graph
 from hocket.planning.critical_path.backbone import backbone_of
 
-__all__ = ["dependency_distance", "levels"]
-
 
 def levels(graph: Graph) -> dict[str, int]:
     """For each op the number of ops on the longest way to it from the step's start."""

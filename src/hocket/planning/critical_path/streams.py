@@ -30,8 +30,6 @@ from hocket.planning.critical_path.blocks import Block, blocks_of
 from hocket.planning.critical_path.paths import Path, in_ns, ranked_paths
 from hocket.planning.critical_path.priorities import TASKS
 
-__all__ = ["MAX_STREAMS", "Stream", "Streams", "step_order", "streams_of"]
-
 MAX_STREAMS = 8
 
 # Of the backbone's time: a layer path that takes less gets no stream of its own.

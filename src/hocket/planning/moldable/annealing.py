@@ -18,8 +18,6 @@ from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makes
 from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.planning.moldable.widths import useful_widths
 
-__all__ = ["anneal"]
-
 TRIES_PER_OP = 500
 ROUNDS = 5  # as often the search returns to the best plan
 HOT, COLD = 0.05, 0.005  # shares of the makespan that may be lost, at first and at last

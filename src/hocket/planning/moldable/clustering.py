@@ -31,8 +31,6 @@ import numpy.typing as npt
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan
 from hocket.planning.moldable.instance import NOBODY, Instance, durations_of, tabled
 
-__all__ = ["Coarse", "coarsen"]
-
 MAX_PASSES = 8
 
 

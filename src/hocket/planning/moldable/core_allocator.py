@@ -21,8 +21,6 @@ import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["CoreAllocator", "members"]
-
 
 class CoreAllocator:
     """The cores of a device while ops are placed.

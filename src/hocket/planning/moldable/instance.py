@@ -25,18 +25,6 @@ from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Plan
 from hocket.planning.ranks import upward_ranks
 
-__all__ = [
-    "NOBODY",
-    "Instance",
-    "Placement",
-    "as_plan",
-    "durations_of",
-    "instance_of",
-    "lane_name",
-    "makespan_us",
-    "tabled",
-]
-
 # For each op those that shall not run beside it: nobody.
 NOBODY: Mapping[int, AbstractSet[int]] = {}
 

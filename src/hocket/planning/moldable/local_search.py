@@ -25,8 +25,6 @@ from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makes
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.planning.moldable.widths import allotments, ladder
 
-__all__ = ["improve"]
-
 # Each lane is a thread with its team: a lane more per core has to make the plan shorter by this share.
 LANE_SHARE = 0.003
 # Up to this many ops orders are searched, not priorities.

@@ -19,8 +19,6 @@ from heapq import heapify, heappop, heappush
 from hocket.planning.moldable.core_allocator import CoreAllocator, members
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 
-__all__ = ["BACKFILL", "Clock", "parallel_sgs"]
-
 # How many ops that do not fit are passed over at one instant before nobody else is asked.
 BACKFILL = 16
 

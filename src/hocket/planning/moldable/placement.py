@@ -19,8 +19,6 @@ from dataclasses import replace
 from hocket.ir import Device, Lane, Machine, Plan
 from hocket.planning.moldable.instance import lane_name
 
-__all__ = ["scattered", "scattered_cores"]
-
 
 def scattered_cores(device: Device) -> tuple[int, ...]:
     """The cores of a device, the first one of each cache, then the second ones, and so on.

@@ -12,8 +12,6 @@ from collections.abc import Set as AbstractSet
 
 from hocket.planning.moldable.instance import NOBODY, Instance, Placement
 
-__all__ = ["serial_sgs"]
-
 
 def serial_sgs(
     instance: Instance,

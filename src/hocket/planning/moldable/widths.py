@@ -19,8 +19,6 @@ from itertools import pairwise
 
 from hocket.planning.moldable.instance import Instance
 
-__all__ = ["allotments", "ladder", "useful_widths"]
-
 PRICES = (1.0, 0.25, 4.0, 0.0, 0.5, 2.0, 8.0, 1e9)
 # Longest chain over area, in times: at each of these on the way down the allotment is worth a try.
 BALANCES = (2.0, 1.75, 1.5, 1.25, 1.0, 0.8)

@@ -13,8 +13,6 @@ import numpy as np
 
 from hocket.errors import InputError
 
-__all__ = ["cut_chain"]
-
 
 def cut_chain(
     takes_us: Sequence[float],

@@ -20,8 +20,6 @@ from pathlib import Path
 
 from hocket.errors import InputError
 
-__all__ = ["HypergraphArrays", "available", "library", "why_not"]
-
 _FOLDER = Path(__file__).parent / "core"
 # As the process found the user's cache folder when it began.
 _BUILDS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "partition"
@@ -92,7 +90,6 @@ def library() -> ctypes.CDLL:
     found.hocket_search.argtypes = [
         *(pointer, pointer, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, number, pointer, pointer, pointer)
     ]
-    found.hocket_feasible.argtypes = [pointer, ctypes.c_int64, pointer]
     found.hocket_schedule.argtypes = [
         *(ctypes.c_int, ctypes.c_int, pointer, ctypes.c_int, pointer, pointer, pointer, ctypes.c_int),
         *(pointer, pointer, pointer, pointer, ctypes.c_uint64, ctypes.c_int, number, ctypes.c_int64),

@@ -1,18 +1,19 @@
-"""Whether any acyclic partition keeps the balance, decided by constraint programming (CP-SAT of OR-Tools).
+"""Decide whether any partition keeps balance, memory and acyclicity, by constraint programming (CP-SAT of OR-Tools).
 
-For graphs of which there are too many ideals to list (`ideals.py`): parts are numbered so that each waits only for
-those of smaller numbers, so no op has a smaller number than one that it waits for. With y(g, j) = "group g is in one of
-the parts 0 to j", waits are implications, and the work of part j is linear::
+With y(g, j) = "group g is in one of the parts 0 to j", the work of part j is linear::
 
-    y(g, j) -> y(g, j + 1)      g waits for h: y(g, j) -> y(h, j)      low <= sum w(g) (y(g, j) - y(g, j - 1)) <= high
+    y(g, j) -> y(g, j + 1)                            low(j) <= sum w(g) (y(g, j) - y(g, j - 1)) <= high(j)
 
-Where groups hold ops of both passes, parts may wait for each other in one order in the forward pass and in another in
-the backward pass. Numbers are those of the forward pass then, and b(p, q) = "part p comes before q" the other order::
+Acyclic parts of equal devices can be numbered so that each waits only for parts of smaller numbers. Then waits are
+implications: if g waits for h, y(g, j) -> y(h, j). Where devices differ, their numbers are given and the order of the
+parts is another variable, b(p, q) = "part p comes before q"::
 
     g waits for h:  h in p and g in q -> b(p, q)        b(p, q) or b(q, p), not both        b(p, q), b(q, r) -> b(p, r)
 
-Work is rounded to whole numbers and the limits are widened by what that can add up to: what is impossible then is
-impossible; what is found is for the caller to look at.
+The backward pass has such an order of its own where groups hold ops of both passes.
+
+Work is rounded to whole numbers and the limits are widened by the largest sum of the roundings. Infeasible is therefore
+proved, while the caller has to check a partition that is found.
 """
 
 from __future__ import annotations
@@ -27,40 +28,42 @@ from numpy.typing import NDArray
 
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = ["acyclic_by_constraints"]
-
 # All work, in the whole numbers of the solver.
 UNITS = 10**7
 # Above so many variables and clauses the model alone takes seconds.
 MAX_VARIABLES = 100_000
 
 
-def acyclic_by_constraints(
-    problem: PartitionProblem, low: NDArray[np.float64], high: NDArray[np.float64], budget_s: float
+def partition_within(
+    problem: PartitionProblem, low: NDArray[np.float64], high: NDArray[np.float64], budget_s: float, *, acyclic: bool
 ) -> tuple[bool | None, NDArray[np.int32] | None]:
-    """Whether there is an acyclic partition within limits, and one if there is.
+    """Decide whether a partition within limits exists, and return one if there is.
 
     Args:
-        problem: whose devices are alike; others are not decided.
+        problem: ops and devices.
         low: the least work of each part.
         high: the most work of each part.
         budget_s: seconds to search for.
+        acyclic: parts may not wait for each other in a circle.
 
     Returns:
-        True and the part of each op, which keeps the limits but for rounding; False; or None: not decided, or OR-Tools
-        is not installed.
+        True and the part of each op, which keeps the limits but for rounding, or False. None if it was not decided,
+        or OR-Tools is not installed.
 
     Example:
         >>> problem = PartitionProblem(("a", "b"), np.array([[1.0, 1.0], [3.0, 3.0]]), waits=((0, 1),))
-        >>> acyclic_by_constraints(problem, np.zeros(2), np.full(2, 2.5), 5.0)
+        >>> partition_within(problem, np.zeros(2), np.full(2, 2.5), 5.0, acyclic=True)
         (False, None)
     """
-    alike = all(len(set(values.tolist())) == 1 for values in (low, high, problem.memory_limit_bytes))
-    if not alike or importlib.util.find_spec("ortools") is None:
+    if importlib.util.find_spec("ortools") is None:
         return None, None
     count, parts = problem.num_groups, problem.num_parts
-    onward, backward = _waits(problem)
-    if parts < 2 or count * parts + len(backward) * parts**2 > MAX_VARIABLES:
+    room = problem.memory_limit_bytes
+    onward, backward = problem.waits_by_pass if acyclic else ([], [])
+    ordered = [backward]
+    if any(len(set(values.tolist())) > 1 for values in (low, high, room)):
+        ordered, onward = [onward, backward], []
+    if count * parts + sum(map(len, ordered)) * parts**2 > MAX_VARIABLES:
         return None, None
     from ortools.sat.python import cp_model
 
@@ -72,22 +75,21 @@ def acyclic_by_constraints(
     for source, reader in onward:
         for here, before in zip(within[reader], within[source], strict=True):
             model.add_implication(here, before)
-    if backward:
-        _order_backward(model, within, backward, parts)
-    bounded = [(problem.work_us, float(low[0]), float(high[0]))]
-    if problem.memory_bytes.sum() > problem.memory_limit_bytes[0]:
-        bounded.append((problem.memory_bytes, 0.0, float(problem.memory_limit_bytes[0])))
-    for values, least, most in bounded:
+    for waits in filter(None, ordered):
+        _order_parts(model, within, waits, parts)
+    for values, least, most in ((problem.work_us, low, high), (problem.memory_bytes, np.zeros(parts), room)):
         of_group = problem.by_group(values)
-        unit = of_group.sum() / UNITS
+        unit = max(of_group.sum(), 1e-300) / UNITS
         sizes = np.rint(of_group / unit).astype(np.int64).tolist()
         rounding = count / 2 + 1
         sums: list[Any] = [0]
         sums += [cp_model.LinearExpr.weighted_sum([y[j] for y in within], sizes) for j in range(parts - 1)]
         sums.append(sum(sizes))
-        for before, after in pairwise(sums):
-            model.add(after - before >= math.floor(least / unit - rounding))
-            model.add(after - before <= math.ceil(most / unit + rounding))
+        for part, (before, after) in enumerate(pairwise(sums)):
+            if least[part] > 0:
+                model.add(after - before >= math.floor(least[part] / unit - rounding))
+            if most[part] < of_group.sum():
+                model.add(after - before <= math.ceil(most[part] / unit + rounding))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = budget_s
     solver.parameters.num_workers = 1  # as everything else here: one core, and the same result each time
@@ -100,19 +102,8 @@ def acyclic_by_constraints(
     return True, part[problem.group]
 
 
-def _waits(problem: PartitionProblem) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Groups of which the second waits for the first, by the ops' pass; all in one, where groups hold one pass."""
-    found: tuple[dict[tuple[int, int], None], dict[tuple[int, int], None]] = ({}, {})
-    group, is_backward, mixed = problem.group.tolist(), problem.backward.tolist(), problem.two_passes
-    for source, reader in problem.waits:
-        pair = (group[source], group[reader])
-        if pair[0] != pair[1] and not (mixed and is_backward[source] != is_backward[reader]):
-            found[int(mixed and is_backward[source])][pair] = None
-    return list(found[0]), list(found[1])
-
-
-def _order_backward(model: Any, within: list[list[Any]], waits: list[tuple[int, int]], parts: int) -> None:
-    """Some order of the parts in which each waits only for those before it, in the backward pass."""
+def _order_parts(model: Any, within: list[list[Any]], waits: list[tuple[int, int]], parts: int) -> None:
+    """Require an order of the parts in which each waits only for those before it."""
     before: dict[tuple[int, int], Any] = {}
     for one, other in combinations(range(parts), 2):
         before[one, other] = model.new_bool_var("")

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.starts import block_order
 
-__all__ = ["MAX_BLOCKS", "contiguous_start"]
-
 # The table has the square of this many numbers.
 MAX_BLOCKS = 1500
 

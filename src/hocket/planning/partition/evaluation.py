@@ -9,17 +9,6 @@ from numpy.typing import NDArray
 
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = [
-    "bytes_moved",
-    "imbalance",
-    "loads_us",
-    "part_cycle",
-    "pipeline_us",
-    "simulated_spans",
-    "simulated_us",
-    "work_of_parts",
-]
-
 
 def bytes_moved(problem: PartitionProblem, part: Sequence[int]) -> float:
     """Bytes that cross between parts, each tensor once for each part that reads it and does not make it.
@@ -72,14 +61,12 @@ def part_cycle(problem: PartitionProblem, part: Sequence[int]) -> tuple[int, ...
 
     Where groups hold ops of both passes, a wait counts only between ops of one pass.
     """
-    mixed = problem.two_passes
-    for phase in (False, True) if mixed else (False,):
+    of_group = dict(zip(problem.group.tolist(), map(int, part), strict=True))
+    for waits in problem.waits_by_pass:
         onward: dict[int, set[int]] = {}
-        for src, dst in problem.waits:
-            if mixed and not problem.backward[src] == problem.backward[dst] == phase:
-                continue
-            if part[src] != part[dst]:
-                onward.setdefault(int(part[src]), set()).add(int(part[dst]))
+        for src, dst in waits:
+            if of_group[src] != of_group[dst]:
+                onward.setdefault(of_group[src], set()).add(of_group[dst])
         found = _circle(onward)
         if found:
             return found

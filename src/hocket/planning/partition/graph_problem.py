@@ -17,8 +17,6 @@ from hocket.ir import Costs, Device, Graph, Machine, Op
 from hocket.planning.partition.one_home import one_home
 from hocket.planning.partition.problem import PartitionProblem, Tensor
 
-__all__ = ["BACKWARD_ROLES", "equal_devices", "problem_of"]
-
 BACKWARD_ROLES = frozenset({"activation_grad", "weight_grad", "bias_grad", "update"})
 
 # Where a machine names no links between its devices: PCIe 3.0 with 16 lanes, by the order of magnitude.

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 
 from hocket.ir import Graph
 
-__all__ = ["one_home"]
-
 
 def one_home(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each buffer that is written, and the ops that share its home; none, where the graph does not know its buffers.

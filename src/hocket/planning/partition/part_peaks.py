@@ -21,8 +21,6 @@ import numpy as np
 from hocket.ir import Graph
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = ["PartPeaks", "lowered"]
-
 # Of the tensors of a peak so many, the largest ones, choose what moves.
 MAX_TENSORS = 12
 

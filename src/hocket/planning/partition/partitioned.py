@@ -16,8 +16,6 @@ from hocket.planning.partition.schedule import schedule
 from hocket.planning.partition.search import Wanted, search
 from hocket.planning.partition.starts import block_start, topological_order
 
-__all__ = ["OBJECTIVES", "Partition", "partitioned"]
-
 OBJECTIVES = ("cut", "load", "time", "pipeline")
 
 

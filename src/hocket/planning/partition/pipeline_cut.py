@@ -19,8 +19,6 @@ from hocket.errors import InputError
 from hocket.planning.partition.chain import cut_chain
 from hocket.planning.partition.pipeline_order import PipelineOrder, pipeline_step_us, rank_memory_bytes
 
-__all__ = ["Chain", "PipelineCut", "StageSummary", "cut_at", "cut_for_schedule"]
-
 # How far, in places where a cut may be, one moves at a time.
 REACH = 12
 # How many neighbouring cuts move together: a stage that has to grow may push the others on.

@@ -19,8 +19,6 @@ from typing import Literal, NamedTuple
 
 from hocket.errors import InputError
 
-__all__ = ["PipelineAction", "PipelineOrder", "pipeline_step_us", "rank_memory_bytes"]
-
 Kind = Literal["F", "B", "I", "W"]
 # A backward takes about twice its forward: half of it for the input's gradient, half for the weights'.
 INPUT_SHARE = 0.5

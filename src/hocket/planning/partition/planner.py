@@ -11,8 +11,6 @@ from hocket.planning.base import Planner
 from hocket.planning.partition.graph_problem import problem_of
 from hocket.planning.partition.partitioned import OBJECTIVES, Partition, partitioned
 
-__all__ = ["PartitionPlanner", "plan_of"]
-
 
 class PartitionPlanner(Planner):
     """A lane for each device, with the ops of its part (Tavarageri et al., "Automatic Model Parallelism").

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from hocket.errors import InputError
 
-__all__ = ["MAX_PARTS", "PartitionProblem", "Tensor"]
-
 # Sets of parts are the bits of one word in the search.
 MAX_PARTS = 64
 
@@ -146,6 +144,19 @@ class PartitionProblem:
         both = np.zeros((self.num_groups, 2), np.bool_)
         both[self.group, self.backward.astype(int)] = True
         return bool(both.all(axis=1).any())
+
+    @cached_property
+    def waits_by_pass(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Pairs of groups of which the second waits for the first: in the forward pass and in the backward pass.
+
+        All are in the first list unless groups hold ops of both passes. Then waits between the passes are left out.
+        """
+        found: tuple[dict[tuple[int, int], None], dict[tuple[int, int], None]] = ({}, {})
+        group, backward, mixed = self.group.tolist(), self.backward.tolist(), self.two_passes
+        for src, dst in self.waits:
+            if group[src] != group[dst] and not (mixed and backward[src] != backward[dst]):
+                found[mixed and backward[src]][group[src], group[dst]] = None
+        return list(found[0]), list(found[1])
 
     def by_group(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sums over the ops of each group; rows are added up, too."""

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = ["refine"]
-
 
 def refine(
     problem: PartitionProblem, part: Sequence[int], epsilon: float, max_moves: int | None = None

@@ -14,8 +14,6 @@ from hocket.errors import InputError
 from hocket.planning.partition import compiled
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = ["PROOF_OPS", "schedule"]
-
 PROOF_OPS = 12
 PROOF_NODES = 30_000_000
 

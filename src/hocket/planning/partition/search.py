@@ -1,7 +1,7 @@
 """The portfolio: from several starts, the compiled search, within a time budget.
 
 Coarsening, refinement and recombination are in ``core/search.cpp``. Here the problem becomes arrays, starts are made,
-and what comes back is judged: where no partition keeps the limits, trying all decides whether one exists.
+and what comes back is judged: where no partition keeps the limits, `constraints` decides whether one exists.
 """
 
 from __future__ import annotations
@@ -17,20 +17,15 @@ from numpy.typing import NDArray
 
 from hocket.errors import InputError, MissingDependencyError
 from hocket.planning.partition import compiled, starts
-from hocket.planning.partition.constraints import acyclic_by_constraints
+from hocket.planning.partition.constraints import partition_within
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
-from hocket.planning.partition.ideals import acyclic_by_ideals
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.refinement import refine
 
-__all__ = ["Hypergraph", "Wanted", "keeps_limits", "search"]
-
 OBJECTIVES = ("cut", "load", "pipeline")
 TOLERANCE = 1e-6
-# How many nodes of the tree of all partitions are looked at where the search found none that keeps the limits.
-EXHAUSTIVE_NODES = 5_000_000
-# Constraint programming may take so many times the budget to decide the same.
+# Where the search finds no partition within the limits, constraint programming may take this many times the budget.
 PROOF_SHARE = 4.0
 # Above so many ops there is one start, and the search has the rest of the time.
 LARGE = 20_000
@@ -74,8 +69,12 @@ def search(
     part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
         _refuse_circles(problem, wanted)
-        exists, example = _exists(problem, wanted, hypergraph, budget_s)
-        if exists is not True or example is None:
+        low, high = limits(problem, wanted)
+        slack = TOLERANCE / 2 * problem.work_us.sum()
+        exists, example = partition_within(
+            problem, low - slack, high + slack, PROOF_SHARE * budget_s, acyclic=wanted.acyclic
+        )
+        if example is None or not keeps_limits(problem, wanted, example):
             raise InputError(_refusal(problem, wanted, part, proved=exists is False))
         part, violation, _ = hypergraph.search([example, *given], seed, rounds, budget_s)
     return part
@@ -161,24 +160,8 @@ def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32],
     what = " and ".join(kept)
     near = f"the nearest that was found is {imbalance(problem, part.tolist()):.3g} off"
     if proved:
-        return f"partition: no partition of {parts} {what} (all were tried or ruled out); {near}"
+        return f"partition: no partition of {parts} {what} (all were ruled out); {near}"
     return f"partition: none was found of {parts} that {what}; {near}"
-
-
-def _exists(
-    problem: PartitionProblem, wanted: Wanted, hypergraph: Hypergraph, budget_s: float
-) -> tuple[bool | None, NDArray[np.int32] | None]:
-    """Whether any partition keeps the limits, and one that does; None: that was not decided."""
-    if wanted.acyclic and wanted.epsilon is not None:
-        low, high = limits(problem, wanted)
-        slack = TOLERANCE / 2 * problem.work_us.sum()
-        decided, example = acyclic_by_ideals(problem, low - slack, high + slack)
-        if decided is not None:
-            return decided, example
-        decided, example = acyclic_by_constraints(problem, low - slack, high + slack, PROOF_SHARE * budget_s)
-        if decided is False or (decided and example is not None and keeps_limits(problem, wanted, example)):
-            return decided, example
-    return hypergraph.feasible(EXHAUSTIVE_NODES)
 
 
 def _refuse_circles(problem: PartitionProblem, wanted: Wanted) -> None:
@@ -249,15 +232,8 @@ class Hypergraph:
         problem = self.problem
         if not wanted.acyclic or not len(problem.waits):
             return tuple(np.zeros(0, np.int32) for _ in range(3))
-        pairs = np.asarray(problem.waits, np.int64).reshape(-1, 2)
-        phases = problem.backward[pairs]
-        keep = problem.group[pairs[:, 0]] != problem.group[pairs[:, 1]]
-        if problem.two_passes:
-            keep &= phases[:, 0] == phases[:, 1]
-            phase = phases[:, 0]
-        else:
-            phase = np.zeros(len(pairs), np.bool_)
-        rows = np.unique(np.column_stack([problem.group[pairs[keep]], phase[keep]]), axis=0)
+        pairs = [(*pair, phase) for phase, waits in enumerate(problem.waits_by_pass) for pair in waits]
+        rows = np.unique(np.array(pairs, np.int64).reshape(-1, 3), axis=0)
         return tuple(np.ascontiguousarray(rows[:, column], np.int32) for column in range(3))
 
     def search(
@@ -273,12 +249,6 @@ class Hypergraph:
             *(ctypes.byref(violation), ctypes.byref(cost)),
         )
         return best[self.problem.group], violation.value, cost.value
-
-    def feasible(self, most: int) -> tuple[bool | None, NDArray[np.int32]]:
-        """Whether any partition keeps the limits, and one that does; None: there are too many to try."""
-        part = np.zeros(self.problem.num_groups, np.int32)
-        found = compiled.library().hocket_feasible(ctypes.byref(self._given), most, _pointer(part))
-        return {1: True, 0: False}.get(found), part[self.problem.group]
 
 
 def _pointer(array: NDArray[Any]) -> Any:

@@ -13,17 +13,6 @@ from numpy.typing import NDArray
 from hocket.errors import MissingDependencyError
 from hocket.planning.partition.problem import PartitionProblem
 
-__all__ = [
-    "block_order",
-    "block_start",
-    "circles",
-    "group_waits",
-    "metis_start",
-    "mtkahypar_start",
-    "random_start",
-    "topological_order",
-]
-
 # Both libraries count in whole numbers; all of a graph's weight is this much.
 _RESOLUTION = 10_000_000
 
@@ -80,21 +69,11 @@ def block_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[n
 
 def block_order(problem: PartitionProblem, seed: int | None = None) -> tuple[list[int], list[int]]:
     """For each group its component of groups that wait for each other, and a topological order of the components."""
-    waits = group_waits(problem)
+    forward, backward = problem.waits_by_pass
+    waits = list(dict.fromkeys([*forward, *((dst, src) for src, dst in backward)]))
     component = circles(problem.num_groups, waits)
     between = {(component[src], component[dst]) for src, dst in waits if component[src] != component[dst]}
     return component, topological_order(max(component, default=-1) + 1, between, seed)
-
-
-def group_waits(problem: PartitionProblem) -> list[tuple[int, int]]:
-    """Which group waits for which; waits of the backward pass are reversed where groups hold both passes."""
-    group, backward, mixed = problem.group.tolist(), problem.backward.tolist(), problem.two_passes
-    found: dict[tuple[int, int], None] = {}
-    for src, dst in problem.waits:
-        if group[src] == group[dst] or (mixed and backward[src] != backward[dst]):
-            continue
-        found[(group[dst], group[src]) if mixed and backward[src] else (group[src], group[dst])] = None
-    return list(found)
 
 
 def circles(nodes: int, waits: Iterable[tuple[int, int]]) -> list[int]:

@@ -21,8 +21,6 @@ from hocket.planning.partition.partitioned import Partition, partitioned
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.search import Wanted, keeps_limits
 
-__all__ = ["partitioned_within"]
-
 # What the search may give a part, as a share of all that ops keep, over the part's share of the limits.
 ROOMS = (1.2, 1.04)
 # How far the work of a part may be from its share where few bytes are moved and nothing was said of balance.

@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from hocket.planning.transfers.orders import Order, tac_order
 from hocket.planning.transfers.receives import Receives
 
-__all__ = ["improved", "searched_order"]
-
 # How many moves are tried at most: fewer in large steps, where one takes longer; so much time is a second or less.
 MAX_TRIES = 4_000
 MAX_WORK = 60_000_000

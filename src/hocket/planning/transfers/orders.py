@@ -10,8 +10,6 @@ from hocket.errors import InputError
 from hocket.planning.transfers.outstanding import Outstanding, Properties, in_units
 from hocket.planning.transfers.receives import Receives
 
-__all__ = ["exact_order", "random_order", "tac_order", "tic_order"]
-
 Order = tuple[int, ...]
 
 # `exact_order` looks at two to the power of this many sets of recvs, or at this many combinations of orders.

@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from hocket.planning.transfers.receives import Receives
 
-__all__ = ["NEVER", "Outstanding", "Properties", "in_units"]
-
 # M+ of a recv that nothing needs together with another one.
 NEVER = int(np.iinfo(np.int64).max)
 

@@ -36,8 +36,6 @@ from hocket.planning.transfers.orders import Order, exact_order, random_order, t
 from hocket.planning.transfers.receives import Receives, receives_of
 from hocket.simulation import simulate
 
-__all__ = ["MIN_POTENTIAL", "ORDERS", "UNORDERED", "Transfers"]
-
 # Below this potential nothing is ordered: the best order is at most so much faster than the worst.
 MIN_POTENTIAL = 0.02
 

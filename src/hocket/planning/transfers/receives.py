@@ -34,8 +34,6 @@ from hocket.planning.arrivals import roots_of
 from hocket.planning.base import cpu_devices, gpu_of
 from hocket.planning.channels import links_of, transfer_us, transfers_of, without_transfers
 
-__all__ = ["Receives", "receives_of"]
-
 
 @dataclass(frozen=True)
 class Receives:

@@ -23,8 +23,6 @@ from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.simulation.durations import durations
 from hocket.simulation.steps import unrolled
 
-__all__ = ["in_order_of_readiness"]
-
 # Steps until the order of one is that of the next; the order is read off the last but one.
 STEPS = 5
 
