@@ -36,6 +36,7 @@ struct Call {
 };
 
 struct Action {
+  std::string label;                            // its mark in a profile
   std::vector<Call> calls;
   int width = 1;                                // threads of its lane
   std::vector<int> cpus;                        // where its lane is pinned

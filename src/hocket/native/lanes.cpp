@@ -2,8 +2,8 @@
 //
 // Python hands over, once, for each lane its actions: the operators, how their arguments are put together from
 // constants, slots and numbers, which other actions they wait for, and what they may free. A step then is one call:
-// inputs into slots, all workers let go, kept slots back. The first worker is the caller's own thread; see workers.py
-// for who runs which lanes.
+// inputs into slots, all workers let go, kept slots back. The first worker is the caller's own thread; see
+// execution/native/thread_assignment.py for who runs which lanes.
 //
 //   caller  ---run---> worker 0 ............................ join ---> kept slots
 //                 \--> worker 1 (a thread that sleeps between steps) /
@@ -14,6 +14,8 @@
 #include <torch/extension.h>
 
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -27,6 +29,7 @@
 #include <atomic>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -50,10 +53,11 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
 
   void add_worker() { workers_.push_back(std::make_unique<Worker>()); }
 
-  void add_action(int width, std::vector<int> cpus, bool grad_mode, std::vector<int> sleeps, std::vector<int> waits,
+  void add_action(std::string label, int width, std::vector<int> cpus, bool grad_mode, std::vector<int> sleeps, std::vector<int> waits,
                   int word, std::vector<int> frees, std::vector<std::pair<int, int>> shared) {
     auto& worker = *workers_.back();
     Action action;
+    action.label = std::move(label);
     action.width = width;
     action.cpus = std::move(cpus);
     action.moves = worker.actions.empty() || worker.actions.back().width != action.width ||
@@ -187,6 +191,9 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   void run_step() {
     const Usual usual(workers_[0]->cpus);
     const int64_t spin_ns = workers_[0]->actions.size() > 1 ? kSpinNs : 0;  // who only waits needs no core
+    RECORD_USER_SCOPE("hocket step");
+    const bool is_profiled = at::hasThreadLocalCallbacks() || at::hasGlobalCallbacks();
+    profiled_ = is_profiled ? std::make_unique<at::ThreadLocalState>() : nullptr;
     began_ns_ = last_poll_ns_ = now_ns();
     const uint32_t epoch = steps_.begin();
     run_worker(0, epoch, true);
@@ -223,6 +230,8 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
 
   void run_worker(size_t number, uint32_t epoch, bool on_caller) {
     Worker& worker = *workers_[number];
+    std::optional<at::ThreadLocalStateGuard> as_caller;
+    if (profiled_ && !on_caller) as_caller.emplace(*profiled_);
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset);
     c10::AutoGradMode mode(false);
     hocket::KeptMemory::Use kept;
@@ -241,7 +250,12 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
         if (c10::GradMode::is_enabled() != action.grad_mode) c10::GradMode::set_enabled(action.grad_mode);
         const int64_t start = now_ns();
         worker.times[2 * at] = start;
-        for (const Call& call : action.calls) invoke(call, stack);
+        if (profiled_) {
+          RECORD_USER_SCOPE(action.label);
+          for (const Call& call : action.calls) invoke(call, stack);
+        } else {
+          for (const Call& call : action.calls) invoke(call, stack);
+        }
         for (int slot : action.frees) slots_[slot] = IValue();
         const int64_t end = now_ns();
         worker.times[2 * at + 1] = end;
@@ -293,6 +307,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   std::vector<std::unique_ptr<Worker>> workers_;
   std::atomic<size_t> ready_{0};
   std::pair<int, int> failed_{-1, -1};
+  std::unique_ptr<at::ThreadLocalState> profiled_;  // the caller's, in a step that torch.profiler looks at
   int64_t began_ns_ = 0;
   int64_t took_ns_ = 0;
   int64_t last_poll_ns_ = 0;

@@ -230,7 +230,7 @@ class NativeLanes(Executor):
                 width, cpus = torch.get_num_threads(), []
                 if worker.lanes:
                     width, cpus = worker.lanes[0].width, self._cpus[worker.lanes[0].name]
-                core.add_action(width, cpus, False, [], [], 0, [], [])
+                core.add_action("hocket: views of inputs", width, cpus, False, [], [], 0, [], [])
                 _add_calls(core, program.prologue)
             told = number == 0
             for name, lane in zip(worker.ops, worker.lanes, strict=True):
@@ -244,7 +244,9 @@ class NativeLanes(Executor):
                     told = True
                 own, frees = words.get(name, -1), list(release.frees.get(name, ()))
                 cpus = self._cpus[lane.name]
-                core.add_action(lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, counted.get(name, []))
+                label = f"hocket: {name}" + (f" ({action.layer})" if action.layer else "")
+                after = counted.get(name, [])
+                core.add_action(label, lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, after)
                 _add_calls(core, action)
         core.start()
         freed = {op: (list(release.frees.get(op, ())), counted.get(op, [])) for op in moved}
