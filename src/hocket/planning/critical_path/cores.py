@@ -63,7 +63,7 @@ def core_plans(
         yield serial, by_earliest(graph, earliest_us or {})
     if device.cores == 1:
         return
-    instance = instance_of(graph, costs, device, earliest_us)
+    instance = instance_of(graph, costs, device, earliest_us, wait_us)
     yield _own_cores(graph, instance, device, streams.order), streams.order
     place = {op: at for at, op in enumerate(streams.order)}
     first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
@@ -82,8 +82,8 @@ def core_plans(
         ranks = instance.ranks_at_us([device.cores] * len(names))
         orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
     turn = {op: at for at, op in enumerate(graph.order)}  # of ops that take no time, in a plan as well
-    packed = [parallel_sgs(instance, of_ops, first, wait_us=wait_us) for of_ops in map(instance.usable, widths)]
-    packed += [in_phases(instance, sorted(of, key=instance.ready_us), SWITCH_US, wait_us) for of in orders]
+    packed = [parallel_sgs(instance, of_ops, first) for of_ops in map(instance.usable, widths)]
+    packed += [in_phases(instance, sorted(of, key=instance.ready_us), SWITCH_US) for of in orders]
     for placed in packed:
         by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[names[p.op]]))
         yield as_plan(graph, placed, device, "critical-path"), [names[p.op] for p in by_start]
