@@ -24,7 +24,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of, makespan_us
@@ -60,9 +59,7 @@ class Phases(Planner):
     name = "phases"
 
     def __init__(self, switch_us: float = SWITCH_US, wait_us: float = 3.0) -> None:
-        for option, value in (("switch_us", switch_us), ("wait_us", wait_us)):
-            if not 0 <= value < inf:
-                raise InputError(f"planner phases: expected {option} >= 0, got {value!r}")
+        self.require_finite(switch_us=switch_us, wait_us=wait_us)
         self.switch_us = switch_us
         self.wait_us = wait_us
 

@@ -85,9 +85,7 @@ class Concurrency(Planner):
         if not self.strategies <= {1, 2, 3, 4}:
             got = sorted(self.strategies, key=str)
             raise InputError(f"planner concurrency: expected strategies out of 1, 2, 3, 4, got {got}")
-        for option, value in (("lookahead_ms", lookahead_ms or 0.0), ("coarsen_us", coarsen_us), ("wait_us", wait_us)):
-            if not 0 <= value < float("inf"):
-                raise InputError(f"planner concurrency: expected {option} >= 0, got {value!r}")
+        self.require_finite(lookahead_ms=lookahead_ms, coarsen_us=coarsen_us, wait_us=wait_us)
         self.lookahead_ms = lookahead_ms
         self.avoid = frozenset(frozenset(pair) for pair in avoid)
         self.coarsen_us = coarsen_us

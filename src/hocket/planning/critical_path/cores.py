@@ -27,7 +27,6 @@ from dataclasses import replace
 
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.arrivals import by_earliest
-from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import Streams, streams_of
 from hocket.planning.moldable.instance import Instance, as_plan, instance_of
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
@@ -40,7 +39,6 @@ def core_plans(
     costs: Costs,
     device: Device,
     streams: Streams,
-    priorities: Priorities,
     wait_us: float,
     earliest_us: Mapping[str, float] | None = None,
     *,
@@ -53,7 +51,6 @@ def core_plans(
         costs: what its ops take.
         device: a CPU.
         streams: the streams of the step, made from durations at full width.
-        priorities: how urgent each is.
         wait_us: how long a lane takes to notice that another one is done.
         earliest_us: for ops that wait for an arrival when they can start at the earliest.
         keep_order: only plans that hang on the order of `streams`: the others are known already.
@@ -66,7 +63,7 @@ def core_plans(
     instance = instance_of(graph, costs, device, earliest_us, wait_us)
     yield _own_cores(graph, instance, device, streams.order), streams.order
     place = {op: at for at, op in enumerate(streams.order)}
-    first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
+    first = [streams.priority(streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
     backbone = set(streams.backbone.ops)
     names = [op.name for op in graph.ops]
     best = instance.best_width
