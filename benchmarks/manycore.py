@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 from time import process_time
 from typing import Any
@@ -172,17 +173,17 @@ def _planned(setup: Setup, *, strategies: tuple[int, ...], lookahead: bool = Fal
 
 def _uniform(setup: Setup) -> tuple[Plan, str]:
     """The best of inter x intra: so many ops at a time, each on so many threads, first ready first served."""
-    instance = instance_of(setup.graph, setup.costs, setup.machine.devices[0])
-    first = [0.0] * len(instance.order)
-    for place, op in enumerate(instance.order):
-        first[op] = -float(place)
+    device = setup.machine.devices[0]
+    place = {op: at for at, op in enumerate(setup.graph.order)}
+    first = [-float(place[op.name]) for op in setup.graph.ops]
     found = {}
     for inter in (1, 2, 4, 8):
         for intra in {max(1, setup.machine.cores // share) for share in (1, 2, 4, 8, 16, 32)}:
             if inter * intra <= setup.machine.cores:
-                few = instance.on_cores(inter * intra)
-                placed = parallel_sgs(few, [intra] * len(first), first, wait_us=setup.wait_us)
-                found[f"{inter}x{intra}"] = as_plan(setup.graph, placed, setup.machine.devices[0], "uniform")
+                few = replace(device, cores=inter * intra)
+                instance = instance_of(setup.graph, setup.costs, few, wait_us=setup.wait_us)
+                placed = parallel_sgs(instance, [intra] * len(instance.order), first)
+                found[f"{inter}x{intra}"] = as_plan(setup.graph, placed, device, "uniform")
     best = min(found, key=lambda label: setup.makespan_us(found[label]))
     return found[best], best
 

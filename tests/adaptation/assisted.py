@@ -11,7 +11,6 @@ from hocket.adaptation.assistants import OpMove, decide, order_of, shares_of
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op
 from hocket.ir.machine import Device
 from hocket.planning.partition import Partition, partitioned, problem_of
-from hocket.simulation.hogs import hogged
 
 NOISE = 0.02
 HOG_FROM = 10
@@ -64,6 +63,20 @@ class Assisted:
 
     def moves_from(self, step: int) -> int:
         return sum(at >= step for at, _ in self.moves)
+
+
+def hogged(costs: Costs, machine: Machine, hogs: dict[str, float]) -> Costs:
+    """The costs on every device, longer where another program takes this part of the device."""
+    return Costs(
+        {
+            op: {
+                f"{device.name}:{device.cores}": costs.duration_us(op, width=device.cores, device=device.name)
+                / (1.0 - hogs.get(device.name, 0.0))
+                for device in machine.devices
+            }
+            for op in costs.durations_us
+        }
+    )
 
 
 def assisted(graph: Graph, costs: Costs, machine: Machine, *, steps: int = 240, **rules) -> Assisted:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hocket.ir import Costs, Graph, Lane
 
 
-def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list[str]:
+def placement_faults(instance, placed) -> list[str]:
     """How placements of moldable ops (see `hocket.planning.moldable.instance`) break the rules; empty if they do not.
 
     Each op once, for as long as its width says; nobody on a core that another has; after all it waits for, and later
-    by `wait_us` than what ran on another lane, be it waited for or on the same core; never beside one it is kept
-    `apart` from.
+    by `instance.wait_us` than what ran on another lane, be it waited for or on the same core; never beside one that it
+    is kept apart from.
     """
     faults = []
     if sorted(one.op for one in placed) != list(range(len(instance.durations_us))):
@@ -24,7 +24,7 @@ def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list
             faults.append(f"{one.op} lasts {one.end_us - one.start_us}, not {lasts_us}")
         for before in instance.predecessors[one.op]:
             other = by_op[before]
-            if one.start_us < other.end_us + (wait_us if other.cores != one.cores else 0.0):
+            if one.start_us < other.end_us + (instance.wait_us if other.cores != one.cores else 0.0):
                 faults.append(f"{one.op} starts before {before} is known to have ended")
     for one in placed:
         for other in placed:
@@ -33,7 +33,7 @@ def placement_faults(instance, placed, wait_us: float = 0.0, apart=None) -> list
             gap_us = other.start_us - one.end_us
             if set(one.cores) & set(other.cores) and gap_us < 0:
                 faults.append(f"{one.op} and {other.op} at once on a core")
-            if other.op in (apart or {}).get(one.op, ()) and gap_us < 0:
+            if other.op in instance.apart.get(one.op, ()) and gap_us < 0:
                 faults.append(f"{one.op} beside {other.op}")
     return faults
 

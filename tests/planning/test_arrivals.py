@@ -96,7 +96,7 @@ def test_no_placement_starts_before_its_earliest_start(case, data):
         parallel_sgs(later, widths, later.ranks_us),
         serial_sgs(later, widths, later.order),
         corun(later, widths, [[width] for width in widths]),
-        in_phases(later, sorted(later.order, key=later.ready_us), 60.0, 3.0),
+        in_phases(later, sorted(later.order, key=later.ready_us), 60.0),
     ]
     for placed in placements:
         assert not placement_faults(later, placed)

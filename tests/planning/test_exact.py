@@ -104,7 +104,7 @@ def test_large_graphs_and_senseless_options_are_refused():
         plan(graph, costs, Machine.of(cores=2), planner="exact")
     for options, message in (
         ({"time_limit_s": 0}, "expected time_limit_s > 0, got 0"),
-        ({"max_ops": 0}, "expected max_ops >= 1, got 0"),
+        ({"max_ops": 0}, "expected max_ops to be a whole number >= 1, got 0"),
     ):
         with pytest.raises(InputError, match=message):
             plan(graph, costs, Machine.of(cores=2), planner="exact", **options)

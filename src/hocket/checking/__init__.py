@@ -1,6 +1,6 @@
 """Is this plan legal, and is all memory it touches safe? Asked before anything runs. No torch."""
 
-from hocket.checking.hazards import Event, Events, events_of, hazards, needed_events
+from hocket.checking.hazards import Events, events_of, hazards
 from hocket.checking.validate import check
 
-__all__ = ["Event", "Events", "check", "events_of", "hazards", "needed_events"]
+__all__ = ["Events", "check", "events_of", "hazards"]

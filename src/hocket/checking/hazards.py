@@ -34,14 +34,6 @@ from hocket.ir import Graph, Plan, carried_waits, clocks_of, execution_order, sy
 _WORDS = {"RAW": ("writes", "reads"), "WAR": ("reads", "writes"), "WAW": ("writes", "writes")}
 
 
-class Event(NamedTuple):
-    """`dst` waits until `src`, on another lane, has finished; with `carried`, the `src` of the step before."""
-
-    src: str
-    dst: str
-    carried: bool = False
-
-
 @dataclass(frozen=True)
 class Events:
     """What lanes wait for besides their own order.
@@ -54,20 +46,6 @@ class Events:
 
     waits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     carried: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Event]:
-        for dst, sources in self.waits.items():
-            for src in sources:
-                yield Event(src, dst)
-        for dst, sources in (self.carried or {}).items():
-            for src in sources:
-                yield Event(src, dst, True)
-
-    def without(self, event: Event) -> Events:
-        """All of these but one."""
-        table = dict(self.carried or {}) if event.carried else dict(self.waits)
-        table[event.dst] = tuple(src for src in table[event.dst] if src != event.src)
-        return Events(self.waits, table) if event.carried else Events(table, self.carried)
 
 
 class Hazard(NamedTuple):
@@ -131,21 +109,6 @@ def hazards(graph: Graph, plan: Plan, events: Events | None = None) -> None:
         one, other = plan.lane_of[hazard.first].name, plan.lane_of[hazard.second].name
         why = f"nothing orders lanes {one!r} and {other!r} here" if one != other else f"lane {one!r} turns them round"
         raise PlanError(f"{hazard}; {why}", op=hazard.second, lane=other)
-
-
-def needed_events(graph: Graph, plan: Plan, events: Events | None = None) -> tuple[Event, ...]:
-    """Those of the events without which two ops that must keep their order could lose it.
-
-    One that is there only because `Plan.after` asks for it (a turn on a core, a rank) need not be among them.
-    """
-    events = events if events is not None else events_of(graph, plan)
-    direct = {(hazard.first, hazard.second, hazard.carried) for hazard in _pairs(graph)}
-    # No event is implied by the others, so one that is a hazard's own is needed; the rest has to be tried.
-    return tuple(
-        event
-        for event in events
-        if tuple(event) in direct or next(_unordered(graph, plan, events.without(event)), None) is not None
-    )
 
 
 def _unordered(graph: Graph, plan: Plan, events: Events) -> Iterator[Hazard]:

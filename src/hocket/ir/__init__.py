@@ -1,5 +1,6 @@
 """The five nouns. No torch, nothing else of ours: every other package may stand on this one."""
 
+from hocket.ir._topological import list_order
 from hocket.ir.costs import Costs, Duration, Share
 from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, Op
 from hocket.ir.links import Link, NetworkCard
@@ -44,6 +45,7 @@ __all__ = [
     "execution_order",
     "hardware_threads",
     "launch_order",
+    "list_order",
     "names_threads",
     "one_by_one",
     "synchronisation",

@@ -1,17 +1,46 @@
-"""A topological order of named things, and a cycle where there is none."""
+"""Topological orders that take the first of the ready nodes by a key."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any, Protocol, TypeVar
+
+Node = TypeVar("Node", bound=Hashable)
 
 
 class Named(Protocol):
-    """What has a name of its own."""
+    """Anything with a name, such as an op."""
 
     @property
     def name(self) -> str: ...
+
+
+def list_order(
+    waiting: dict[Node, int], followers: Mapping[Node, Iterable[Node]], key: Callable[[Node], Any]
+) -> Iterator[Node]:
+    """Yield nodes so that each comes after those that it waits for: of the ready ones always the least by `key`.
+
+    Nodes on a cycle, and those behind one, are left out.
+
+    Args:
+        waiting: how many nodes each one waits for. The counts are used up.
+        followers: the nodes that wait for each one.
+        key: of a node, called once, when the node becomes ready.
+
+    Example:
+        >>> list(list_order({"a": 0, "b": 0, "c": 1}, {"a": "c", "b": "", "c": ""}, lambda name: -ord(name)))
+        ['b', 'a', 'c']
+    """
+    ready = [(key(node), node) for node, count in waiting.items() if not count]
+    heapify(ready)
+    while ready:
+        node = heappop(ready)[1]
+        yield node
+        for after in followers[node]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heappush(ready, (key(after), after))
 
 
 def topological(
@@ -22,34 +51,8 @@ def topological(
     An op is emitted at its own position unless a predecessor that stands later has to come before it. Ops on a cycle,
     and those behind one, are left out.
     """
-    waiting = {op.name: len(predecessors[op.name]) for op in ops}
     position = {op.name: index for index, op in enumerate(ops)}
     if all(position[before] < position[op.name] for op in ops for before in predecessors[op.name]):
         return [op.name for op in ops]
-    ready = [position[op.name] for op in ops if waiting[op.name] == 0]
-    heapq.heapify(ready)
-    order: list[str] = []
-    while ready:
-        name = ops[heapq.heappop(ready)].name
-        order.append(name)
-        for after in successors[name]:
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                heapq.heappush(ready, position[after])
-    return order
-
-
-def find_cycle(order: Sequence[str], predecessors: Mapping[str, Sequence[str]]) -> list[str]:
-    """A cycle, where `order` lacks ops.
-
-    Every op outside the order has a predecessor outside the order, so walking backwards comes to one again.
-    """
-    placed = set(order)
-    name = next(name for name in predecessors if name not in placed)
-    path: list[str] = []
-    seen: dict[str, int] = {}
-    while name not in seen:
-        seen[name] = len(path)
-        path.append(name)
-        name = next(before for before in predecessors[name] if before not in placed)
-    return path[seen[name] :][::-1]
+    waiting = {op.name: len(predecessors[op.name]) for op in ops}
+    return list(list_order(waiting, successors, position.__getitem__))

@@ -18,11 +18,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from hocket.errors import FormatError
 from hocket.ir._fields import Reader, load_document, save_document
-from hocket.ir._topological import find_cycle, topological
+from hocket.ir._topological import topological
 
 FORMAT = "hocket-graph/1"
 
@@ -285,8 +286,10 @@ def _check(graph: Graph, source: str) -> None:
                 raise FormatError(source, f"together[{position}]", f"names a missing op {name!r}")
     _check_buffers(graph, source)
     if len(graph.order) < len(graph.ops):
-        cycle = find_cycle(graph.order, graph.predecessors)
-        raise FormatError(source, "edges", f"cycle: {' -> '.join([*cycle, cycle[0]])}")
+        try:
+            TopologicalSorter(graph.predecessors).prepare()
+        except CycleError as error:
+            raise FormatError(source, "edges", f"cycle: {' -> '.join(error.args[1])}") from None
 
 
 def _check_buffers(graph: Graph, source: str) -> None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
+from hocket.ir._topological import list_order
 from hocket.ir.graph import Graph
 from hocket.ir.plan import Plan
 from hocket.ir.semantics import check_ops, execution_order
@@ -122,28 +122,26 @@ def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
         >>> launch_order(graph, Plan((Lane("x", ("a", "b")), Lane("y", ("c",)))))
         ('a', 'b', 'c')
     """
-    followers: dict[str, list[str]] = {name: [] for name in plan.lane_of}
-    waiting: dict[str, int] = {}
     rank = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
+    needed: dict[str, set[str]] = {}
+    followers: dict[str, list[str]] = {name: [] for name in rank}
     for lane in plan.lanes:
         for at, name in enumerate(lane.ops):
-            needed = {*graph.predecessors.get(name, ()), *plan.after.get(name, ()), *lane.ops[max(at - 1, 0) : at]}
-            waiting[name] = len(needed)
-            for before in needed:
+            needed[name] = {
+                *graph.predecessors.get(name, ()),
+                *plan.after.get(name, ()),
+                *lane.ops[max(at - 1, 0) : at],
+            }
+            for before in needed[name]:
                 followers.setdefault(before, []).append(name)
-    level = dict.fromkeys(waiting, 0)
-    ready = [(0, rank[name], name) for name, count in waiting.items() if not count]
-    heapify(ready)
-    order: list[str] = []
-    while ready:
-        height, _, name = heappop(ready)
-        order.append(name)
-        for after in followers[name]:
-            waiting[after] -= 1
-            level[after] = max(level[after], height + 1)
-            if not waiting[after]:
-                heappush(ready, (level[after], rank[after], after))
-    if len(order) < len(plan) or len(plan) < len(graph) or not graph.by_name.keys() >= waiting.keys():
+    level: dict[str, int] = {}
+
+    def key(name: str) -> tuple[int, tuple[int, int]]:
+        level[name] = 1 + max((level[before] for before in needed[name]), default=-1)
+        return level[name], rank[name]
+
+    order = list(list_order({name: len(before) for name, before in needed.items()}, followers, key))
+    if len(order) < len(plan) or len(plan) < len(graph) or not graph.by_name.keys() >= needed.keys():
         synchronisation(graph, plan)  # says what is wrong
     return tuple(order)
 

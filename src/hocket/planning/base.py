@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -36,6 +37,20 @@ class Planner(ABC):
         if not transfers:
             return self.compute_plan(graph, costs, machine, {})
         return plan_around(graph, transfers, costs, machine, self.urgency(graph, transfers), self.compute_plan)
+
+    @classmethod
+    def require_whole(cls, **options: int | None) -> None:
+        """Raise an `InputError` for an option that is no whole number >= 1. None is left out."""
+        for option, value in options.items():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(f"planner {cls.name}: expected {option} to be a whole number >= 1, got {value!r}")
+
+    @classmethod
+    def require_finite(cls, **options: float | None) -> None:
+        """Raise an `InputError` for an option that is negative, infinite or NaN. None is left out."""
+        for option, value in options.items():
+            if value is not None and not 0 <= value < math.inf:
+                raise InputError(f"planner {cls.name}: expected {option} >= 0, got {value!r}")
 
     @abstractmethod
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:

@@ -49,8 +49,7 @@ class Exact(Planner):
     def __init__(self, time_limit_s: float = 60.0, max_ops: int = 24) -> None:
         if time_limit_s <= 0:
             raise InputError(f"planner exact: expected time_limit_s > 0, got {time_limit_s}")
-        if max_ops < 1:
-            raise InputError(f"planner exact: expected max_ops >= 1, got {max_ops}")
+        self.require_whole(max_ops=max_ops)
         self.time_limit_s = time_limit_s
         self.max_ops = max_ops
 

@@ -54,8 +54,7 @@ class ListScheduler(Planner):
     name = "list"
 
     def __init__(self, lanes: int | None = None) -> None:
-        if lanes is not None and (isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 1):
-            raise InputError(f"planner list: expected lanes to be a whole number >= 1, got {lanes!r}")
+        self.require_whole(lanes=lanes)
         self.lanes = lanes
 
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:

@@ -21,9 +21,9 @@ Two orders are tried: the program's own, and that of the longest paths to the en
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 
-from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of, makespan_us
@@ -59,41 +59,38 @@ class Phases(Planner):
     name = "phases"
 
     def __init__(self, switch_us: float = SWITCH_US, wait_us: float = 3.0) -> None:
-        for option, value in (("switch_us", switch_us), ("wait_us", wait_us)):
-            if not 0 <= value < inf:
-                raise InputError(f"planner phases: expected {option} >= 0, got {value!r}")
+        self.require_finite(switch_us=switch_us, wait_us=wait_us)
         self.switch_us = switch_us
         self.wait_us = wait_us
 
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
         device = cpu_devices(machine)[0]
-        instance = instance_of(graph, costs, device, earliest_us)
+        instance = instance_of(graph, costs, device, earliest_us, self.wait_us)
         full = [instance.num_cores] * len(graph)
         ranks = instance.ranks_at_us(full)
         place = {op: position for position, op in enumerate(instance.order)}
         best: list[Placement] | None = None
         for order in (list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[op]))):
-            placed = in_phases(instance, sorted(order, key=instance.ready_us), self.switch_us, self.wait_us)
+            placed = in_phases(instance, sorted(order, key=instance.ready_us), self.switch_us)
             if best is None or makespan_us(placed) < makespan_us(best):
                 best = placed
         return as_plan(graph, best or [], device, self.name)
 
 
-def in_phases(instance: Instance, order: Sequence[int], switch_us: float, wait_us: float) -> list[Placement]:
+def in_phases(instance: Instance, order: Sequence[int], switch_us: float) -> list[Placement]:
     """The ops of the cheapest division of an order into phases, placed; inside a phase by longest path.
 
     Args:
         instance: the ops.
         order: all of them, each after those that it waits for.
         switch_us: what changing between lanes that share cores takes.
-        wait_us: how much later an op starts than one of another lane ends that it waits for.
     """
     placed: list[Placement] = []
     begin_us = 0.0
     for lanes, ops in divide(instance, order, switch_us):
         part = _part(instance, ops, begin_us)
         widths = part.usable([instance.num_cores // lanes] * len(ops))
-        inside = parallel_sgs(part, widths, part.ranks_at_us(widths), wait_us=wait_us)
+        inside = parallel_sgs(part, widths, part.ranks_at_us(widths))
         placed += [Placement(ops[p.op], p.cores, p.start_us + begin_us, p.end_us + begin_us) for p in inside]
         begin_us += makespan_us(inside) + switch_us
     return placed
@@ -169,8 +166,8 @@ def _phases_from(instance: Instance, order: Sequence[int], cuts: Sequence[int], 
 def _part(instance: Instance, ops: Sequence[int], begin_us: float) -> Instance:
     """Some ops of an instance, with the edges between them, in times from `begin_us` on."""
     number = {op: at for at, op in enumerate(ops)}
-    return Instance(
-        num_cores=instance.num_cores,
+    return replace(
+        instance,
         durations_us=[instance.durations_us[op] for op in ops],
         predecessors=[[number[o] for o in instance.predecessors[op] if o in number] for op in ops],
         successors=[[number[o] for o in instance.successors[op] if o in number] for op in ops],

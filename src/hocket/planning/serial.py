@@ -29,8 +29,7 @@ class Serial(Planner):
     name = "serial"
 
     def __init__(self, width: int | None = None) -> None:
-        if width is not None and (isinstance(width, bool) or not isinstance(width, int) or width < 1):
-            raise InputError(f"planner serial: expected width to be a whole number >= 1, got {width!r}")
+        self.require_whole(width=width)
         self.width = width
 
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,25 +20,26 @@ from strategies import apart_in, moldable_cases
 @st.composite
 def decided(draw):
     case = draw(moldable_cases())
-    instance = case.instance
+    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
     some = st.lists(st.integers(1, instance.num_cores), min_size=1, max_size=3, unique=True).map(sorted)
     candidates = [draw(some) for _ in case.graph.ops]
     widths = [draw(st.sampled_from(mine)) for mine in candidates]
-    return instance, widths, candidates, draw(st.sampled_from([0.0, 2.5])), draw(apart_in(case))
+    return instance, widths, candidates
 
 
 @given(decided())
 def test_placements_keep_the_rules_and_to_the_candidates(made):
-    instance, widths, candidates, wait_us, apart = made
-    placed = corun(instance, widths, candidates, wait_us=wait_us, apart=apart)
-    assert placement_faults(instance, placed, wait_us, apart) == []
+    instance, widths, candidates = made
+    placed = corun(instance, widths, candidates)
+    assert placement_faults(instance, placed) == []
     assert all(len(one.cores) in candidates[one.op] for one in placed)
 
 
 @given(decided(), st.floats(0.5, 2.0))
 def test_with_siblings_every_op_runs_once_and_threads_are_never_shared(made, speedup):
-    instance, widths, candidates, _, apart = made
-    placed = corun(instance, widths, candidates, apart=apart, smt_speedup=speedup)
+    instance, widths, candidates = made
+    instance = replace(instance, wait_us=0.0)
+    placed = corun(instance, widths, candidates, smt_speedup=speedup)
     assert sorted(one.op for one in placed) == list(range(len(widths)))
     by_op = {one.op: one for one in placed}
     rounding = 1 + 1e-9
@@ -49,7 +52,7 @@ def test_with_siblings_every_op_runs_once_and_threads_are_never_shared(made, spe
             beside = one.start_us * rounding < other.end_us and other.start_us * rounding < one.end_us
             if one.op != other.op and beside:
                 assert not set(one.cores) & set(other.cores)
-                assert other.op not in apart.get(one.op, ())
+                assert other.op not in instance.apart.get(one.op, ())
         if min(one.cores) >= instance.num_cores:
             assert any(
                 wide.cores == tuple(range(instance.num_cores))

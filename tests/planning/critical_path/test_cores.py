@@ -9,7 +9,6 @@ import pytest
 from hocket.ir import Costs, Machine
 from hocket.planning.critical_path.cores import core_plans
 from hocket.planning.critical_path.min_memory_order import min_memory_order
-from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import step_order, streams_of
 from planning.critical_path.examples import network
 
@@ -29,7 +28,7 @@ def test_every_plans_lanes_and_waits_keep_the_order_that_comes_with_it(cores, wh
     }
     streams = replace(streams, order=tuple(orders[which]))
     keep_order = which != "of streams"
-    found = list(core_plans(graph, costs, device, streams, Priorities(1), 5.0, keep_order=keep_order))
+    found = list(core_plans(graph, costs, device, streams, 5.0, keep_order=keep_order))
     assert len(found) >= 3
     for plan, order in found:
         place = {op: at for at, op in enumerate(order)}

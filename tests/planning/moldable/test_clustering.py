@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hocket.checking import check
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Lane, Machine, Op, Plan
 from hocket.planning.moldable.clustering import coarsen
-from hocket.planning.moldable.instance import Placement, as_plan
+from hocket.planning.moldable.instance import Placement, as_plan, tabled
 from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import all_waits, illegality
@@ -66,7 +66,7 @@ def test_an_action_takes_what_its_ops_take(case, below_us):
     for action, ops in zip(coarse.graph.ops, coarse.members, strict=True):
         for width in range(1, case.device.cores + 1):
             total_us = sum(case.costs.duration_us(op, width=width) for op in ops)
-            assert coarse.costs.duration_us(action.name, width=width) == pytest.approx(total_us)
+            assert coarse.table_us[coarse.graph.index[action.name], width] == pytest.approx(total_us)
         assert action.flops == pytest.approx(sum(case.graph[op].flops for op in ops))
 
 
@@ -75,10 +75,10 @@ def test_a_plan_of_actions_expands_to_a_legal_one_that_is_not_longer(data):
     case = data.draw(moldable_cases(max_ops=14))
     coarse = coarsen(case.graph, case.costs, case.device, data.draw(THRESHOLDS))
     assume(len(coarse.graph) < len(case.graph))
-    instance = coarse.instance
-    widths = [data.draw(st.integers(1, instance.num_cores)) for _ in coarse.graph.ops]
     wait_us = data.draw(st.sampled_from([0.0, 2.5]))
-    placed = serial_sgs(instance, widths, instance.order, wait_us=wait_us)
+    instance = tabled(coarse.graph, coarse.table_us, wait_us=wait_us)
+    widths = [data.draw(st.integers(1, instance.num_cores)) for _ in coarse.graph.ops]
+    placed = serial_sgs(instance, widths, instance.order)
     plan = as_plan(coarse.graph, placed, case.device, "mine")
     expands_well(case, coarse, plan, wait_us)
 
@@ -107,7 +107,9 @@ def expands_well(case, coarse, plan, wait_us):
     expanded = coarse.expand(plan)
     check(case.graph, expanded, case.machine)
     assert illegality(case.graph, expanded, case.machine) is None
-    coarse_us = simulate(coarse.graph, plan, coarse.costs, case.machine, wait_us).makespan_us
+    rows = zip(coarse.graph.by_name, coarse.table_us.tolist(), strict=True)
+    costs = Costs({name: {str(width): us for width, us in enumerate(row) if width} for name, row in rows})
+    coarse_us = simulate(coarse.graph, plan, costs, case.machine, wait_us).makespan_us
     fine_us = simulate(case.graph, expanded, case.costs, case.machine, wait_us).makespan_us
     assert fine_us <= coarse_us * (1 + 1e-9)
     assert [(lane.name, lane.cores, lane.width) for lane in expanded.lanes] == [
@@ -123,7 +125,8 @@ def test_actions_kept_apart_stay_apart_when_expanded(data):
     apart = data.draw(apart_in(case))
     apart = {one: {o for o in others if o < len(coarse.graph)} for one, others in apart.items()}
     apart = {one: others for one, others in apart.items() if one < len(coarse.graph)}
-    placed = serial_sgs(coarse.instance, [1] * len(coarse.graph), coarse.instance.order, apart=apart)
+    instance = tabled(coarse.graph, coarse.table_us, apart=apart)
+    placed = serial_sgs(instance, [1] * len(coarse.graph), instance.order)
     expanded = coarse.expand(as_plan(coarse.graph, placed, case.device, "", apart), apart)
     waits = all_waits(case.graph, expanded)
     for one, others in apart.items():

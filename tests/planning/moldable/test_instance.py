@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,12 +57,9 @@ def test_an_instance_is_the_graph_in_numbers(case):
 def placements(draw):
     """A case, widths and an order; placed in that order."""
     case = draw(moldable_cases())
-    instance = case.instance
+    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
     widths = [draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
-    apart = draw(apart_in(case))
-    wait_us = draw(st.sampled_from([0.0, 2.5]))
-    placed = serial_sgs(instance, widths, instance.order, wait_us=wait_us, apart=apart)
-    return case, placed, wait_us, apart
+    return case, serial_sgs(instance, widths, instance.order), instance.wait_us, instance.apart
 
 
 @given(placements())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from time import perf_counter
 
 import pytest
@@ -24,19 +25,17 @@ AMPLE_S = 3600.0
 @st.composite
 def started(draw, max_ops: int = 8):
     case = draw(moldable_cases(max_ops=max_ops))
-    instance = case.instance
+    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
     widths = [draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
-    apart = draw(apart_in(case))
-    wait_us = draw(st.sampled_from([0.0, 2.5]))
-    return instance, serial_sgs(instance, widths, instance.order, wait_us=wait_us, apart=apart), wait_us, apart
+    return instance, serial_sgs(instance, widths, instance.order)
 
 
 @settings(max_examples=50)
 @given(started(), st.sampled_from([0.0, 0.01]))
 def test_what_is_found_keeps_the_rules_and_is_not_longer(made, budget_s):
-    instance, start, wait_us, apart = made
-    found = improve(instance, start, budget_s=budget_s, wait_us=wait_us, apart=apart)
-    assert placement_faults(instance, found, wait_us, apart) == []
+    instance, start = made
+    found = improve(instance, start, budget_s=budget_s)
+    assert placement_faults(instance, found) == []
     assert instance.lower_us <= makespan_us(found) * (1 + 1e-9)
     assert makespan_us(found) <= makespan_us(start)
 
@@ -44,10 +43,10 @@ def test_what_is_found_keeps_the_rules_and_is_not_longer(made, budget_s):
 @settings(max_examples=50)
 @given(started(), st.integers(0, 9))
 def test_annealing_keeps_the_rules_and_is_not_longer(made, seed):
-    instance, start, wait_us, apart = made
+    instance, start = made
     deadline = perf_counter() + 0.01
-    found = anneal(instance, start, deadline=deadline, wait_us=wait_us, apart=apart, rng=random.Random(seed))
-    assert placement_faults(instance, found, wait_us, apart) == []
+    found = anneal(instance, start, deadline=deadline, rng=random.Random(seed))
+    assert placement_faults(instance, found) == []
     assert makespan_us(found) <= makespan_us(start)
 
 
@@ -76,10 +75,10 @@ def test_the_same_seed_finds_the_same(count, cores):
 @given(st.integers(0, 1000))
 @settings(max_examples=10)
 def test_a_large_step_is_climbed_by_the_rules(seed):
-    instance = step(SMALL + 20, 8, seed)
-    start = serial_sgs(instance, instance.best_width, instance.order, wait_us=1.0)
-    found = improve(instance, start, budget_s=0.05, wait_us=1.0)
-    assert placement_faults(instance, found, 1.0) == []
+    instance = replace(step(SMALL + 20, 8, seed), wait_us=1.0)
+    start = serial_sgs(instance, instance.best_width, instance.order)
+    found = improve(instance, start, budget_s=0.05)
+    assert placement_faults(instance, found) == []
     assert makespan_us(found) < makespan_us(start)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,22 +22,23 @@ def decided(draw):
     count = len(case.graph)
     widths = draw(st.lists(st.integers(1, case.device.cores), min_size=count, max_size=count))
     priority = draw(st.lists(st.integers(0, 3).map(float), min_size=count, max_size=count))
-    return case.instance, widths, priority, draw(st.sampled_from([0.0, 2.5])), draw(apart_in(case))
+    instance = replace(case.instance, wait_us=draw(st.sampled_from([0.0, 2.5])), apart=draw(apart_in(case)))
+    return instance, widths, priority
 
 
 @given(decided())
 def test_packed_ops_keep_the_rules(made):
-    instance, widths, priority, wait_us, apart = made
-    placed = parallel_sgs(instance, widths, priority, wait_us=wait_us, apart=apart)
-    assert placement_faults(instance, placed, wait_us, apart) == []
+    instance, widths, priority = made
+    placed = parallel_sgs(instance, widths, priority)
+    assert placement_faults(instance, placed) == []
     assert all(len(one.cores) == widths[one.op] for one in placed)
 
 
 @given(decided())
 def test_ops_in_order_keep_the_rules_and_the_order(made):
-    instance, widths, _, wait_us, apart = made
-    placed = serial_sgs(instance, widths, instance.order, wait_us=wait_us, apart=apart)
-    assert placement_faults(instance, placed, wait_us, apart) == []
+    instance, widths, _ = made
+    placed = serial_sgs(instance, widths, instance.order)
+    assert placement_faults(instance, placed) == []
     assert [one.op for one in placed] == list(instance.order)
     assert [len(one.cores) for one in placed] == [widths[one.op] for one in placed]
 
@@ -43,7 +46,8 @@ def test_ops_in_order_keep_the_rules_and_the_order(made):
 @given(decided())
 def test_in_order_of_their_starts_no_op_starts_later(made):
     """What `exact` relies on: no order is better for these widths than that of the best placement's starts."""
-    instance, widths, priority, _, _ = made
+    instance, widths, priority = made
+    instance = replace(instance, wait_us=0.0, apart={})
     packed = {one.op: one for one in parallel_sgs(instance, widths, priority)}
     place = {op: at for at, op in enumerate(instance.order)}
     order = sorted(packed, key=lambda op: (packed[op].start_us, packed[op].end_us, place[op]))
@@ -55,7 +59,8 @@ def test_in_order_of_their_starts_no_op_starts_later(made):
 @given(decided())
 def test_no_op_waits_that_could_run(made):
     """At the start of every op that had to wait, something had just ended or something wider was ahead of it."""
-    instance, widths, priority, _, _ = made
+    instance, widths, priority = made
+    instance = replace(instance, wait_us=0.0, apart={})
     narrow = [1] * len(widths)
     placed = parallel_sgs(instance, narrow, priority)
     ends = {one.op: one.end_us for one in placed}
@@ -80,11 +85,11 @@ def test_narrow_ops_pass_a_wide_one_only_if_they_do_not_hold_it_up():
 
 
 def test_a_lane_has_to_be_woken():
-    instance = _instance({"a": 2.0, "b": 5.0, "c": 3.0}, 2, "ac", "bc")
-    placed = {one.op: one for one in parallel_sgs(instance, [1, 1, 1], [1.0, 1.0, 1.0], wait_us=0.5)}
+    instance = replace(_instance({"a": 2.0, "b": 5.0, "c": 3.0}, 2, "ac", "bc"), wait_us=0.5)
+    placed = {one.op: one for one in parallel_sgs(instance, [1, 1, 1], [1.0, 1.0, 1.0])}
     assert placed[2].cores == placed[1].cores, "on the lane of who ends last"
     assert placed[2].start_us == 5.0
-    placed = {one.op: one for one in parallel_sgs(instance, [1, 1, 2], [1.0, 1.0, 1.0], wait_us=0.5)}
+    placed = {one.op: one for one in parallel_sgs(instance, [1, 1, 2], [1.0, 1.0, 1.0])}
     assert placed[2].start_us == 5.5
 
 

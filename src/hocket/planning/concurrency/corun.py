@@ -18,12 +18,11 @@ reduced speed, and the wide op ends when the most disturbed of its threads does:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from hocket.planning.moldable.core_allocator import CoreAllocator, members
-from hocket.planning.moldable.instance import NOBODY, Instance, Placement
+from hocket.planning.moldable.instance import Instance, Placement
 from hocket.planning.moldable.parallel_sgs import Clock
 
 
@@ -31,25 +30,20 @@ def corun(
     instance: Instance,
     widths: Sequence[int],
     candidates: Sequence[Sequence[int]],
-    *,
-    wait_us: float = 0.0,
-    apart: Mapping[int, AbstractSet[int]] = NOBODY,
     smt_speedup: float | None = None,
     in_pairs: bool = False,
 ) -> list[Placement]:
-    """Placements by strategy 3; and by strategy 4 too, if `smt_speedup` is given (see `hocket.ir.Device`).
+    """Placements by strategy 3, and by strategy 4 too if `smt_speedup` is given.
 
     Args:
         instance: the ops.
         widths: the width of each by strategies 1 and 2.
         candidates: the widths that strategy 3 may choose from, ascending.
-        wait_us: what it takes to wake a lane.
-        apart: for each op those that it shall not run beside.
-        smt_speedup: what two threads of a core get done, over what one does alone. Times of ops that share cores leave
-            wake-ups out.
+        smt_speedup: throughput of two threads of a core over that of one (see `hocket.ir.Device`). Times of ops that
+            share cores leave wake-ups out.
         in_pairs: where nothing runs, begin the two most expensive ready ops side by side if that ends sooner.
     """
-    return _Corun(instance, widths, candidates, wait_us, apart, smt_speedup, in_pairs).run()
+    return _Corun(instance, widths, candidates, smt_speedup, in_pairs).run()
 
 
 class _Corun:
@@ -58,8 +52,6 @@ class _Corun:
         instance: Instance,
         widths: Sequence[int],
         candidates: Sequence[Sequence[int]],
-        wait_us: float,
-        apart: Mapping[int, AbstractSet[int]],
         smt_speedup: float | None,
         in_pairs: bool,
     ) -> None:
@@ -68,16 +60,11 @@ class _Corun:
         self._widths = widths
         self._candidates = candidates
         self._cost_us = [min(of_op[w] for w in mine) for of_op, mine in zip(self._durations, candidates, strict=True)]
-        self._wait_us = wait_us
-        self._apart = apart
         self._smt_speedup = smt_speedup
         self._in_pairs = in_pairs
-        self._clock = Clock(instance, wait_us, apart)
-        self._waiting = [len(before) for before in instance.predecessors]
+        self._clock = Clock(instance)
         self._ready: list[tuple[float, int]] = []  # the most expensive first
-        for op, count in enumerate(self._waiting):
-            if not count and not self._clock.arrives(op, 0.0):
-                self._is_ready(op)
+        self._are_ready(self._clock.first())
 
     def run(self) -> list[Placement]:
         clock = self._clock
@@ -92,21 +79,13 @@ class _Corun:
                 clock.start(op, width)
                 if self._smt_speedup is not None and width == self._instance.num_cores:
                     self._fill_siblings(clock.placed[-1], self._smt_speedup)
-            now_us, ended = clock.next(now_us)
-            for op in ended:
-                self._has_ended(op, now_us)
-            for op in clock.arrived(now_us):
-                self._is_ready(op)
+            now_us, found = clock.next(now_us)
+            self._are_ready(found)
         return clock.placed
 
-    def _is_ready(self, op: int) -> None:
-        insort(self._ready, (-self._cost_us[op], op))
-
-    def _has_ended(self, op: int, now_us: float) -> None:
-        for after in self._instance.successors[op]:
-            self._waiting[after] -= 1
-            if not self._waiting[after] and not self._clock.arrives(after, now_us):
-                self._is_ready(after)
+    def _are_ready(self, ops: Iterable[int]) -> None:
+        for op in ops:
+            insort(self._ready, (-self._cost_us[op], op))
 
     def _next(self, now_us: float) -> tuple[int, int] | None:
         """The op to start now and its width, or None: wait."""
@@ -114,7 +93,7 @@ class _Corun:
         if not clock.running:
             op = self._ready[0][1]
             return op, self._width_in_a_pair(op) or min(self._candidates[op], key=durations[op].__getitem__)
-        left_us = max(end_us for end_us, _ in clock.running) - now_us - self._wait_us
+        left_us = max(end_us for end_us, _ in clock.running) - now_us - self._instance.wait_us
         num_idle = clock.cores.num_idle
         for _, op in self._ready[bisect_left(self._ready, (-left_us, -1)) :]:
             for width in self._candidates[op]:
@@ -131,11 +110,11 @@ class _Corun:
         if not self._in_pairs or len(self._ready) < 2:
             return 0
         other = self._ready[1][1]
-        if other in self._apart.get(op, frozenset()):
+        if other in self._instance.apart.get(op, frozenset()):
             return 0
         both_us, width = min(
             (
-                (max(self._durations[op][one], self._durations[other][two]) + self._wait_us, one)
+                (max(self._durations[op][one], self._durations[other][two]) + self._instance.wait_us, one)
                 for one in self._candidates[op]
                 for two in self._candidates[other]
                 if one + two <= self._instance.num_cores
@@ -156,7 +135,7 @@ class _Corun:
             for op in sorted((op for _, op in self._ready), key=lambda op: self._durations[op][1]):
                 width = self._widths[op]
                 small_us = self._durations[op][width]
-                near_apart = self._apart.get(op, frozenset())
+                near_apart = self._instance.apart.get(op, frozenset())
                 if (
                     width > siblings.num_idle
                     or wide.op in near_apart
@@ -178,5 +157,5 @@ class _Corun:
                 break
             now_us, op, lane = heappop(running)
             siblings.give_back(lane, now_us)
-            self._has_ended(op, now_us)
+            self._are_ready(self._clock.release(op, now_us))
         self._clock.stretch(wide, max(end_us))

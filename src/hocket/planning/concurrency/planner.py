@@ -32,11 +32,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Device, Graph, Machine, Plan
+from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.concurrency.corun import corun
 from hocket.planning.moldable.clustering import Coarse, coarsen
-from hocket.planning.moldable.instance import Instance, Placement, as_plan, makespan_us
+from hocket.planning.moldable.instance import Instance, Placement, as_plan, makespan_us, tabled
 from hocket.planning.moldable.local_search import improve
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
@@ -85,9 +85,7 @@ class Concurrency(Planner):
         if not self.strategies <= {1, 2, 3, 4}:
             got = sorted(self.strategies, key=str)
             raise InputError(f"planner concurrency: expected strategies out of 1, 2, 3, 4, got {got}")
-        for option, value in (("lookahead_ms", lookahead_ms or 0.0), ("coarsen_us", coarsen_us), ("wait_us", wait_us)):
-            if not 0 <= value < float("inf"):
-                raise InputError(f"planner concurrency: expected {option} >= 0, got {value!r}")
+        self.require_finite(lookahead_ms=lookahead_ms, coarsen_us=coarsen_us, wait_us=wait_us)
         self.lookahead_ms = lookahead_ms
         self.avoid = frozenset(frozenset(pair) for pair in avoid)
         self.coarsen_us = coarsen_us
@@ -108,15 +106,16 @@ class Concurrency(Planner):
             lookahead_ms = min(LOOKAHEAD_MS_PER_CORE * device.cores, MAX_LOOKAHEAD_MS)
         if lookahead_ms and 3 in self.strategies and device.cores > 2 * MAX_DEPARTURE:
             ways = [False, True]  # on fewer cores half of a width is among its neighbours
-        by_strategies = [self._by_strategies(coarse, device, apart, halves) for halves in ways]
+        instance = tabled(coarse.graph, coarse.table_us, coarse.earliest_us, self.wait_us, apart)
+        by_strategies = [self._by_strategies(coarse.graph, instance, halves) for halves in ways]
         found = [made(placed) for placed in by_strategies]
         if {3, 4} <= self.strategies and device.smt > 1:
-            found += [made(self._by_strategies(coarse, device, apart, halves, device.smt_speedup)) for halves in ways]
+            found += [made(self._by_strategies(coarse.graph, instance, halves, device.smt_speedup)) for halves in ways]
         if not lookahead_ms:
             return found[-1]
         start = min(by_strategies, key=makespan_us)
         budget_s = lookahead_ms / 1e3
-        found += [made(improve(coarse.instance, start, budget_s=budget_s, wait_us=self.wait_us, apart=apart))]
+        found += [made(improve(instance, start, budget_s=budget_s))]
         found += [replace(Serial().compute_plan(graph, costs, machine, earliest_us), planner=self.name)]
 
         def takes_us(plan: Plan) -> float:
@@ -125,26 +124,13 @@ class Concurrency(Planner):
         return min(found, key=takes_us)
 
     def _by_strategies(
-        self,
-        coarse: Coarse,
-        device: Device,
-        apart: dict[int, set[int]],
-        halves: bool,
-        smt_speedup: float | None = None,
+        self, graph: Graph, instance: Instance, halves: bool, smt_speedup: float | None = None
     ) -> list[Placement]:
-        instance = coarse.instance
-        widths = strategy_widths(coarse.graph, instance, self.strategies)
+        widths = strategy_widths(graph, instance, self.strategies)
         if 3 not in self.strategies:
-            return _one_by_one(instance, widths, self.wait_us)
-        return corun(
-            instance,
-            widths,
-            strategy_candidates(instance, widths, self.strategies, halves),
-            wait_us=self.wait_us,
-            apart=apart,
-            smt_speedup=smt_speedup,
-            in_pairs=halves,
-        )
+            return _one_by_one(instance, widths)
+        candidates = strategy_candidates(instance, widths, self.strategies, halves)
+        return corun(instance, widths, candidates, smt_speedup, in_pairs=halves)
 
 
 def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int]) -> list[int]:
@@ -193,13 +179,13 @@ def _apart(coarse: Coarse, avoid: Iterable[frozenset[str]]) -> dict[int, set[int
     return apart
 
 
-def _one_by_one(instance: Instance, widths: Sequence[int], wait_us: float) -> list[Placement]:
+def _one_by_one(instance: Instance, widths: Sequence[int]) -> list[Placement]:
     placed, now_us, last_width = [], 0.0, 0
     for op in sorted(instance.order, key=instance.ready_us):
         width = widths[op]
         now_us = max(now_us, instance.ready_us(op))
         if last_width not in (0, width):
-            now_us += wait_us
+            now_us += instance.wait_us
         placed.append(Placement(op, tuple(range(width)), now_us, now_us + instance.durations_us[op][width]))
         now_us, last_width = placed[-1].end_us, width
     return placed

@@ -27,7 +27,6 @@ from dataclasses import replace
 
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.arrivals import by_earliest
-from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.streams import Streams, streams_of
 from hocket.planning.moldable.instance import Instance, as_plan, instance_of
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
@@ -40,7 +39,6 @@ def core_plans(
     costs: Costs,
     device: Device,
     streams: Streams,
-    priorities: Priorities,
     wait_us: float,
     earliest_us: Mapping[str, float] | None = None,
     *,
@@ -53,7 +51,6 @@ def core_plans(
         costs: what its ops take.
         device: a CPU.
         streams: the streams of the step, made from durations at full width.
-        priorities: how urgent each is.
         wait_us: how long a lane takes to notice that another one is done.
         earliest_us: for ops that wait for an arrival when they can start at the earliest.
         keep_order: only plans that hang on the order of `streams`: the others are known already.
@@ -63,10 +60,10 @@ def core_plans(
         yield serial, by_earliest(graph, earliest_us or {})
     if device.cores == 1:
         return
-    instance = instance_of(graph, costs, device, earliest_us)
+    instance = instance_of(graph, costs, device, earliest_us, wait_us)
     yield _own_cores(graph, instance, device, streams.order), streams.order
     place = {op: at for at, op in enumerate(streams.order)}
-    first = [priorities.of(*streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
+    first = [streams.priority(streams.stream_of[op.name]) * len(graph) - place[op.name] for op in graph.ops]
     backbone = set(streams.backbone.ops)
     names = [op.name for op in graph.ops]
     best = instance.best_width
@@ -82,8 +79,8 @@ def core_plans(
         ranks = instance.ranks_at_us([device.cores] * len(names))
         orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
     turn = {op: at for at, op in enumerate(graph.order)}  # of ops that take no time, in a plan as well
-    packed = [parallel_sgs(instance, of_ops, first, wait_us=wait_us) for of_ops in map(instance.usable, widths)]
-    packed += [in_phases(instance, sorted(of, key=instance.ready_us), SWITCH_US, wait_us) for of in orders]
+    packed = [parallel_sgs(instance, of_ops, first) for of_ops in map(instance.usable, widths)]
+    packed += [in_phases(instance, sorted(of, key=instance.ready_us), SWITCH_US) for of in orders]
     for placed in packed:
         by_start = sorted(placed, key=lambda p: (p.start_us, p.end_us, turn[names[p.op]]))
         yield as_plan(graph, placed, device, "critical-path"), [names[p.op] for p in by_start]

@@ -13,8 +13,7 @@ A layer's ops are neighbours in program order that belong to one module. Updates
 from __future__ import annotations
 
 from hocket.ir import Graph, Lane, Plan
-from hocket.planning.critical_path.priorities import TASKS
-from hocket.planning.critical_path.streams import Streams
+from hocket.planning.critical_path.streams import TASKS, Streams
 
 
 def layer_sync(graph: Graph, streams: Streams, device: str) -> Plan:

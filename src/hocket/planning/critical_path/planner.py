@@ -26,7 +26,6 @@ from hocket.planning.critical_path.cores import core_plans, switches_us
 from hocket.planning.critical_path.layer_sync import layer_sync
 from hocket.planning.critical_path.memory import held_back, serial_peak_bytes
 from hocket.planning.critical_path.min_memory_order import min_memory_order
-from hocket.planning.critical_path.priorities import Priorities
 from hocket.planning.critical_path.priority_levels import METHODS as LEVEL_METHODS
 from hocket.planning.critical_path.priority_levels import stream_plan
 from hocket.planning.critical_path.reuse_distance import dependency_distance
@@ -48,7 +47,6 @@ class CriticalPath(Planner):
     Args:
         methods: which to apply, out of ``streams``, ``asynchronous``, ``priorities``; each needs those before it. CPU
             lanes know all of them or none.
-        alpha, beta, above: see `hocket.planning.critical_path.priorities.Priorities`.
         max_streams: 1 to 8.
         levels: what to do with the priority levels that the GPU has: ``order``, ``waits``, ``plain``, ``flat`` (see
             `hocket.planning.critical_path.priority_levels`), or ``auto``: the one that simulates shortest.
@@ -76,9 +74,6 @@ class CriticalPath(Planner):
     def __init__(
         self,
         methods: Collection[str] = METHODS,
-        alpha: int | None = None,
-        beta: int | None = None,
-        above: bool = False,
         max_streams: int = MAX_STREAMS,
         levels: str = "auto",
         peak_limit_bytes: float | None = None,
@@ -90,8 +85,6 @@ class CriticalPath(Planner):
             raise InputError(
                 f"planner critical-path: expected the first so many of {', '.join(METHODS)}, got {', '.join(methods)}"
             )
-        Priorities(1, alpha, beta, above)  # says what is wrong with them
-        self.alpha, self.beta, self.above = alpha, beta, above
         if isinstance(max_streams, bool) or not isinstance(max_streams, int) or not 1 <= max_streams <= MAX_STREAMS:
             raise InputError(f"planner critical-path: expected 1 to {MAX_STREAMS} streams, got {max_streams!r}")
         self.max_streams = max_streams
@@ -101,9 +94,7 @@ class CriticalPath(Planner):
                     f"planner critical-path: expected {option} to be one of {', '.join(allowed)}, got {value!r}"
                 )
         self.levels, self.launches = levels, launches
-        for option, number in (("peak_limit_bytes", peak_limit_bytes), ("wait_us", wait_us)):
-            if number is not None and not 0 <= number < math.inf:
-                raise InputError(f"planner critical-path: expected {option} >= 0, got {number!r}")
+        self.require_finite(peak_limit_bytes=peak_limit_bytes, wait_us=wait_us)
         self.peak_limit_bytes, self.wait_us = peak_limit_bytes, wait_us
 
     def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
@@ -209,10 +200,7 @@ class CriticalPath(Planner):
         if not self.methods or (device.kind == "cpu" and len(self.methods) < len(METHODS)):
             yield _one_lane(graph.order, device), graph.order
         elif device.kind == "cpu":
-            priorities = self._priorities(streams)
-            yield from core_plans(
-                graph, costs, device, streams, priorities, self.wait_us, earliest_us, keep_order=keep_order
-            )
+            yield from core_plans(graph, costs, device, streams, self.wait_us, earliest_us, keep_order=keep_order)
         elif len(self.methods) == 1:
             yield layer_sync(graph, streams, device.name), graph.order
         else:
@@ -221,8 +209,7 @@ class CriticalPath(Planner):
     def _on_streams(
         self, graph: Graph, device: Device, streams: Streams, keep_order: bool
     ) -> Iterator[tuple[Plan, Sequence[str]]]:
-        priorities = self._priorities(streams)
-        wanted = {priorities.of(*stream) for stream in streams.lanes()}
+        wanted = {streams.priority(stream) for stream in streams.lanes()}
         levels: tuple[str, ...] = LEVEL_METHODS if len(wanted) > device.priorities else ("plain", "flat")
         if self.levels != "auto":
             levels = (self.levels,)
@@ -231,10 +218,7 @@ class CriticalPath(Planner):
         if keep_order:  # the others make orders of their own
             levels = tuple(method for method in levels if method in ("plain", "flat"))
         for method in levels:
-            yield stream_plan(graph, streams, priorities, device.name, device.priorities, method)
-
-    def _priorities(self, streams: Streams) -> Priorities:
-        return Priorities(streams.num_paths, self.alpha, self.beta, self.above)
+            yield stream_plan(graph, streams, device.name, device.priorities, method)
 
 
 def _width(device: Device) -> int:

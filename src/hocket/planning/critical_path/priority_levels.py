@@ -21,12 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from hocket.errors import InputError
-from hocket.ir import Graph, Lane, Plan
-from hocket.planning.critical_path.priorities import Priorities
+from hocket.ir import Graph, Lane, Plan, list_order
 from hocket.planning.critical_path.streams import Stream, Streams, step_order
 
 METHODS = ("order", "waits", "plain", "flat")
@@ -54,23 +51,17 @@ def hardware_levels(wanted: Mapping[Stream, int], num_levels: int) -> dict[Strea
 
 
 def stream_plan(
-    graph: Graph, streams: Streams, priorities: Priorities, device: str, num_levels: int, method: str
+    graph: Graph, streams: Streams, device: str, num_levels: int, method: str
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan on a GPU, and the order of all ops that its lanes keep.
 
     Args:
         graph: one step.
         streams: which op goes to which stream.
-        priorities: how urgent each stream is.
         device: the GPU.
         num_levels: how many stream priorities it has.
         method: one of `METHODS`.
-
-    Raises:
-        InputError: an unknown method.
     """
-    if method not in METHODS:
-        raise InputError(f"planner critical-path: expected a method out of {', '.join(METHODS)}, got {method!r}")
     if method in ("order", "waits"):
         by_rank = step_order(graph, _by_rank(graph, streams), updates_last=streams.updates_last)
         streams = replace(streams, order=by_rank)
@@ -78,7 +69,7 @@ def stream_plan(
     ops = streams.lanes()
     level = dict.fromkeys(ops, 0)
     if method != "flat":
-        level = hardware_levels({stream: priorities.of(*stream) for stream in ops}, num_levels)
+        level = hardware_levels({stream: streams.priority(stream) for stream in ops}, num_levels)
     queues: dict[Stream, list[Stream]] = {}
     for stream in ops:
         leader = next((other for other in queues if method == "order" and _share(stream, other, level)), stream)
@@ -105,18 +96,8 @@ def _by_rank(graph: Graph, streams: Streams) -> list[str]:
         for rank, path in enumerate(paths):
             turn.update(dict.fromkeys((backbone[op] for op in path.ops), (block.ops[0], rank)))
     left = {op: sum(before in place for before in graph.predecessors[op]) for op in backbone}
-    ready = [(turn[op], place[op], op) for op, count in left.items() if not count]
-    heapify(ready)
-    order = []
-    while ready:
-        op = heappop(ready)[-1]
-        order.append(op)
-        for after in graph.successors[op]:
-            if after in left:
-                left[after] -= 1
-                if not left[after]:
-                    heappush(ready, (turn[after], place[after], after))
-    return order
+    followers = {op: [after for after in graph.successors[op] if after in place] for op in backbone}
+    return list(list_order(left, followers, lambda op: (turn[op], place[op])))
 
 
 def _added_waits(streams: Streams, level: Mapping[Stream, int], turn: Mapping[str, int]) -> dict[str, tuple[str, ...]]:

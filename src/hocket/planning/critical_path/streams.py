@@ -8,6 +8,16 @@ is, where Caffe with cuDNN makes 38 (section 4.3)::
     weight 0                                      [ dW2 ][ u2 ][ dW1 ][ u1 ]                0
     bias 0                                        [ dB2 ][ v2 ] [ dB1 ][ v1 ]              -1
 
+Priorities have two levels: the rank of a layer path in its block, and the task. An activation gradient has the priority
+of its path, a weight gradient one that is lower by the number of paths (alpha), a bias gradient one lower still (beta).
+Every gradient of a parameter therefore yields to every activation gradient. With two layer paths::
+
+    priority   2    activation gradients of the critical path, and all that lies outside of blocks
+               1    activation gradients of the other path
+               0    weight gradients of the critical path
+              -1    weight gradients of the other path, bias gradients of the critical path
+              -2    bias gradients of the other path
+
 Where eight are not enough, each task keeps one stream at least, and the activation gradients get the most; paths of
 higher rank share the last stream of their task. So do paths that take less than a thousandth of the backbone, such as
 the draw of a dropout's mask: a stream of their own would save less than that.
@@ -23,14 +33,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hocket.errors import InputError
 from hocket.ir import Graph
 from hocket.planning.critical_path.backbone import Backbone, backbone_of
 from hocket.planning.critical_path.blocks import Block, blocks_of
 from hocket.planning.critical_path.paths import Path, in_ns, ranked_paths
-from hocket.planning.critical_path.priorities import TASKS
 
 MAX_STREAMS = 8
+
+# Purpose of a stream of a layer path: activation gradients (and forwards), weight gradients, bias gradients.
+TASKS = ("activation", "weight", "bias")
 
 # Of the backbone's time: a layer path that takes less gets no stream of its own.
 LEAST_PATH = 1e-3
@@ -47,7 +58,6 @@ class Streams:
         stream_of: op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes.
         backbone: the ops that are waited for in the step.
         blocks: the backbone's blocks, each with its layer paths, the critical one first.
-        transfers: ops of the roles send and recv.
         updates_last: how the order was made, see `step_order`.
     """
 
@@ -55,13 +65,18 @@ class Streams:
     stream_of: Mapping[str, Stream]
     backbone: Backbone
     blocks: tuple[tuple[Block, tuple[Path, ...]], ...]
-    transfers: tuple[str, ...]
     updates_last: bool = False
 
     @property
     def num_paths(self) -> int:
         """Layer paths side by side, at the most."""
         return max([len(paths) for _, paths in self.blocks], default=1)
+
+    def priority(self, stream: Stream) -> int:
+        """The priority of a stream. Higher runs first."""
+        task, rank = stream
+        path = self.num_paths - min(rank, self.num_paths - 1)
+        return path - {"activation": 0, "weight": self.num_paths, "bias": self.num_paths + 1}[task]
 
     def lanes(self) -> dict[Stream, list[str]]:
         """The ops of each stream in order: activation gradients first, the critical path first."""
@@ -82,9 +97,6 @@ def streams_of(
         max_streams: 1 to 8.
         updates_last: updates stand behind everything else, in program order, and not behind their gradients.
 
-    Raises:
-        InputError: another number of streams.
-
     Example:
         >>> from hocket.ir import Edge, Op
         >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
@@ -92,8 +104,6 @@ def streams_of(
         >>> streams_of(graph, {"f": 1.0, "dA": 1.0}).lanes()
         {('activation', 0): ['f', 'dA'], ('weight', 0): ['dW', 'u']}
     """
-    if isinstance(max_streams, bool) or not isinstance(max_streams, int) or not 1 <= max_streams <= MAX_STREAMS:
-        raise InputError(f"streams: expected 1 to {MAX_STREAMS} streams, got {max_streams!r}")
     backbone = backbone_of(graph)
     weights = in_ns([durations_us[op] for op in backbone.ops])
     blocks = tuple((block, tuple(ranked_paths(backbone, block, weights))) for block in blocks_of(backbone))
@@ -104,8 +114,7 @@ def streams_of(
         for number, path in enumerate(paths):
             for op in path.ops:
                 rank[backbone.ops[op]] = min(number, max(wide - 1, 0))
-    transfers = tuple(name for name in graph.order if graph[name].role in ("send", "recv"))
-    tasks = _tasks(graph, rank, set(transfers))
+    tasks = _tasks(graph, rank)
     if max_streams < len(TASKS):  # one for everything, or one for what is waited for and one for the rest
         side = "weight" if max_streams == 2 else "activation"
         tasks = {op: (task if task == "activation" else side, number) for op, (task, number) in tasks.items()}
@@ -116,7 +125,6 @@ def streams_of(
         stream_of=stream_of,
         backbone=backbone,
         blocks=blocks,
-        transfers=transfers,
         updates_last=updates_last,
     )
 
@@ -142,7 +150,7 @@ def step_order(graph: Graph, backbone: Sequence[str], *, updates_last: bool = Fa
     return tuple(sorted(place, key=lambda op: (behind[op], place[op])))
 
 
-def _tasks(graph: Graph, rank: Mapping[str, int], transfers: set[str]) -> dict[str, Stream]:
+def _tasks(graph: Graph, rank: Mapping[str, int]) -> dict[str, Stream]:
     """For each op its task and the rank of its layer's path."""
     of_layer: dict[str, int] = {}
     for name, number in rank.items():
@@ -150,7 +158,7 @@ def _tasks(graph: Graph, rank: Mapping[str, int], transfers: set[str]) -> dict[s
             of_layer.setdefault(graph[name].layer, number)
     found: dict[str, Stream] = {}
     for name in graph.order:
-        if name in transfers:
+        if graph[name].role in ("send", "recv"):
             continue
         if name in rank:
             found[name] = ("activation", rank[name])

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from time import perf_counter
 
-from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
+from hocket.planning.moldable.instance import Instance, Placement, makespan_us
 from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.planning.moldable.widths import useful_widths
 
@@ -25,13 +24,7 @@ MEAN_END_SHARE = 0.1
 
 
 def anneal(
-    instance: Instance,
-    start: Sequence[Placement],
-    *,
-    deadline: float = math.inf,
-    wait_us: float = 0.0,
-    apart: Mapping[int, AbstractSet[int]] = NOBODY,
-    rng: random.Random,
+    instance: Instance, start: Sequence[Placement], *, deadline: float = math.inf, rng: random.Random
 ) -> list[Placement]:
     """Return the shortest placements found, perhaps those of `start`.
 
@@ -60,7 +53,7 @@ def anneal(
             widths[op] = _other_width(choices[op], old_width, rng)
         if what > 0.5:
             order = _moved(instance, order, op, rng)
-        placed = serial_sgs(instance, widths, order, wait_us=wait_us, apart=apart)
+        placed = serial_sgs(instance, widths, order)
         value = _value(placed)
         heat_us = HOT * best_us * (COLD / HOT) ** done
         if value <= now or rng.random() < math.exp((now - value) / heat_us):

@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan
-from hocket.planning.moldable.instance import NOBODY, Instance, durations_of, tabled
+from hocket.planning.moldable.instance import durations_of
 
 MAX_PASSES = 8
 
@@ -53,26 +53,11 @@ class Coarse:
     earliest_us: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
-    def instance(self) -> Instance:
-        return tabled(self.graph, self.table_us, self.earliest_us)
-
-    @cached_property
-    def costs(self) -> Costs:
-        """Durations of the actions, at each width of the device at which they may run."""
-        names = (action.name for action in self.graph.ops)
-        rows = self.table_us.tolist()
-        durations_us = {
-            name: {str(width): us for width, us in enumerate(row) if width and us < float("inf")}
-            for name, row in zip(names, rows, strict=True)
-        }
-        return Costs(durations_us, only_listed=True)
-
-    @cached_property
     def action_of(self) -> dict[str, int]:
         """For each op its action, by position."""
         return {op: action for action, ops in enumerate(self.members) for op in ops}
 
-    def expand(self, plan: Plan, apart: Mapping[int, AbstractSet[int]] = NOBODY) -> Plan:
+    def expand(self, plan: Plan, apart: Mapping[int, AbstractSet[int]] | None = None) -> Plan:
         """A plan of `graph` as one of `fine`: legal if that is, and not longer (without sibling threads).
 
         Args:
@@ -85,7 +70,7 @@ class Coarse:
         after: dict[str, dict[str, None]] = {}
         for before, action in (
             *((b, a) for a, others in plan.after.items() for b in others),
-            *self._turns(plan, apart),
+            *self._turns(plan, apart or {}),
         ):
             first, last = ops[action][0], ops[before][-1]
             if last not in self.fine.predecessors[first]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from typing import NamedTuple
@@ -24,9 +24,6 @@ import numpy.typing as npt
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Plan
 from hocket.planning.ranks import upward_ranks
-
-# For each op those that shall not run beside it: nobody.
-NOBODY: Mapping[int, AbstractSet[int]] = {}
 
 
 class Placement(NamedTuple):
@@ -48,7 +45,9 @@ class Instance:
         predecessors, successors: positions of ops.
         order: the ops in `Graph.order`.
         best_width: for each op the width at which it is fastest, the narrowest of equals.
-        earliest_us: for each op when it can start at the earliest, which never falls along an edge; empty: at once.
+        earliest_us: when each op can start at the earliest, which never falls along an edge. Empty means at once.
+        wait_us: delay before an op starts after an op of another lane that it waits for.
+        apart: for each op the ops that may not run beside it.
     """
 
     num_cores: int
@@ -58,6 +57,8 @@ class Instance:
     order: Sequence[int]
     best_width: Sequence[int]
     earliest_us: Sequence[float] = ()
+    wait_us: float = 0.0
+    apart: Mapping[int, AbstractSet[int]] = field(default_factory=dict)
 
     def ready_us(self, op: int) -> float:
         """When `op` can start at the earliest."""
@@ -84,24 +85,30 @@ class Instance:
         areas = [min(width * us for width, us in enumerate(of_op) if width) for of_op in self.durations_us]
         return max(max(self.ranks_us, default=0.0), sum(areas) / self.num_cores)
 
-    def on_cores(self, num_cores: int) -> Instance:
-        """The same ops on some of the cores."""
-        durations_us = [of_op[: num_cores + 1] for of_op in self.durations_us]
-        best_width = [min(range(1, num_cores + 1), key=of_op.__getitem__) for of_op in durations_us]
-        return replace(self, num_cores=num_cores, durations_us=durations_us, best_width=best_width)
 
-
-def instance_of(graph: Graph, costs: Costs, device: Device, earliest_us: Mapping[str, float] | None = None) -> Instance:
-    """The numbers of `graph` on `device`, where ops start no earlier than `earliest_us` says.
+def instance_of(
+    graph: Graph,
+    costs: Costs,
+    device: Device,
+    earliest_us: Mapping[str, float] | None = None,
+    wait_us: float = 0.0,
+) -> Instance:
+    """The numbers of `graph` on `device`, where ops start no earlier than `earliest_us`.
 
     Raises:
         InputError: an op without a cost.
     """
-    return tabled(graph, durations_of(graph, costs, device), earliest_us)
+    return tabled(graph, durations_of(graph, costs, device), earliest_us, wait_us)
 
 
-def tabled(graph: Graph, table: npt.NDArray[np.float64], earliest_us: Mapping[str, float] | None = None) -> Instance:
-    """The numbers of `graph`, from what `durations_of` returned."""
+def tabled(
+    graph: Graph,
+    table: npt.NDArray[np.float64],
+    earliest_us: Mapping[str, float] | None = None,
+    wait_us: float = 0.0,
+    apart: Mapping[int, AbstractSet[int]] | None = None,
+) -> Instance:
+    """The numbers of `graph`, from the table that `durations_of` returns."""
     index = graph.index
     return Instance(
         num_cores=table.shape[1] - 1,
@@ -111,6 +118,8 @@ def tabled(graph: Graph, table: npt.NDArray[np.float64], earliest_us: Mapping[st
         order=[index[name] for name in graph.order],
         best_width=(table[:, 1:].argmin(axis=1) + 1).tolist(),
         earliest_us=[earliest_us.get(op.name, 0.0) for op in graph.ops] if earliest_us else (),
+        wait_us=wait_us,
+        apart=apart or {},
     )
 
 
@@ -161,7 +170,7 @@ def as_plan(
     placed: Sequence[Placement],
     device: Device,
     planner: str,
-    apart: Mapping[int, AbstractSet[int]] = NOBODY,
+    apart: Mapping[int, AbstractSet[int]] | None = None,
 ) -> Plan:
     """Lanes for these placements, and the turns of those that share cores or shall be kept `apart`.
 
@@ -194,7 +203,7 @@ def as_plan(
                 before |= dict.fromkeys(waits[host.op])  # beside the op that has the core, not sooner
             last_on[core] = placement
         waits[placement.op] = list(held_by)
-        for op in apart.get(placement.op, ()):
+        for op in (apart or {}).get(placement.op, ()):
             if op in done and done[op].cores != placement.cores:
                 before[op] = None
         done[placement.op] = placement

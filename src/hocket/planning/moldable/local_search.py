@@ -16,12 +16,11 @@ A try is given up as soon as an op starts so late that the longest path from it 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from time import perf_counter
 
 from hocket.planning.moldable.annealing import anneal
-from hocket.planning.moldable.instance import NOBODY, Instance, Placement, makespan_us
+from hocket.planning.moldable.instance import Instance, Placement, makespan_us
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.planning.moldable.widths import allotments, ladder
 
@@ -33,21 +32,13 @@ SMALL = 64
 TRIES_PER_OP = 20
 
 
-def improve(
-    instance: Instance,
-    start: Sequence[Placement],
-    *,
-    budget_s: float,
-    wait_us: float = 0.0,
-    apart: Mapping[int, AbstractSet[int]] = NOBODY,
-    seed: int = 0,
-) -> list[Placement]:
+def improve(instance: Instance, start: Sequence[Placement], *, budget_s: float, seed: int = 0) -> list[Placement]:
     """The best placements found within `budget_s` seconds: not longer than `start`, and on few lanes.
 
     The search is the same for the same seed as far as the budget goes.
     """
     deadline = perf_counter() + budget_s
-    trial = _Trial(instance, start, wait_us, apart)
+    trial = _Trial(instance, start)
     for widths in allotments(instance):
         if perf_counter() > deadline:
             return trial.best
@@ -56,7 +47,7 @@ def improve(
         return trial.best
     rng = random.Random(seed)
     if len(start) <= SMALL:
-        annealed = anneal(instance, trial.best, deadline=deadline, wait_us=wait_us, apart=apart, rng=rng)
+        annealed = anneal(instance, trial.best, deadline=deadline, rng=rng)
         return min(trial.best, annealed, key=makespan_us)
     _climb(instance, trial, deadline, rng)
     return trial.best
@@ -65,16 +56,8 @@ def improve(
 class _Trial:
     """The best placements so far, and whether others are better."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        start: Sequence[Placement],
-        wait_us: float,
-        apart: Mapping[int, AbstractSet[int]],
-    ) -> None:
+    def __init__(self, instance: Instance, start: Sequence[Placement]) -> None:
         self._instance = instance
-        self._wait_us = wait_us
-        self._apart = apart
         self._limit_us = makespan_us(start)
         self.best = list(start)
         self.best_us = self._limit_us
@@ -98,14 +81,7 @@ class _Trial:
         latest_us = [limit_us - rank for rank in ranks]
         if min(latest_us, default=0.0) < 0.0:
             return False
-        placed = parallel_sgs(
-            self._instance,
-            widths,
-            priority or ranks,
-            wait_us=self._wait_us,
-            apart=self._apart,
-            latest_us=latest_us,
-        )
+        placed = parallel_sgs(self._instance, widths, priority or ranks, latest_us)
         if len(placed) < len(widths) or self._scored(placed) > self._score:
             return False
         self.best, self.best_us, self._score = placed, makespan_us(placed), self._scored(placed)

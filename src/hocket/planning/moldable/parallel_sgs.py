@@ -12,112 +12,110 @@ An op that waits for another lane starts `wait_us` after that lane is done: that
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 
 from hocket.planning.moldable.core_allocator import CoreAllocator, members
-from hocket.planning.moldable.instance import NOBODY, Instance, Placement
+from hocket.planning.moldable.instance import Instance, Placement
 
-# How many ops that do not fit are passed over at one instant before nobody else is asked.
+# How many ready ops that do not fit are passed over at one instant.
 BACKFILL = 16
 
 
 class Clock:
-    """When an op may start: after what it waits for, on its own lane or on another one.
+    """Place ops as time passes, each after the ops that it waits for, on the same lane or on another one."""
 
-    Args:
-        instance: the ops.
-        wait_us: how long a lane takes to notice that another one is done.
-        apart: for each op those that it shall not run beside.
-    """
-
-    def __init__(self, instance: Instance, wait_us: float, apart: Mapping[int, AbstractSet[int]]) -> None:
-        self.cores = CoreAllocator(instance.num_cores, wait_us)
-        self.wait_us = wait_us
-        self.apart = apart
+    def __init__(self, instance: Instance) -> None:
+        count = len(instance.durations_us)
+        self.cores = CoreAllocator(instance.num_cores, instance.wait_us)
         self.placed: list[Placement] = []
-        self._durations = instance.durations_us
-        self._predecessors = instance.predecessors
-        self._end_us = [0.0] * len(instance.durations_us)
-        self._lane = [0] * len(instance.durations_us)
-        self.running: list[tuple[float, int]] = []
+        self.running: list[tuple[float, int]] = []  # a heap: when an op ends, and which
         self._instance = instance
-        self._later: list[tuple[float, int]] = []  # ops that wait for an arrival only, and when that is
+        self._waiting = [len(before) for before in instance.predecessors]
+        self._end_us = [0.0] * count
+        self._lane = [0] * count
+        self._later: list[tuple[float, int]] = []  # a heap: when an op can start that waits only for an arrival
+
+    def first(self) -> list[int]:
+        """Ops that can start at once."""
+        return [op for op in self._instance.order if not self._waiting[op] and self._has_arrived(op, 0.0)]
 
     def start(self, op: int, width: int) -> float:
-        """Place `op` on idle cores; when it ends."""
-        lanes, ends, wait_us = self._lane, self._end_us, self.wait_us
-        before = self._predecessors[op]
+        """Place `op` on idle cores and return its end."""
+        instance, lanes, ends = self._instance, self._lane, self._end_us
+        before = instance.predecessors[op]
         near = [lanes[other] for other in sorted(before, key=ends.__getitem__, reverse=True)] if before else ()
         lane = self.cores.choose(width, near)
-        start_us = max(self.cores.take(lane), self._instance.ready_us(op))
-        for others in (before, self.apart.get(op, ())):
+        start_us = max(self.cores.take(lane), instance.ready_us(op))
+        for others in (before, instance.apart.get(op, ())):
             for other in others:
                 if lanes[other]:
-                    end_us = ends[other] if lanes[other] == lane else ends[other] + wait_us
+                    end_us = ends[other] if lanes[other] == lane else ends[other] + instance.wait_us
                     if end_us > start_us:
                         start_us = end_us
-        end_us = start_us + self._durations[op][width]
+        end_us = start_us + instance.durations_us[op][width]
         lanes[op], ends[op] = lane, end_us
         heappush(self.running, (end_us, op))
         self.placed.append(Placement(op, members(lane), start_us, end_us))
         return end_us
 
     def beside(self, op: int, lane: int, start_us: float, end_us: float) -> None:
-        """Place `op` on sibling threads, where it takes no core from anybody."""
+        """Place `op` on sibling threads, which take no core from other ops."""
         self._lane[op], self._end_us[op] = lane, end_us
         self.placed.append(Placement(op, members(lane), start_us, end_us))
 
     def stretch(self, placement: Placement, end_us: float) -> None:
-        """The op of `placement`, all that is running, ends at another time."""
+        """Move the end of the only running op."""
         self._end_us[placement.op] = end_us
         self.running[:] = [(end_us, placement.op)]
         self.placed[self.placed.index(placement)] = placement._replace(end_us=end_us)
 
-    def arrives(self, op: int, now_us: float) -> bool:
-        """Whether `op`, which waits for no other op any more, waits for an arrival; `arrived` will name it then."""
-        at_us = self._instance.ready_us(op)
-        if at_us > now_us:
-            heappush(self._later, (at_us, op))
-        return at_us > now_us
-
-    def arrived(self, now_us: float) -> list[int]:
-        """The ops whose arrivals are there by now."""
-        found = []
-        while self._later and self._later[0][0] <= now_us:
-            found.append(heappop(self._later)[1])
-        return found
-
     @property
     def is_over(self) -> bool:
-        """Whether nothing is running and nothing will arrive."""
+        """True if nothing is running and nothing will arrive."""
         return not self.running and not self._later
 
     def next(self, now_us: float) -> tuple[float, list[int]]:
-        """When the next op ends or can start, and all that have ended then."""
-        running = self.running
-        if self._later and (not running or self._later[0][0] < running[0][0]):
-            return max(now_us, self._later[0][0]), []
-        now_us = max(now_us, running[0][0])
-        ended = []
-        while running and running[0][0] <= now_us:
-            end_us, op = heappop(running)
-            self.cores.give_back(self._lane[op], end_us)
-            ended.append(op)
-        return now_us, ended
+        """The time at which an op ends or arrives next, and the ops that can start from then on."""
+        running, later = self.running, self._later
+        found: list[int] = []
+        if later and (not running or later[0][0] < running[0][0]):
+            now_us = max(now_us, later[0][0])
+        else:
+            now_us = max(now_us, running[0][0])
+            while running and running[0][0] <= now_us:
+                end_us, op = heappop(running)
+                self.cores.give_back(self._lane[op], end_us)
+                found += self.release(op, now_us)
+        while later and later[0][0] <= now_us:
+            found.append(heappop(later)[1])
+        return now_us, found
+
+    def release(self, op: int, now_us: float) -> list[int]:
+        """Ops that can start now that `op` has ended."""
+        found = []
+        for after in self._instance.successors[op]:
+            self._waiting[after] -= 1
+            if not self._waiting[after] and self._has_arrived(after, now_us):
+                found.append(after)
+        return found
+
+    def _has_arrived(self, op: int, now_us: float) -> bool:
+        """True if `op` can start by its earliest start. Otherwise `next` returns it when it can."""
+        at_us = self._instance.ready_us(op)
+        if at_us > now_us:
+            heappush(self._later, (at_us, op))
+        return at_us <= now_us
 
     def disturbs(self, op: int) -> bool:
-        """Whether something runs that `op` shall not run beside."""
-        others = self.apart.get(op, frozenset())
+        """True if a running op may not run beside `op`."""
+        others = self._instance.apart.get(op, frozenset())
         return any(other in others for _, other in self.running)
 
     def when_idle(self, width: int) -> float:
-        """When `width` cores will be idle."""
+        """The time at which `width` cores will be idle."""
         more = width - self.cores.num_idle
         for end_us, op in sorted(self.running):
-            if more <= 0:
-                return end_us
             more -= self._lane[op].bit_count()
             if more <= 0:
                 return end_us
@@ -125,13 +123,7 @@ class Clock:
 
 
 def parallel_sgs(
-    instance: Instance,
-    widths: Sequence[int],
-    priority: Sequence[float],
-    *,
-    wait_us: float = 0.0,
-    apart: Mapping[int, AbstractSet[int]] = NOBODY,
-    latest_us: Sequence[float] | None = None,
+    instance: Instance, widths: Sequence[int], priority: Sequence[float], latest_us: Sequence[float] | None = None
 ) -> list[Placement]:
     """Start ready ops as soon as their width fits, the highest `priority` first.
 
@@ -139,17 +131,14 @@ def parallel_sgs(
         instance: the ops.
         widths: of each op.
         priority: of each op.
-        wait_us: how long a lane takes to notice that another one is done.
-        apart: for each op those that it shall not run beside.
-        latest_us: for each op when it has to start at the latest; if one cannot, give up.
+        latest_us: the latest start of each op. Placing ends at the first op that starts later.
 
     Returns:
-        The placements, in the order in which the ops were started; after giving up, fewer than there are ops.
+        The placements, in the order in which the ops were started. They are fewer than the ops if one was too late.
     """
-    durations, successors = instance.durations_us, instance.successors
-    waiting = [len(before) for before in instance.predecessors]
-    clock = Clock(instance, wait_us, apart)
-    ready = [(-priority[op], op) for op in instance.order if not waiting[op] and not clock.arrives(op, 0.0)]
+    durations = instance.durations_us
+    clock = Clock(instance)
+    ready = [(-priority[op], op) for op in clock.first()]
     heapify(ready)
     cores = clock.cores
     now_us = 0.0
@@ -160,7 +149,7 @@ def parallel_sgs(
             entry = heappop(ready)
             op = entry[1]
             width = widths[op]
-            if apart and clock.disturbs(op):
+            if instance.apart and clock.disturbs(op):
                 passed.append(entry)
             elif width <= cores.num_idle and now_us + durations[op][width] <= limit_us:
                 clock.start(op, width)
@@ -172,12 +161,7 @@ def parallel_sgs(
                     limit_us = clock.when_idle(width)
         for entry in passed:
             heappush(ready, entry)
-        now_us, ended = clock.next(now_us)
-        for op in ended:
-            for after in successors[op]:
-                waiting[after] -= 1
-                if not waiting[after] and not clock.arrives(after, now_us):
-                    heappush(ready, (-priority[after], after))
-        for op in clock.arrived(now_us):
+        now_us, found = clock.next(now_us)
+        for op in found:
             heappush(ready, (-priority[op], op))
     return clock.placed

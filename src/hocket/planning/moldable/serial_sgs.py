@@ -7,26 +7,18 @@ lets a core idle although a ready op would fit, no priority leads to it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 
-from hocket.planning.moldable.instance import NOBODY, Instance, Placement
+from hocket.planning.moldable.instance import Instance, Placement
 
 
-def serial_sgs(
-    instance: Instance,
-    widths: Sequence[int],
-    order: Sequence[int],
-    *,
-    wait_us: float = 0.0,
-    apart: Mapping[int, AbstractSet[int]] = NOBODY,
-) -> list[Placement]:
+def serial_sgs(instance: Instance, widths: Sequence[int], order: Sequence[int]) -> list[Placement]:
     """Placements of the ops in `order`, which respects every edge.
 
     An op takes its predecessor's lane or another known one if that is idle when the op can start, else the cores that
     are idle for the shortest time.
     """
-    num_cores = instance.num_cores
+    num_cores, wait_us = instance.num_cores, instance.wait_us
     free_us = [0.0] * num_cores  # when each core is idle again
     used_by: list[tuple[int, ...]] = [()] * num_cores
     lanes: dict[int, list[tuple[int, ...]]] = {}
@@ -34,7 +26,7 @@ def serial_sgs(
     for op in order:
         width = widths[op]
         waits = [placed[other] for other in instance.predecessors[op]]
-        waits += [placed[other] for other in apart.get(op, ()) if other in placed]
+        waits += [placed[other] for other in instance.apart.get(op, ()) if other in placed]
         ready_us = max([other.end_us for other in waits], default=0.0)
         ready_us = max(ready_us, instance.ready_us(op))
         ready_us = max(ready_us, sorted(free_us)[width - 1])

@@ -1,7 +1,7 @@
 """The C++ search, as a library that knows neither Python nor torch.
 
 Planning does without torch, so this is not built by torch's extension loader, as `hocket.native` is, but by the
-compiler itself: once for a source, into the user's cache folder. Where there is no compiler, `available` is False, and
+compiler itself: once for a source, into the user's cache folder. Where there is no compiler, `why_not` says so, and
 the paper's heuristics in Python are all there is.
 """
 
@@ -41,14 +41,9 @@ class HypergraphArrays(ctypes.Structure):
     )
 
 
-def available() -> bool:
-    """Whether the search can be used here; it is built if need be, once, which takes some ten seconds."""
-    return not why_not()
-
-
 @cache
 def why_not() -> str:
-    """Why the search cannot be used here, in one line; empty if it can."""
+    """The reason why the search cannot be used here, empty if it can. The first use builds it, in some ten seconds."""
     if _compiler() is None:
         return "the partition search needs a C++ compiler (apt install g++)"
     try:

@@ -85,11 +85,11 @@ def partition_within(
         sums: list[Any] = [0]
         sums += [cp_model.LinearExpr.weighted_sum([y[j] for y in within], sizes) for j in range(parts - 1)]
         sums.append(sum(sizes))
-        for part, (before, after) in enumerate(pairwise(sums)):
-            if least[part] > 0:
-                model.add(after - before >= math.floor(least[part] / unit - rounding))
-            if most[part] < of_group.sum():
-                model.add(after - before <= math.ceil(most[part] / unit + rounding))
+        for (before, after), smallest, largest in zip(pairwise(sums), least.tolist(), most.tolist(), strict=True):
+            if smallest > 0:
+                model.add(after - before >= math.floor(smallest / unit - rounding))
+            if largest < of_group.sum():
+                model.add(after - before <= math.ceil(largest / unit + rounding))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = budget_s
     solver.parameters.num_workers = 1  # as everything else here: one core, and the same result each time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,13 +64,16 @@ def part_cycle(problem: PartitionProblem, part: Sequence[int]) -> tuple[int, ...
     """
     of_group = dict(zip(problem.group.tolist(), map(int, part), strict=True))
     for waits in problem.waits_by_pass:
-        onward: dict[int, set[int]] = {}
+        before: dict[int, set[int]] = {}
         for src, dst in waits:
             if of_group[src] != of_group[dst]:
-                onward.setdefault(of_group[src], set()).add(of_group[dst])
-        found = _circle(onward)
-        if found:
-            return found
+                before.setdefault(of_group[dst], set()).add(of_group[src])
+        try:
+            TopologicalSorter(before).prepare()
+        except CycleError as error:
+            circle = error.args[1][:-1]
+            at = circle.index(min(circle))
+            return (*circle[at:], *circle[:at])
     return None
 
 
@@ -95,20 +99,3 @@ def simulated_spans(problem: PartitionProblem, part: Sequence[int], order: Seque
         finish_us[op] = idle_us[at] = start_us + float(problem.duration_us[op, at])
         spans.append((start_us, finish_us[op]))
     return spans
-
-
-def _circle(onward: dict[int, set[int]]) -> tuple[int, ...] | None:
-    remaining = {at: set(others) for at, others in onward.items()}
-    while True:
-        ends = {other for others in remaining.values() for other in others} - set(remaining)
-        if not ends:
-            break
-        for others in remaining.values():
-            others -= ends
-        remaining = {at: others for at, others in remaining.items() if others}
-    if not remaining:
-        return None
-    path: list[int] = [next(iter(remaining))]
-    while path[-1] not in path[:-1]:
-        path.append(min(remaining[path[-1]]))
-    return tuple(path[path.index(path[-1]) : -1])

@@ -8,6 +8,7 @@ others the expensive ones choose, and the cheap ones follow the neighbour that t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,21 +38,7 @@ def equal_devices(machine: Machine, count: int) -> Machine:
     if count < 1:
         raise InputError(f"partition: expected at least one device, got {count}")
     first = machine.devices[0]
-    return Machine(
-        tuple(
-            Device(
-                f"device{number}",
-                first.kind,
-                first.cores,
-                first.smt,
-                first.flops_per_s,
-                first.bytes_per_s,
-                first.memory_bytes,
-                priorities=first.priorities,
-            )
-            for number in range(count)
-        )
-    )
+    return Machine(tuple(replace(first, name=f"device{number}", cpus=()) for number in range(count)))
 
 
 def problem_of(

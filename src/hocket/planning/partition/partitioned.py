@@ -160,7 +160,7 @@ def partitioned(
 
 
 def _earliest(problem: PartitionProblem, budget_s: float, rounds: int, seed: int) -> Partition:
-    if not compiled.available():
+    if compiled.why_not():
         raise InputError(f"partition: the objective time has no other search: {compiled.why_not()}")
     start: NDArray[np.int32] = block_start(problem)
     if np.isfinite(problem.memory_limit_bytes).any():

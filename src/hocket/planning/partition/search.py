@@ -61,7 +61,7 @@ def search(
     """
     begin_s = perf_counter()
     given = _starts(problem, wanted, seed, peers)
-    if not compiled.available():
+    if compiled.why_not():
         return _without_compiler(problem, wanted, given)
     hypergraph = Hypergraph(problem, wanted)
     # Cycles have what is left, and a little in any case.

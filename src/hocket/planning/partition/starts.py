@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import MissingDependencyError
+from hocket.ir import list_order
 from hocket.planning.partition.problem import PartitionProblem
 
 # Both libraries count in whole numbers; all of a graph's weight is this much.
@@ -28,16 +28,10 @@ def topological_order(nodes: int, waits: Iterable[tuple[int, int]], seed: int | 
         onward[src].append(dst)
         waiting[dst] += 1
     draw = None if seed is None else np.random.default_rng(seed)
-    ready = [(0.0 if draw is None else float(draw.random()), node) for node in range(nodes) if not waiting[node]]
-    heapq.heapify(ready)
     order: list[int] = []
-    while ready:
-        node = heapq.heappop(ready)[1]
-        order.append(node)
-        for after in onward[node]:
-            waiting[after] -= 1
-            if not waiting[after]:
-                heapq.heappush(ready, (0.0 if draw is None else float(draw.random()) - len(order), after))
+    counts = dict(enumerate(waiting))
+    for node in list_order(counts, dict(enumerate(onward)), lambda _: draw.random() - len(order) if draw else 0.0):
+        order.append(node)  # noqa: PERF402 - the key reads its length
     return order
 
 
