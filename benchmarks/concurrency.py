@@ -48,7 +48,8 @@ from hocket.ir import Costs, Machine, Timeline
 from hocket.job import Job
 from hocket.planning import bounds
 from hocket.profiling import profile
-from hocket.reporting import corunning_of, write_corunning
+from hocket.reporting import corunning_of, corunning_svg
+from hocket.reporting._files import write_text
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
@@ -244,7 +245,8 @@ def measure(
     if report is not None and corunning:
         report.mkdir(parents=True, exist_ok=True)
         label = f"{name}-{size['batch_size']}" if "batch_size" in size else name
-        write_corunning(report / f"{label}.svg", corunning, title=f"{label}: ops side by side, from event to event")
+        picture = corunning_svg(corunning, title=f"{label}: ops side by side, from event to event")
+        write_text(report / f"{label}.svg", picture)
     for lanes in lanes_of.values():
         lanes.close()
     for each in scheduled.values():

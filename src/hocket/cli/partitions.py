@@ -26,7 +26,7 @@ from hocket.planning.partition import (
     plan_of,
     problem_of,
 )
-from hocket.reporting import write_parts, write_report
+from hocket.reporting import parts_svg, write_report
 from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
 
@@ -100,7 +100,7 @@ def partition_verb(args: Namespace) -> None:
     if folder is not None:
         timelines = {"simulated, with transfers": found.timeline}
         paths = write_report(folder, title="Parts", graph=graph, plan=plan, costs=costs, timelines=timelines)
-        write_parts(folder / "parts.svg", graph, plan, costs, title="Parts")
+        write_text(folder / "parts.svg", parts_svg(graph, plan, costs, title="Parts"))
         page = paths["index.html"]
     if args.format == "json":
         files = {name: str(path) for name, path in (("path", target), ("report", page)) if path is not None}
