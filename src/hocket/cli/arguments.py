@@ -90,7 +90,7 @@ def make_parser_of(
     """Make the parser of a table of verbs. The parsed arguments have the verb's function as their ``work``."""
     parser = _Parser(prog=prog, description=description, epilog=epilog)
     title = "verbs" if metavar == "VERB" else "benches"
-    places = parser.add_subparsers(metavar=metavar, title=title, dest=metavar.lower())
+    places = parser.add_subparsers(metavar=metavar, title=title, dest="verb" if metavar == "VERB" else "bench")
     for verb in verbs:
         about = f"{verb.summary[0].upper()}{verb.summary[1:]}." + (f"\n\n{verb.more}" if verb.more else "")
         example = f"example:\n  {verb.example}"
