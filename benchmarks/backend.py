@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.call import gpt2
-from benchmarks.contenders import compiled_step, decided
+from benchmarks.contenders import compiled_step, decided, gpt2
 from benchmarks.turns import in_turns
 from hocket import zoo
 from hocket.dynamo import Region, regions

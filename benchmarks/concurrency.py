@@ -23,19 +23,17 @@ of its ops on native lanes, one lane at a time.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import Any
 
 import torch
 import torch._dynamo
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.call import gpt2
-from benchmarks.contenders import compiled_step, decided, is_image
+from benchmarks.contenders import compiled_step, decided, gpt2, is_image
 from benchmarks.jax_process import IN_A_ROW, jax_missing
 from benchmarks.jax_steps import MODELS, JaxStep
 from benchmarks.single_plans import single_plans
@@ -48,7 +46,8 @@ from hocket.ir import Costs, Machine, Timeline
 from hocket.job import Job
 from hocket.planning import bounds
 from hocket.profiling import profile
-from hocket.reporting import corunning_of, write_corunning
+from hocket.reporting import corunning_of, corunning_svg
+from hocket.reporting._files import write_text
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
@@ -61,7 +60,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "transformer": {"batch_size": 4, "width": 128, "depth": 4, "heads": 4, "steps": 64, "vocab": 65},
     "lstm-cells": {"batch_size": 20},
     "resnet20": {"batch_size": 4},
-    "gpt2": {},  # that of `benchmarks.call`
+    "gpt2": {},  # that of `benchmarks.contenders`
     "bert-tiny": {},
 }
 LARGE: dict[str, dict[str, Any]] = {
@@ -86,7 +85,6 @@ def run(
     rounds: int | None = None,
     targets: tuple[str, ...] = (),
     report: str | os.PathLike[str] | None = None,
-    progress: Callable[[str], None] = lambda target: None,
     save: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
     """Measure the small-op steps, and unless `quick` the large-op steps.
@@ -100,7 +98,6 @@ def run(
         targets: only these, by name or label (``resnet20`` or ``resnet20/64``); of the large ones, ``resnet50/2`` is
             one with another batch.
         report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
-        progress: called with each target's label before it is measured.
         save: called with the result so far after each target.
 
     Returns:
@@ -118,7 +115,6 @@ def run(
     for group, entries in _chosen(targets, quick).items():
         for name, size in entries:
             label = _label(name, size)
-            progress(label)
             blocks, block = ROUNDS[group]
             result[group][label] = measure(
                 name,
@@ -244,7 +240,8 @@ def measure(
     if report is not None and corunning:
         report.mkdir(parents=True, exist_ok=True)
         label = f"{name}-{size['batch_size']}" if "batch_size" in size else name
-        write_corunning(report / f"{label}.svg", corunning, title=f"{label}: ops side by side, from event to event")
+        picture = corunning_svg(corunning, title=f"{label}: ops side by side, from event to event")
+        write_text(report / f"{label}.svg", picture)
     for lanes in lanes_of.values():
         lanes.close()
     for each in scheduled.values():
@@ -292,7 +289,7 @@ def _medians(costs: Costs) -> Costs:
 
 def _geomean(values: Any) -> float:
     found = [value for value in values if value]
-    return math.exp(sum(map(math.log, found)) / len(found)) if found else float("nan")
+    return geometric_mean(found) if found else float("nan")
 
 
 def _processor() -> str:

@@ -1,9 +1,9 @@
-"""What a user could call in place of a step: it compiled by torch, or scheduled."""
+"""Alternatives to an eager step: compiled by torch, or scheduled. And a GPT-2, which the zoo does not have."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
@@ -15,7 +15,7 @@ from hocket.errors import HocketError
 from hocket.job import Job
 from hocket.session import Schedule, schedule
 
-__all__ = ["compiled_step", "decided", "is_image"]
+__all__ = ["compiled_step", "decided", "gpt2", "is_image"]
 
 # Of one function of Python for all contenders of a process together: torch's 8 are enough for one of them, but five
 # ways to compile a GAN need more, and what is beyond the limit would run eagerly, which is an error here.
@@ -91,3 +91,34 @@ def compiled_step(
         "recompiles": sum(counters["recompiles"].values()) if "recompiles" in counters else 0,
         "seconds": perf_counter() - start,
     }
+
+
+def gpt2(width: int) -> Job:
+    """A GPT-2 of four layers with random weights, trained by AdamW; needs transformers."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=4,
+        n_head=4,
+        n_embd=width,
+        n_positions=16,
+        vocab_size=2 * width,
+        bos_token_id=1,
+        eos_token_id=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    model = transformers.GPT2LMHeadModel(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    words = [torch.randint(3, 2 * width, (2, 16)) for _ in range(3)]
+
+    def step(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, [{"input_ids": each, "labels": each.clone()} for each in words])

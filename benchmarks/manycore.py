@@ -13,7 +13,7 @@ import gc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import mean
+from statistics import geometric_mean, mean
 from time import process_time
 from typing import Any
 
@@ -59,7 +59,6 @@ def run(
     quick: bool = False,
     targets: Mapping[str, Mapping[str, Any]] | None = None,
     cores: Sequence[int] = CORES,
-    progress: Callable[[str], None] = lambda target: None,
 ) -> dict[str, Any]:
     """Simulate every target on every number of cores.
 
@@ -67,7 +66,6 @@ def run(
         quick: only those that are captured in seconds, and no changed assumptions.
         targets: settings by zoo name, in place of the paper's four networks.
         cores: of the machine, 68 at most.
-        progress: called with each target's name before it is captured.
 
     Returns:
         ``machines``: by cores and target what `figures` returns, and means over the targets; ``sensitivity``: what
@@ -79,12 +77,10 @@ def run(
         chosen = {name: chosen[name] for name in QUICK}
     graphs = {}
     for name, size in chosen.items():
-        progress(name)
         graphs[name] = _captured(name, size)
     setups = {count: {name: _setup(graph, count) for name, graph in graphs.items()} for count in cores}
     machines: dict[str, dict[str, Any]] = {}
     for count, of_target in setups.items():
-        progress(f"{count} cores")
         rows = {name: figures(setup) for name, setup in of_target.items()}
         machines[str(count)] = {"targets": rows} | _means([row["speedup"] for row in rows.values()])
     result: dict[str, Any] = {
@@ -95,7 +91,6 @@ def run(
         "machines": machines,
     }
     if not quick:
-        progress("assumptions")
         first = str(cores[0])
         result["sensitivity"] = _sensitivity(setups[cores[0]], machines[first]["mean"])
     return result
@@ -192,7 +187,7 @@ def _means(speedups: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float
     """Arithmetic means, as the paper's 1.36 is one, and geometric ones."""
     return {
         "mean": {label: mean(row[label] for row in speedups) for label in LABELS},
-        "geomean": {label: math.exp(mean(math.log(row[label]) for row in speedups)) for label in LABELS},
+        "geomean": {label: geometric_mean(row[label] for row in speedups) for label in LABELS},
     }
 
 
@@ -220,7 +215,6 @@ def measured(
     *,
     quick: bool = False,
     rounds: int = 5,
-    progress: Callable[[str], None] = lambda target: None,
     budget_s: float | None = None,
     save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -229,7 +223,6 @@ def measured(
     Args:
         quick: only the targets of `QUICK`.
         rounds: blocks of two steps of each contender.
-        progress: called with each target's name before it is measured.
         budget_s: what there is no time for in so many seconds is left out.
         save: called with the result so far, after each target.
 
@@ -264,7 +257,6 @@ def measured(
     for name in QUICK if quick else TARGETS:
         with budget.item(name) as begun:
             if begun:
-                progress(name)
                 try:
                     rows[name] = _measured(name, machine, rounds)
                 except MissingDependencyError as error:  # the other targets need no more than torch

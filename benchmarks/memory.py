@@ -9,7 +9,6 @@ whole process, which torch alone makes some 200 MB large; so ratios say what a u
 from __future__ import annotations
 
 import multiprocessing
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.call import gpt2
+from benchmarks.contenders import gpt2
+from benchmarks.resident import is_measurable, peak_bytes, resident_bytes, set_back_peak
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.ir import Machine
 from hocket.job import Job
 from hocket.session import Schedule
 
-__all__ = ["BAR", "TARGETS", "is_measurable", "measure", "peak_bytes", "resident_bytes", "run", "set_back_peak"]
+__all__ = ["BAR", "TARGETS", "measure", "run"]
 
 TARGETS = ("mlp", "gpt2", "resnet20/4", "resnet20/64")
 # What a scheduled step may hold at most, of eager's peak.
@@ -32,7 +32,6 @@ BAR = 1.1
 EAGER_STEPS, PLANNED_STEPS = 6, 30
 MAX_STEPS = 4000
 TIMEOUT_S = 1200
-_PEAK, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
 def run(
@@ -120,28 +119,3 @@ def _job(target: str) -> Job:
     if name == "gpt2":
         return gpt2(64)
     return zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
-
-
-def is_measurable() -> bool:
-    """Whether the system tells what a process has held at most since a moment."""
-    return os.access(_PEAK, os.W_OK)
-
-
-def set_back_peak() -> None:
-    """The peak is from now on."""
-    _PEAK.write_text("5")
-
-
-def peak_bytes() -> float:
-    """The most that the process has had in memory since `set_back_peak`."""
-    return _field_bytes("VmHWM")
-
-
-def resident_bytes() -> float:
-    """What the process has in memory now."""
-    return _field_bytes("VmRSS")
-
-
-def _field_bytes(field: str) -> float:
-    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
-    return float(line.split()[1]) * 1024

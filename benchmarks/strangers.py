@@ -54,7 +54,6 @@ def run(
     compiled: bool = False,
     rounds: int = 8,
     block: int = 6,
-    progress: Callable[[str], None] = lambda target: None,
     save: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
     """Measure each target.
@@ -64,7 +63,6 @@ def run(
         compiled: measure `torch.compile` of the model too.
         rounds: blocks of steps for each contender.
         block: counted steps in a block.
-        progress: called with each target before it is measured.
         save: called with the result so far after each target.
 
     Returns:
@@ -79,7 +77,6 @@ def run(
         "targets": {},
     }
     for name in targets:
-        progress(name)
         result["targets"][name] = _measure(name, compiled, rounds, block)
         save(result)
     return result

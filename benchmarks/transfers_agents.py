@@ -8,20 +8,17 @@ parameter. ``python -m benchmarks.transfers_agents SETTINGS`` is one of these pr
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from typing import Any
 
 from benchmarks.budget import Budget
-from benchmarks.namespaces import Namespace, linked, unavailable_reason
-from benchmarks.transfers_real import IMAGE_SIZES, fitting_batch
+from benchmarks.namespaces import linked, unavailable_reason
+from benchmarks.transfers_real import IMAGE_SIZES, fitting_batch, process_at, summary
 from hocket import distribute
-from hocket.cli.steps import wait_policy
+from hocket.cli.targets import wait_policy
 from hocket.errors import InputError
 from hocket.zoo import load
 
@@ -61,7 +58,11 @@ def run(
                 sizes = {"image_size": IMAGE_SIZES[model]} if model in IMAGE_SIZES else {}
                 batch = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8, forward_only=True)
                 turns = _turns(model, sizes, batch, mbit, [*orders] * rounds, steps)
-            found = {order: _summary([turn for turn in turns if turn["order"] == order]) for order in orders}
+            by_order = {order: [turn for turn in turns if turn["order"] == order] for order in orders}
+            found = {
+                order: summary([us for turn in mine for us in turn["calls_us"]], mine)
+                for order, mine in by_order.items()
+            }
             rows.append({"model": model, "mbit_per_s": mbit, "sizes": {**sizes, "batch_size": batch}, "orders": found})
             if save is not None:
                 save(result)
@@ -74,9 +75,13 @@ def _turns(
     """What the agent says of each turn."""
     with linked(mbit) as (agent, job):
         settings = {"model": model, "sizes": sizes, "address": f"{job.address}:{PORT}"}
-        ranks = [_process(job, {**settings, "rank": rank}, rank, job.address) for rank in (0, 1)]
+        store, module = (job.address, PORT), "transfers_agents"
+        ranks = [
+            process_at(job, rank, store, module, json.dumps({**settings, "rank": rank}), is_heard=False)
+            for rank in (0, 1)
+        ]
         wanted = {**settings, "orders": orders, "calls": calls, "batch_size": batch, "rank": None}
-        caller = _process(agent, wanted, 0, job.address)
+        caller = process_at(agent, 0, store, module, json.dumps(wanted))
         try:
             out, said = caller.communicate(timeout=3 * TIMEOUT_S)
         finally:
@@ -86,32 +91,6 @@ def _turns(
     if caller.returncode:
         raise InputError(f"agents of {model}: {said.strip().splitlines()[-1] if said.strip() else 'no word'}")
     return [json.loads(line) for line in out.splitlines()]
-
-
-def _process(end: Namespace, settings: Mapping[str, Any], rank: int, store: str) -> subprocess.Popen[str]:
-    variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": store, "MASTER_PORT": PORT}
-    variables |= {"GLOO_SOCKET_IFNAME": end.interface, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
-    words = end.command(sys.executable, "-m", "benchmarks.transfers_agents", json.dumps(settings))
-    pipe = None if settings["rank"] is None else subprocess.DEVNULL
-    return subprocess.Popen(
-        words, env=os.environ | variables, stdout=pipe or subprocess.PIPE, stderr=pipe or subprocess.PIPE, text=True
-    )
-
-
-def _summary(turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    times = [us for turn in turns for us in turn["calls_us"]]
-    call_us, predicted_us = median(times), median(turn["predicted_us"] for turn in turns)
-    lower_us, upper_us = (median(turn[bound] for turn in turns) for bound in ("lower_us", "upper_us"))
-    room_us = upper_us - lower_us
-    return {
-        "step_us": call_us,
-        "predicted_us": predicted_us,
-        "efficiency_predicted": (upper_us - predicted_us) / room_us if room_us else 1.0,
-        "efficiency_measured": (upper_us - call_us) / room_us if room_us else 1.0,
-        "potential": room_us / lower_us,
-        "steps_in_order": sum(turn["in_order"] for turn in turns),
-        "steps": len(times),
-    }
 
 
 def _publish(settings: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from hocket.cli.steps import wait_policy
+from hocket.cli.targets import wait_policy
 from hocket.distributed.membership import join
 from hocket.distributed.parts import worker_part
 from hocket.distributed.plans import link_rates, profiled, tell_plan, told_plan, worker_lanes, worker_plan

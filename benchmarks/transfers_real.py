@@ -30,7 +30,7 @@ from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import load
 
-__all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "run"]
+__all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "process_at", "run", "summary"]
 
 ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
 IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}
@@ -134,7 +134,7 @@ def _job(model: str, sizes: Mapping[str, int], mbit: int, settings: Mapping[str,
     processes = []
     with linked(mbit) as (worker, server):
         for rank, end in enumerate((worker, server)):
-            processes.append(_rank(rank, end, worker.address, told))
+            processes.append(process_at(end, rank, (worker.address, PORT), "transfers_rank", told))
         try:
             ends = [process.communicate(timeout=TIMEOUT_S) for process in processes]
         finally:
@@ -148,18 +148,24 @@ def _job(model: str, sizes: Mapping[str, int], mbit: int, settings: Mapping[str,
     return [json.loads(line) for line in ends[0][0].splitlines()]
 
 
-def _rank(rank: int, end: Namespace, store: str, settings: str) -> subprocess.Popen[str]:
-    variables = {
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": store,
-        "MASTER_PORT": PORT,
-        "GLOO_SOCKET_IFNAME": end.interface,
-        "OMP_NUM_THREADS": "1",
-        "GOMP_SPINCOUNT": "10000",
-    }
-    words = end.command(sys.executable, "-m", "benchmarks.transfers_rank", settings)
-    pipe = subprocess.PIPE
+def process_at(
+    end: Namespace, rank: int, store: tuple[str, str], module: str, settings: str, *, is_heard: bool = True
+) -> subprocess.Popen[str]:
+    """Start a module of this package at an end of the link, as a rank of two of a job.
+
+    Args:
+        end: where it runs.
+        rank: 0 or 1.
+        store: address and port of the job's store.
+        module: of `benchmarks`.
+        settings: its argument.
+        is_heard: pipe its output to this process, else discard it.
+    """
+    address, port = store
+    variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
+    variables |= {"GLOO_SOCKET_IFNAME": end.interface, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
+    words = end.command(sys.executable, "-m", f"benchmarks.{module}", settings)
+    pipe = subprocess.PIPE if is_heard else subprocess.DEVNULL
     return subprocess.Popen(words, env=os.environ | variables, stdout=pipe, stderr=pipe, text=True)
 
 
@@ -168,17 +174,25 @@ def _by_order(turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     for order in dict.fromkeys(turn["order"] for turn in turns):
         mine = [turn for turn in turns if turn["order"] == order]
         times = sorted(us for turn in mine for us in turn["steps_us"])
-        step_us, predicted_us = median(times), median(turn["predicted_us"] for turn in mine)
-        lower_us, upper_us = (median(turn[bound] for turn in mine) for bound in ("lower_us", "upper_us"))
-        room_us = upper_us - lower_us
         found[order] = {
-            "step_us": step_us,
+            **summary(times, mine),
             "deciles_us": quantiles(times, n=10) if len(times) > 1 else [],
-            "predicted_us": predicted_us,
-            "efficiency_predicted": (upper_us - predicted_us) / room_us if room_us else 1.0,
-            "efficiency_measured": (upper_us - step_us) / room_us if room_us else 1.0,
-            "potential": room_us / lower_us,
-            "steps_in_order": sum(turn["in_order"] for turn in mine),
             "steps": len(times) + WARM_UP_STEPS * len(mine),
         }
     return found
+
+
+def summary(times_us: Sequence[float], turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Summarise the times of all turns of an order: medians, and TicTac's efficiency of both of them."""
+    step_us, predicted_us = median(times_us), median(turn["predicted_us"] for turn in turns)
+    lower_us, upper_us = (median(turn[bound] for turn in turns) for bound in ("lower_us", "upper_us"))
+    room_us = upper_us - lower_us
+    return {
+        "step_us": step_us,
+        "predicted_us": predicted_us,
+        "efficiency_predicted": (upper_us - predicted_us) / room_us if room_us else 1.0,
+        "efficiency_measured": (upper_us - step_us) / room_us if room_us else 1.0,
+        "potential": room_us / lower_us,
+        "steps_in_order": sum(turn["in_order"] for turn in turns),
+        "steps": len(times_us),
+    }

@@ -7,7 +7,6 @@ its arrival, by the clock that both processes share; throughput is the large one
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 
 from benchmarks.namespaces import Namespace, enter, linked, unavailable_reason
+from benchmarks.ranks import results
 from hocket.distributed.membership import connected, meet_at
 from hocket.distributed.parcels import Parcel, chunk_bytes_for
 from hocket.distributed.wire import Wire
@@ -44,25 +44,9 @@ def run(mbit: int = 200, rounds: int = 5) -> dict[str, Any]:
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.urgent"])
     with linked(mbit) as ends:
-        pipes, processes = [], []
-        for place, end in enumerate(ends):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, place, end, ends[0].address, rounds, mbit)
-            processes.append(context.Process(target=_rank, args=arguments, daemon=True))
-            processes[-1].start()
-            theirs.close()
-            pipes.append(ours)
-        try:
-            sent, arrived = [pipe.recv() for pipe in pipes]
-        except EOFError as error:
-            raise InputError("urgent: a rank has ended without a word") from error
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
+        places = [(place, end, ends[0].address, rounds, mbit) for place, end in enumerate(ends)]
+        sent, arrived = results(_rank, places, "benchmarks.urgent")
     return {
         "mbit_per_s": mbit,
         "rounds": rounds,

@@ -9,14 +9,13 @@ pays: whole calls of the schedule, or whole steps from `zero_grad` to the optimi
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 import hocket
@@ -113,8 +112,7 @@ def run(
     result: dict[str, Any] = {"cores": hocket.Machine.here().cores, "targets": {}}
     for target in targets:
         result["targets"][target] = measure(other, target, rounds)
-        ratios = [row["ratio"] for row in result["targets"].values()]
-        result["geometric_mean"] = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        result["geometric_mean"] = geometric_mean(row["ratio"] for row in result["targets"].values())
         save(result)
     return result
 

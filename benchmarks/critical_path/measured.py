@@ -7,12 +7,13 @@ idle device, so what overlaps across the step's end does not count in its favour
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from statistics import geometric_mean
+from typing import Any
 
 import torch
 
+from benchmarks.bench import Save
 from benchmarks.budget import Budget
 from benchmarks.critical_path.memory import peaks_on_cores
 from benchmarks.turns import in_turns
@@ -42,7 +43,6 @@ ON_GPU = {
     "resnet152": (2, 18),
 }
 PROFILE_RUNS = 5
-Save: TypeAlias = Callable[[dict[str, Any]], None]
 
 
 def on_cores(
@@ -249,4 +249,4 @@ def _layers(name: str) -> int:
 
 def _geomeans(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Of each that has any; JSON has no word for the mean of nothing."""
-    return {name: math.exp(sum(map(math.log, found)) / len(found)) for name, found in values.items() if found}
+    return {name: geometric_mean(found) for name, found in values.items() if found}

@@ -9,11 +9,11 @@ whatever it trains, is stated apart: both processes capture and run a step of on
 from __future__ import annotations
 
 import multiprocessing
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.resident import is_measurable, peak_bytes, resident_bytes, set_back_peak
 from hocket import zoo
 from hocket.execution import executor
 from hocket.ir import Lane, Machine, Plan
@@ -33,7 +33,7 @@ def peaks_on_cores(name: str, batch_size: int, plan: Plan) -> dict[str, float]:
         ``eager_bytes`` and ``plan_bytes``; ``ratio`` of the second to the first; what the plan predicts of that,
         ``predicted_ratio``; and ``loading_bytes``, which is in neither. Empty where the operating system does not tell.
     """
-    if not Path("/proc/self/clear_refs").exists():
+    if not is_measurable():
         return {}
     eager, _ = _in_a_process(name, batch_size, None)
     planned, loading = _in_a_process(name, batch_size, str(plan))
@@ -50,9 +50,9 @@ def _in_a_process(*args: Any) -> tuple[float, float]:
 
 
 def _peak_bytes(name: str, batch_size: int, plan: str | None) -> tuple[float, float]:
-    bare = _status_bytes("VmRSS")
+    bare = resident_bytes()
     _run_one_layer()
-    before = _status_bytes("VmRSS")
+    before = resident_bytes()
     job = zoo.load(name, batch_size=batch_size)
     step = job.step
     if plan is not None:
@@ -61,10 +61,10 @@ def _peak_bytes(name: str, batch_size: int, plan: str | None) -> tuple[float, fl
         step = executor(captured, Plan.parse(plan), Machine.here())
     for number in range(WARM_UP):
         step(job.batch(number))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
+    set_back_peak()
     for number in range(STEPS):
         step(job.batch(number))
-    return _status_bytes("VmHWM") - before, before - bare
+    return peak_bytes() - before, before - bare
 
 
 def _run_one_layer() -> None:
@@ -84,8 +84,3 @@ def _run_one_layer() -> None:
     for _ in range(2):
         lanes(batch)
     lanes.close()
-
-
-def _status_bytes(field: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import geometric_mean
 from time import process_time
 from typing import Any
 
@@ -101,7 +102,7 @@ def simulated(*, quick: bool = False, machine: str = "p100") -> dict[str, Any]:
         "depths_at_equal_batch": equal_batch,
         "batches": batches,
         "geomean": {
-            label: _geomean(row["speedup"][label] for row in networks.values())
+            label: geometric_mean(row["speedup"][label] for row in networks.values())
             for label in networks["lenet"]["speedup"]
         },
         "paper": {"networks": PAPER_SPEEDUP, "geomean": 1.30, "depths": PAPER_DEPTH_SPEEDUP},
@@ -185,7 +186,7 @@ def sensitivity(graphs: dict[str, Graph], setting: Setting) -> dict[str, Any]:
             layers_us = _takes_us(graph, layers, costs, changed.machine, "layers")
             barriers_us = changed.barrier_us * len(layers.after)  # ops that wait for a whole layer on several streams
             ratios.append((layers_us + barriers_us) / _takes_us(graph, full, costs, changed.machine, "full"))
-        found[label] = _geomean(ratios)
+        found[label] = geometric_mean(ratios)
     return found
 
 
@@ -235,8 +236,3 @@ def _lower_us(graph: Graph, costs: Costs) -> float:
     durations_us = [costs.duration_us(op.name, device="gpu0") for op in graph.ops]
     areas = [us * costs.shares[op.name]["gpu0"].multiprocessors for op, us in zip(graph.ops, durations_us, strict=True)]
     return max(*graph_ranks(graph, durations_us), math.fsum(areas))
-
-
-def _geomean(values: Any) -> float:
-    found = list(values)
-    return math.exp(math.fsum(map(math.log, found)) / len(found))

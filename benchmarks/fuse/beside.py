@@ -15,7 +15,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -24,6 +23,7 @@ from torch import nn
 
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, step_of
 from benchmarks.fuse.training import Training
+from benchmarks.resident import peak_bytes, resident_bytes, set_back_peak
 from hocket import optim as fused_optim
 from hocket.fusion import fuse
 
@@ -212,14 +212,9 @@ def _grown(queue: Any, name: str, target: Target, size: int, training: Training)
             fused_optim.SGD(array.parameters(), lr=0.1, momentum=0.9).step()
     if name in ("scheduled", "close", "lanes"):
         step_of(name, TARGETS["mlp-32"], 1, "cpu", training)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from now on
-    before = _status_bytes("VmRSS")
+    set_back_peak()
+    before = resident_bytes()
     step = step_of(name, target, size, "cpu", training)
     for _ in range(2):
         step()
-    queue.put(max(0.0, _status_bytes("VmHWM") - before))
-
-
-def _status_bytes(field: str) -> float:
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+    queue.put(max(0.0, peak_bytes() - before))

@@ -7,11 +7,9 @@ shortest over the 95th percentile), and which part of a step the first worker wa
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from statistics import correlation, mean, median, quantiles
 from typing import Any
 
@@ -21,6 +19,7 @@ from benchmarks.namespaces import switched, unavailable_reason
 from benchmarks.paced.prediction import predicted_us
 from benchmarks.paced.ranks import Place, StepRecord, run_rank
 from benchmarks.paced.workload import Workload, recorded
+from benchmarks.ranks import results
 from hocket.distributed.parcels import chunk_bytes_for
 from hocket.errors import InputError
 
@@ -78,32 +77,15 @@ def run(
 
 
 def _cluster(work: Workload, workers: int, servers: int, mbit: int, steps: int) -> dict[str, Any]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.paced.ranks"])
     chunk_bytes = chunk_bytes_for(mbit * 1e6 / 8 / servers)
     rates = [mbit] * workers + [max(1, mbit * workers // servers)] * servers
     with switched(rates) as (address, ends):
         store = TCPStore(address, 0, None, is_master=True, timeout=timedelta(seconds=60))
-        pipes: list[Connection] = []
-        processes = []
-        try:
-            for rank, end in enumerate(ends):
-                ours, theirs = context.Pipe()
-                place = Place(rank, workers, servers, chunk_bytes, (address, store.port), end)
-                processes.append(context.Process(target=run_rank, args=(theirs, place, work, steps), daemon=True))
-                processes[-1].start()
-                theirs.close()
-                pipes.append(ours)
-            found = [pipe.recv() for pipe in pipes]
-        except EOFError as error:
-            raise InputError("paced workers: a rank has ended without a word") from error
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-    for each in found:
-        if isinstance(each, str):
-            raise InputError(f"paced workers: {each}")
+        places = [
+            (Place(rank, workers, servers, chunk_bytes, (address, store.port), end), work, steps)
+            for rank, end in enumerate(ends)
+        ]
+        found = results(run_rank, places, "benchmarks.paced.ranks")
     card_bytes_per_s = (mbit * 1e6 / 8, rates[-1] * 1e6 / 8)
     records = [list(of_step) for of_step in zip(*found[:workers], strict=True)][WARM_UP_STEPS:]
     return _summary(work, records, card_bytes_per_s)

@@ -7,7 +7,6 @@ from the other one, what assistants win back from both. All of it is real: compu
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
+from benchmarks.ranks import started
 from hocket.distributed.stages.starting import stages
 from hocket.errors import InputError
 
@@ -117,37 +117,23 @@ def summary_of(fixed: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
 
 def _job(cores: list[int], size: tuple[int, int, int], every_steps: int, steps: int) -> dict[str, Any]:
     """Both ranks through all steps; the hog starts after those without it."""
-    context = multiprocessing.get_context("spawn")
     store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=TIMEOUT_S))
-    pipes: list[Connection] = []
-    processes = []
+    places = [(rank, cores[rank], store.port, size, every_steps, steps) for rank in range(RANKS)]
     hog = None
     try:
-        for rank in range(RANKS):
-            ours, theirs = context.Pipe()
-            arguments = (theirs, rank, cores[rank], store.port, size, every_steps, steps)
-            processes.append(context.Process(target=_rank, args=arguments, daemon=True))
-            processes[-1].start()
-            theirs.close()
-            pipes.append(ours)
-        for pipe in pipes:
-            _heard(pipe, "idle")
-        hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
-        os.sched_setaffinity(hog.pid, {cores[1]})
-        for pipe in pipes:
-            pipe.send("hog")
-        found = [_heard(pipe, "done") for pipe in pipes]
-    except EOFError as error:
-        raise InputError("hog: a rank has ended without a word") from error
+        with started(_rank, places) as pipes:
+            for pipe in pipes:
+                _heard(pipe, "idle")
+            hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+            os.sched_setaffinity(hog.pid, {cores[1]})
+            for pipe in pipes:
+                pipe.send("hog")
+            first, *_ = [_heard(pipe, "done") for pipe in pipes]
+            return dict(first)
     finally:
         if hog is not None:
             hog.kill()
             hog.wait()
-        for process in processes:
-            process.join(5.0)
-            process.kill()
-            process.join()
-    return dict(found[0])
 
 
 def _heard(pipe: Connection, word: str) -> Any:

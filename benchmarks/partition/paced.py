@@ -8,7 +8,6 @@ either with what was predicted of it.
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -23,6 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.partition.models import MODELS, LayeredModel
+from benchmarks.ranks import results
 from hocket.distributed.pipelines.measured_link import measured_link
 from hocket.distributed.pipelines.node_times import node_times
 from hocket.distributed.pipelines.schedules import torch_order
@@ -162,31 +162,9 @@ def _measured(cuts: Sequence[PipelineCut], steps: int) -> list[list[float]]:
 
 
 def _ranks(count: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.partition.paced"])
     store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=TIMEOUT_S))
-    pipes, processes = [], []
-    try:
-        for rank in range(count):
-            ours, theirs = context.Pipe()
-            words = (theirs, rank, count, store.port, work, arguments)
-            processes.append(context.Process(target=_rank, args=words, daemon=True))
-            processes[-1].start()
-            theirs.close()
-            pipes.append(ours)
-        found = [pipe.recv() for pipe in pipes]
-        for process in processes:
-            process.join(TIMEOUT_S)
-    except EOFError as error:
-        raise InputError("paced: a rank has ended without a word") from error
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-    for each in found:
-        if isinstance(each, str):
-            raise InputError(f"paced: {each}")
-    return found
+    places = [(rank, count, store.port, work, arguments) for rank in range(count)]
+    return results(_rank, places, "benchmarks.partition.paced")
 
 
 def _rank(pipe: Any, rank: int, world: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-
 import pytest
 
-from benchmarks import commands, concurrency
+from benchmarks import concurrency, step_commands
+from benchmarks.cli import main
 from hocket.errors import InputError
 
 
@@ -27,43 +26,25 @@ def test_a_large_target_is_measured_with_another_batch(monkeypatch):
             concurrency.run(targets=(wrong,))
 
 
-def test_without_single_plans_their_table_has_dashes(monkeypatch, capsys):
-    row = {"speedup": {"compile_autotune": 1.5, "all": 2.0}, "uniform_best": None, "to_bound": {}, "faults_to_eager": 0}
-    asked = {}
-    monkeypatch.setattr(
-        concurrency,
-        "run",
-        lambda **given: asked.update(given) or {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}},
-    )
-    monkeypatch.setenv("COLUMNS", "200")
-    given = Namespace(quick=True, no_compile=False, no_plans=True, close=False, rounds=2, target=["mlp"])
-    given.report = given.output = None
-    given.format = "table"
-    commands.concurrency_bench(given)
-    assert (asked["planned"], asked["compiled"], asked["bitwise"], asked["rounds"]) == (False, True, True, 2)
-    words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
-    assert words[0][5:7] == ["1.50", "2.00"]
-    assert set(words[1][1:]) == {"-"}
-
-
 def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
-    speedup = dict.fromkeys(("compile", "all", "close", *commands.PLANS), 1.25) | {"uniform_2x1": 1.5}
-    row = {"speedup": speedup, "uniform_best": "uniform_2x1", "to_bound": {}, "faults_to_eager": 0.5}
+    asked = {}
+    speedup = dict.fromkeys(("compile", "all", "close", *step_commands.PLANS), 1.25) | {"uniform_2x1": 1.5}
+    row = {
+        "speedup": speedup,
+        "scheduled": "all",
+        "uniform_best": "uniform_2x1",
+        "to_bound": {},
+        "faults_to_eager": 0.5,
+    }
     found = {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}}
-    monkeypatch.setattr(concurrency, "run", lambda **_: found)
+    monkeypatch.setattr(concurrency, "run", lambda **given: asked.update(given) or found)
     monkeypatch.setenv("COLUMNS", "200")
-    given = Namespace(
-        quick=True,
-        no_compile=True,
-        no_plans=False,
-        close=True,
-        rounds=None,
-        target=[],
-        report=None,
-        output=None,
-        format="table",
-    )
-    commands.concurrency_bench(given)
+    assert main(["concurrency", "mlp", "--quick", "--no-compile", "--close", "--rounds", "2"]) == 0
+    asked.pop("save")
+    assert asked == {
+        "quick": True, "compiled": False, "planned": True, "bitwise": False, "rounds": 2, "targets": ("mlp",),
+        "report": None,
+    }  # fmt: skip
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
     assert words[0] == ["mlp", "1.25", "-", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
-    assert words[1] == ["mlp", *["1.25"] * len(commands.PLANS), "1.50"]
+    assert words[1] == ["mlp", *["1.25"] * len(step_commands.PLANS), "1.50"]

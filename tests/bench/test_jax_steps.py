@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import forked
-from benchmarks.call import gpt2
+from benchmarks.contenders import gpt2
 from benchmarks.jax_process import jax_missing
 from benchmarks.jax_steps import JaxStep
 from hocket import zoo

@@ -115,8 +115,8 @@ def test_a_step_runs_in_stages_with_eagers_gradients(hocket, monkeypatch):
     """Its ranks are forked; torchrun starts them in the slow test, and for `hocket ps`."""
     printed = []
 
-    def start_ranks(target, count, words):
-        with Ranks(printed_by, count, list(words)) as ranks:
+    def start_ranks(args, count):
+        with Ranks(printed_by, count, args.words) as ranks:
             printed.extend(ranks.returned(120))
 
     monkeypatch.setattr(pipelines, "start_ranks", start_ranks)

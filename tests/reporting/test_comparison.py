@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -34,26 +34,26 @@ def test_sample_is_worked_by_hand() -> None:
     assert Sample.of([2.0]) == Sample(2.0, 2.0, 2.0, 2.0, 1)
 
 
-@pytest.mark.parametrize("values", [[], [math.nan], [-1.0], [math.inf]])
-def test_sample_refuses(values: list[float]) -> None:
-    with pytest.raises(InputError, match="sample: expected"):
-        Sample.of(values)
-
-
-def test_sample_refuses_what_no_runs_could_give() -> None:
-    with pytest.raises(InputError, match="min <= lower quartile <= median <= p90"):
-        Sample(lower_quartile=1.0, median=1.0, min=2.0, p90=3.0, runs=1)
-    with pytest.raises(InputError, match="at least one run"):
-        Sample(1.0, 1.0, 1.0, 1.0, 0)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *(
+            (lambda values=values: Sample.of(values), "sample: expected")
+            for values in ([], [math.nan], [-1.0], [math.inf])
+        ),
+        (lambda: Sample(1.0, 1.0, 2.0, 3.0, 1), "min <= lower quartile <= median <= p90"),
+        (lambda: Sample(1.0, 1.0, 1.0, 1.0, 0), "at least one run"),
+        (lambda: replace(PLAIN, verdict="fast"), "verdict"),
+    ],
+)
+def test_values_that_no_run_gives_are_refused(make, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
 
 
 def test_json_has_the_promised_keys() -> None:
     document = PLAIN.to_json()
-    assert next(iter(document)) == "format"
-    assert {
-        *("target", "device", "cores", "ops", "eager_ms", "planned_ms", "lower_bound_ms"),
-        *("efficiency", "speedup", "verdict", "why", "max_abs_diff", "bitwise"),
-    } <= set(document)
+    assert list(document) == ["format", *(each.name for each in fields(Comparison)), "result", "headline"]
     for key in ("eager_ms", "planned_ms"):
         assert set(document[key]) == {"lower_quartile", "median", "min", "p90", "runs"}
     assert json.loads(json.dumps(document, allow_nan=False)) == document
@@ -115,8 +115,3 @@ def test_load_names_file_and_field(tmp_path, key: str, value: object, message: s
     with pytest.raises(FormatError, match=message) as caught:
         Comparison.load(path)
     assert str(path) in str(caught.value)
-
-
-def test_an_unknown_verdict_is_refused() -> None:
-    with pytest.raises(InputError, match="verdict"):
-        replace(PLAIN, verdict="fast")

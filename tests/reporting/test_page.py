@@ -11,7 +11,7 @@ import pytest
 
 from hocket.errors import InputError
 from hocket.ir import ROLES, Costs, Graph, Plan, Timeline
-from hocket.reporting import Comparison, page_html, write_page, write_report
+from hocket.reporting import Comparison, page_html, write_report
 from hocket.reporting.markup import breakable, fill
 
 from .examples import HOSTILE, Example, example
@@ -169,14 +169,6 @@ def test_names_break_between_their_parts() -> None:
     assert breakable("a.b/c_d&<") == "a.<wbr>b/<wbr>c_<wbr>d&amp;&lt;"
 
 
-def test_write_page_leaves_one_file(tmp_path: Path) -> None:
-    found = example(2)
-    arguments = {"graph": found.graph, "plan": found.plan, "costs": found.costs, "timelines": found.timelines}
-    write_page(tmp_path / "page.html", title="t", **arguments)  # type: ignore[arg-type]
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page_html(title="t", **arguments)  # type: ignore[arg-type]
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
-
-
 def test_write_report_gives_files_that_read_back(tmp_path: Path) -> None:
     found = example(3)
     timelines = {**found.timelines, "eager ../x": found.timelines["eager"], "eager//x": found.timelines["eager"]}
@@ -204,11 +196,4 @@ def test_write_report_names_the_file_in_its_way(tmp_path: Path) -> None:
     found = example(1)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file is not a directory"):
-        write_report(
-            tmp_path / "file",
-            title="t",
-            graph=found.graph,
-            plan=found.plan,
-            costs=found.costs,
-            timelines=found.timelines,
-        )
+        write_report(tmp_path / "file", title="t", graph=found.graph, plan=found.plan, costs=found.costs, timelines={})

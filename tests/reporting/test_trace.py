@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.ir import Edge, Graph, Op, Span, Timeline
-from hocket.reporting import trace_events, write_trace
-from hocket.reporting.palette import COLOURS
+from hocket.reporting import trace, trace_events, write_trace
+from hocket.reporting.svg import COLOURS
 
 from .examples import HOSTILE, example
 
@@ -99,9 +99,11 @@ def test_arrows_follow_the_edges_that_cross_lanes_and_only_those() -> None:
     assert arrows[0]["id"] == arrows[1]["id"]
 
 
-def test_arrows_are_bounded_and_lie_in_their_spans() -> None:
+def test_arrows_are_bounded_and_lie_in_their_spans(monkeypatch) -> None:
     found = example(20)
-    few = trace_events(found.timelines, found.graph, max_flows=7)["traceEvents"]
+    with monkeypatch.context() as changed:
+        changed.setattr(trace, "MAX_FLOWS", 7)
+        few = trace_events(found.timelines, found.graph)["traceEvents"]
     assert sum(event["ph"] == "s" for event in few) == 7
     document = trace_events(found.timelines, found.graph)
     tracks = complete(document)

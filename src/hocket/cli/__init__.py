@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of `argv`, of the process's own arguments if None; returns the exit status.
+    """Run the command of `argv`, of the process's own arguments if None, and return the exit status.
 
     0 done, 1 the work failed, 2 a usage error, 130 interrupted.
     """

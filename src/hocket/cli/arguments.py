@@ -1,4 +1,4 @@
-"""What the parsers of `hocket` and of the benchmarks share: verbs, their common options, and exit statuses."""
+"""Verbs of a command line as a table, their common options, and exit statuses, for `hocket` and the benchmarks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,68 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from hocket.cli.console import UsageError
 from hocket.errors import HocketError
 
-__all__ = ["Parser", "Verbs", "add_output", "add_verb", "count", "run_command"]
+__all__ = ["Argument", "Group", "Verb", "arg", "count", "make_parser_of", "output", "run_command"]
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
 
+@dataclass(frozen=True)
+class Argument:
+    """One call of ``add_argument``."""
+
+    flags: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arguments under a heading of the help, or, without a title, arguments that exclude each other."""
+
+    title: str
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A row of the table of verbs.
+
+    Attributes:
+        name: the word on the command line.
+        work: receives the parsed arguments.
+        summary: one line of help, which begins in lower case.
+        example: a whole command line.
+        arguments: the verb's own, beside ``--format`` and ``--traceback``.
+        more: further lines of help.
+    """
+
+    name: str
+    work: Callable[[argparse.Namespace], None]
+    summary: str
+    example: str
+    arguments: tuple[Argument | Group, ...] = ()
+    more: str = ""
+
+
+def arg(*flags: str, **settings: Any) -> Argument:
+    """Make an argument from those of ``add_argument``."""
+    return Argument(flags, settings)
+
+
+def output(what: str, *, required: bool = False) -> Argument:
+    """Make the option ``-o FILE``."""
+    return arg("-o", "--output", type=Path, metavar="FILE", required=required, help=f"where to write {what}")
+
+
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Help in which all verbs have theirs beside them: Python 3.11 forgets how far verbs are indented."""
+    """Help with the summaries beside their verbs: Python 3.11 does not count the indentation of verbs."""
 
     def add_argument(self, action: argparse.Action) -> None:
         super().add_argument(action)
@@ -28,38 +76,46 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             self._action_max_length = max(self._action_max_length, longest + 4)
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that takes options by their whole names only: a shortened one would change meaning with a new one."""
+class _Parser(argparse.ArgumentParser):
+    """A parser that requires full option names: an abbreviation would change its meaning with a new option."""
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **settings)
 
 
-Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
-
-
-def add_verb(
-    verbs: Verbs, name: str, work: Callable[[argparse.Namespace], None], summary: str, example: str, more: str = ""
+def make_parser_of(
+    verbs: Iterable[Verb], *, prog: str, description: str, epilog: str, metavar: str = "VERB"
 ) -> argparse.ArgumentParser:
-    """A verb with the options that all verbs have; `work` becomes the ``work`` of its arguments."""
-    description = f"{summary[0].upper()}{summary[1:]}." + (f"\n\n{more}" if more else "")
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        name, help=summary, description=description, epilog=f"example:\n  {example}"
-    )
-    parser.set_defaults(work=work)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="json: one object on stdout")
-    parser.add_argument("--traceback", action="store_true", help="where an error came from, in full")
+    """Make the parser of a table of verbs. The parsed arguments have the verb's function as their ``work``."""
+    parser = _Parser(prog=prog, description=description, epilog=epilog)
+    title = "verbs" if metavar == "VERB" else "benches"
+    places = parser.add_subparsers(metavar=metavar, title=title, dest="verb" if metavar == "VERB" else "bench")
+    for verb in verbs:
+        about = f"{verb.summary[0].upper()}{verb.summary[1:]}." + (f"\n\n{verb.more}" if verb.more else "")
+        example = f"example:\n  {verb.example}"
+        made: argparse.ArgumentParser = places.add_parser(
+            verb.name, help=verb.summary, description=about, epilog=example
+        )
+        made.set_defaults(work=verb.work)
+        made.add_argument("--format", choices=("table", "json"), default="table", help="json: one object on stdout")
+        made.add_argument("--traceback", action="store_true", help="where an error came from, in full")
+        _add(made, verb.arguments)
     return parser
 
 
-def add_output(parser: argparse.ArgumentParser, what: str, *, required: bool = False) -> None:
-    """The option ``-o FILE``."""
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=f"where to write {what}")
+def _add(place: argparse._ActionsContainer, arguments: Iterable[Argument | Group]) -> None:
+    for each in arguments:
+        if isinstance(each, Argument):
+            place.add_argument(*each.flags, **each.settings)
+        elif each.title:
+            _add(place.add_argument_group(each.title), each.arguments)
+        else:
+            _add(place.add_mutually_exclusive_group(), each.arguments)
 
 
 def count(text: str) -> int:
-    """The type of an argument that is a whole number of at least 1."""
+    """Parse an argument that is a whole number of at least 1."""
     try:
         number = int(text)
     except ValueError:
@@ -70,15 +126,16 @@ def count(text: str) -> int:
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
-    """Parse `argv`, the process's own arguments if None, and do the work; without a verb, print the help.
+    """Parse `argv` (the process's own arguments if None) and do the work. Without a verb, print the help.
 
     Returns:
         The exit status: 0 done, 1 the work failed, 2 a usage error, 130 interrupted. An error is one line on stderr,
         after its traceback with ``--traceback``.
     """
-    parser.set_defaults(work=lambda _: parser.print_help(), traceback=False)
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser.set_defaults(work=lambda _: parser.print_help(), traceback=False, words=words)
     try:
-        args = parser.parse_args(argv)
+        args = parser.parse_args(words)
     except SystemExit as leaving:
         return int(leaving.code or 0)
     try:
@@ -87,7 +144,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None = No
     except UsageError as error:
         return _failure(parser.prog, error, USAGE_ERROR, args.traceback)
     except BrokenPipeError:
-        # Whoever read our output has gone; the interpreter's last flush must not complain about it either.
+        # The reader of the output has exited, and the interpreter's last flush must not complain about it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except (HocketError, OSError) as error:
@@ -95,7 +152,7 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None = No
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except SystemExit as leaving:  # rich ends so where nobody reads its output any more
+    except SystemExit as leaving:  # raised by rich if the reader of the output has exited
         return int(leaving.code or 0)
     return DONE
 

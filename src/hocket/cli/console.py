@@ -1,10 +1,11 @@
-"""What the command line says: tables or one JSON object to stdout, a progress bar and notes to stderr."""
+"""Output of the command line: tables or one JSON object to stdout, a progress bar and notes to stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,40 +14,48 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["Bar", "UsageError", "note", "print_json", "print_tables", "table"]
+__all__ = ["Bar", "UsageError", "emit", "note", "print_json", "print_tables", "table"]
 
 # Shorter work is done without a bar.
 PATIENCE_S = 2.0
 
 
 class UsageError(Exception):
-    """The words of the command line are wrong: exit status 2."""
+    """A wrong command line, which ends with exit status 2."""
+
+
+def emit(args: Namespace, document: dict[str, Any], *tables: Any) -> None:
+    """Print the result of a verb in the format of the arguments: `document`, or `tables`."""
+    if args.format == "json":
+        print_json(document)
+    else:
+        print_tables(*tables)
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """`document` alone on stdout."""
+    """Print `document` alone on stdout."""
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
 def print_tables(*tables: Any, to_stderr: bool = False) -> None:
-    """Tables and lines of text, one under the other with a blank line between; strings are printed as they stand."""
+    """Print tables and lines of text with a blank line between them. Strings are printed unchanged."""
     from rich.console import Console
 
     console = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False, markup=False, emoji=False)
     for position, element in enumerate(tables):
         if position:
             console.print()
-        # A path must not be folded in the middle: someone will copy it.
+        # A path must not be folded in the middle, so that it can be copied.
         console.print(element, soft_wrap=isinstance(element, str))
 
 
 def note(text: str) -> None:
-    """A line about the work, for whoever watches."""
+    """Print a line about the work to stderr."""
     print(f"note: {text}", file=sys.stderr)
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, words: int = 1) -> Table:
-    """A plain table: the first `words` columns hold words, the others figures."""
+    """Make a table in which the first `words` columns hold words and the others figures."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -73,8 +82,8 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, 
 class Bar:
     """A progress bar on stderr: only on a terminal, and only for work that takes more than two seconds.
 
-    It is painted when it appears and at every `update`. Between them it stands still, because a thread that repaints
-    would take the interpreter from a step that is being measured; `moving` is for work that nobody measures.
+    It is painted when it appears and at every `update`, and does not move in between: a thread that repaints would take
+    the interpreter from a step that is being measured. `moving` is for work that is not measured.
 
         with Bar("capture", moving=True):
             captured = hocket.capture(...)
@@ -105,7 +114,7 @@ class Bar:
                 self._progress.stop()
 
     def update(self, what: str, done: int = 0, total: int = 0) -> None:
-        """`done` of `total` steps of `what` are done; without a total nobody knows how long it takes."""
+        """Show that `done` of `total` steps of `what` are done. Without a total the duration is unknown."""
         with self._lock:
             self._what, self._done, self._total = what, done, total
             if self._progress is not None:

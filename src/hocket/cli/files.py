@@ -1,7 +1,4 @@
-"""The verbs of the command line that work on files, one function each; none of them loads torch.
-
-Each takes the parsed arguments and returns nothing: what goes wrong is raised.
-"""
+"""Verbs that work on files, one function each, without loading torch. Each takes the parsed arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.checking import check
-from hocket.cli.console import Bar, UsageError, note, print_json, print_tables, table
+from hocket.cli.console import Bar, UsageError, emit, note, print_json, print_tables, table
 from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds, efficiency, plan, planners
@@ -39,9 +36,9 @@ __all__ = [
 
 
 def plan_verb(args: Namespace) -> None:
-    """GRAPH and COSTS to a plan."""
-    asked: dict[str, Any] = {"lanes": args.lanes, "order": args.order}
-    options = {name: value for name, value in asked.items() if value is not None}
+    """Make a plan from GRAPH and COSTS."""
+    given: dict[str, Any] = {"lanes": args.lanes, "order": args.order}
+    options = {name: value for name, value in given.items() if value is not None}
     takes = inspect.signature(planners()[args.planner]).parameters
     for option in options:
         if option not in takes:
@@ -75,7 +72,7 @@ def plan_verb(args: Namespace) -> None:
 
 
 def check_verb(args: Namespace) -> None:
-    """Whether PLAN may run GRAPH."""
+    """Check that PLAN may run GRAPH."""
     graph, found = Graph.load(args.graph), read_plan(args.plan)
     machine = Machine.load(args.machine) if args.machine else None
     try:
@@ -85,14 +82,11 @@ def check_verb(args: Namespace) -> None:
         if args.format == "json":
             print_json({"legal": False, "error": str(error), "op": error.op, "lane": error.lane})
         raise
-    if args.format == "json":
-        print_json({"legal": True})
-    else:
-        print("legal")
+    emit(args, {"legal": True}, "legal")
 
 
 def simulate_verb(args: Namespace) -> None:
-    """The timeline that PLAN would have."""
+    """Predict the timeline of PLAN."""
     target, trace = output_file(args.output), output_file(args.trace)
     with Bar("simulate", moving=True):
         graph, found, costs = Graph.load(args.graph), read_plan(args.plan), Costs.load(args.costs)
@@ -121,17 +115,14 @@ def simulate_verb(args: Namespace) -> None:
 
 
 def bounds_verb(args: Namespace) -> None:
-    """Between which times every plan of GRAPH lies."""
+    """Compute the bounds of all plans of GRAPH."""
     with Bar("bounds", moving=True):
         limits = bounds(Graph.load(args.graph), Costs.load(args.costs), _machine(args))
-    if args.format == "json":
-        print_json(_limits(limits))
-    else:
-        print_tables(_limits_table("bounds", limits))
+    emit(args, _limits(limits), _limits_table("bounds", limits))
 
 
 def report_verb(args: Namespace) -> None:
-    """The page, the trace and the files behind them."""
+    """Write the page, the trace and the files behind them."""
     folder = output_folder(args.output)
     with Bar("report", moving=True):
         graph, found, costs = Graph.load(args.graph), read_plan(args.plan), Costs.load(args.costs)
@@ -162,7 +153,7 @@ def report_verb(args: Namespace) -> None:
 
 
 def machine_verb(args: Namespace) -> None:
-    """The machine this runs on, as a file that the other verbs take."""
+    """Describe this machine, as a file that the other verbs take."""
     target = output_file(args.output)
     machine = Machine.here()
     if args.measure:
@@ -172,10 +163,6 @@ def machine_verb(args: Namespace) -> None:
             machine = measure_rates(machine)
     if target is not None:
         machine.save(target)
-    if args.format == "json":
-        # The document itself: redirected into a file it is one that --machine takes.
-        print_json(_document(machine))
-        return
     rows = [
         (
             device.name,
@@ -189,11 +176,12 @@ def machine_verb(args: Namespace) -> None:
         for device in machine.devices
     ]
     columns = ("device", "kind", "cores", "threads/core", "arithmetic", "memory traffic", "memory")
-    print_tables(table("machine", columns, rows, words=2), *written(target))
+    # The document itself: redirected into a file it is one that --machine takes.
+    emit(args, _document(machine), table("machine", columns, rows, words=2), *written(target))
 
 
 def output_file(path: Path | None) -> Path | None:
-    """`path`, if a file can be put there: asked before the work, so that a long one is not done in vain."""
+    """Return `path` if a file can be written there. Called before the work, so that long work is not lost."""
     if path is None:
         return None
     if not path.parent.is_dir():
@@ -208,7 +196,7 @@ def output_file(path: Path | None) -> Path | None:
 
 
 def output_folder(path: Path) -> Path:
-    """`path`, if it is a directory or one can be made there."""
+    """Return `path` if it is a directory or one can be made there."""
     for place in (path, *path.parents):
         if place.exists():
             if not place.is_dir():
@@ -220,7 +208,7 @@ def output_folder(path: Path) -> Path:
 
 
 def written(*paths: Path | None) -> list[str]:
-    """A line that names the files that were written; none for no files."""
+    """Return a line that names the files that were written, or no line."""
     return [f"written: {', '.join(str(path) for path in paths if path is not None)}"] if any(paths) else []
 
 
@@ -229,7 +217,7 @@ def _machine(args: Namespace) -> Machine:
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan of a text file, or an `InputError` that names the line."""
+    """Read a plan, or raise an `InputError` that names the line."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -238,7 +226,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _misfits(graph: Graph, found: Plan, machine: Machine) -> list[str]:
-    """Why the plan may not run as simulated: a simulation answers all the same, and a reader should know."""
+    """Notes on why the plan may not run on the machine: it is simulated all the same."""
     try:
         check(graph, found, machine)
     except PlanError as error:
@@ -247,7 +235,7 @@ def _misfits(graph: Graph, found: Plan, machine: Machine) -> list[str]:
 
 
 def _timelines(paths: list[Path]) -> dict[str, Timeline]:
-    """Timelines by the names of their files, those that a report wrote by the names they had there."""
+    """Load timelines, named after their files without the prefix that a report adds."""
     found: dict[str, Timeline] = {}
     for path in paths:
         stem = path.stem.removeprefix("timeline-")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.checking import check
-from hocket.cli.arguments import add_output, count
 from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
 from hocket.cli.files import output_file, output_folder, written
-from hocket.cli.steps import wait_policy, working
+from hocket.cli.targets import wait_policy, working
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine
 from hocket.planning.partition import (
-    OBJECTIVES,
     Partition,
     PartitionProblem,
     PartPeaks,
@@ -26,40 +24,17 @@ from hocket.planning.partition import (
     plan_of,
     problem_of,
 )
-from hocket.reporting import write_parts, write_report
+from hocket.reporting import parts_svg, write_report
 from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
 
 if TYPE_CHECKING:
     from hocket.tracing.captured import Captured
 
-__all__ = ["add_options", "partition_verb"]
+__all__ = ["partition_verb"]
 
-# What stands for a device's memory where nobody says how much it has; shares of it can be told.
+# Stands for a device's memory if it is unknown. It is finite, so that shares of it can be computed.
 NO_LIMIT_BYTES = 1e18
-
-
-def add_options(partition: ArgumentParser, file: Callable[[str], Path]) -> None:
-    """The options of the verb; `file` is the type of one that is a file to read."""
-    devices = partition.add_mutually_exclusive_group()
-    devices.add_argument("--devices", type=count, default=2, metavar="K", help="so many like this machine (2)")
-    devices.add_argument("--machine", type=file, metavar="FILE", help="its devices and links")
-    partition.add_argument(
-        "--memory-bytes", type=count, metavar="N", help="what each device may hold at its peak (what the machine has)"
-    )
-    partition.add_argument("--costs", type=file, metavar="FILE", help="of a GRAPH (estimated)")
-    partition.add_argument(
-        "--objective", choices=OBJECTIVES, default="cut", metavar="NAME", help=f"{', '.join(OBJECTIVES)} (cut)"
-    )
-    partition.add_argument(
-        "--epsilon", type=float, metavar="E", help="how far a part may be from its target (0.03 for cut, else any)"
-    )
-    partition.add_argument("--acyclic", action="store_true", help="no devices that wait for each other in a circle")
-    partition.add_argument("--twins", action="store_true", help="keep forward and backward of a layer together")
-    partition.add_argument("--microbatches", type=count, default=1, metavar="M", help="of the objective pipeline (1)")
-    partition.add_argument("--budget-s", type=float, default=5.0, metavar="S", help="seconds to search for (5)")
-    partition.add_argument("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts")
-    add_output(partition, "the plan")
 
 
 def partition_verb(args: Namespace) -> None:
@@ -100,7 +75,7 @@ def partition_verb(args: Namespace) -> None:
     if folder is not None:
         timelines = {"simulated, with transfers": found.timeline}
         paths = write_report(folder, title="Parts", graph=graph, plan=plan, costs=costs, timelines=timelines)
-        write_parts(folder / "parts.svg", graph, plan, costs, title="Parts")
+        write_text(folder / "parts.svg", parts_svg(graph, plan, costs, title="Parts"))
         page = paths["index.html"]
     if args.format == "json":
         files = {name: str(path) for name, path in (("path", target), ("report", page)) if path is not None}
@@ -116,7 +91,7 @@ def _is_graph(words: str) -> bool:
 
 
 def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine, Captured | None]:
-    """The step's graph and costs: from files; or captured, and estimated by what this machine does in a second."""
+    """Return the step's graph and costs, from files, or captured and estimated by the rates of this machine."""
     captured = None
     if _is_graph(args.target):
         if not Path(args.target).is_file():
@@ -149,10 +124,10 @@ def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine, Cap
 
 
 def _within_memory(graph: Graph, problem: PartitionProblem, search: dict[str, Any]) -> tuple[Partition, list[float]]:
-    """A partition whose peaks the devices have room for, and the peaks.
+    """Return a partition whose peaks fit into the devices, and the peaks.
 
     Raises:
-        InputError: none was found; names the device.
+        InputError: none was found. The message names the device.
     """
     limits, held = problem.memory_limit_bytes, PartPeaks(graph, graph.order, problem.num_parts)
     bounded = [min(limit, NO_LIMIT_BYTES) for limit in limits.tolist()]

@@ -1,27 +1,26 @@
-"""``hocket run TARGET --ranks K``: the target's model as a pipeline over so many processes."""
+"""``hocket run TARGET --ranks K``: the target's model as a pipeline over K processes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.arguments import count
-from hocket.cli.console import UsageError, print_json, print_tables, table
-from hocket.cli.steps import run_verb, wait_policy, working
-from hocket.cli.targets import Target
-from hocket.cli.torchrun import start_ranks, started_by_torchrun, words_of
+from hocket.cli.console import UsageError, emit, table
+from hocket.cli.servers import start_ranks, started_by_torchrun
+from hocket.cli.steps import run_verb
+from hocket.cli.targets import Target, wait_policy, working
 from hocket.reporting.words import count_text, duration_text, quantity_text
 
 if TYPE_CHECKING:
     from hocket.distributed.pipelines.run import PipelineRun
 
-__all__ = ["add_options", "run_or_pipeline"]
+__all__ = ["run_or_pipeline"]
 
-# What `hocket run` takes and a pipeline does not, with what it has when nobody says anything.
+# Options of `hocket run` that a pipeline does not take, with their defaults.
 _NOT_FOR_PIPELINES = {
     "planner": "auto",
     "plan": None,
@@ -31,15 +30,6 @@ _NOT_FOR_PIPELINES = {
     "report": None,
     "device": None,
 }
-
-
-def add_options(run: ArgumentParser) -> None:
-    """The options of ``hocket run`` that make a pipeline of it."""
-    group = run.add_argument_group("as a pipeline over processes")
-    group.add_argument("--ranks", type=count, metavar="K", help="cut the model into stages, for K processes")
-    group.add_argument("--microbatches", type=count, metavar="M", help="parts of a batch (K)")
-    group.add_argument("--memory-bytes", type=count, metavar="N", help="what a process may hold (any amount)")
-    group.add_argument("--schedule", metavar="NAME", help="torch's: 1f1b, gpipe, interleaved1f1b, ... (1f1b)")
 
 
 def run_or_pipeline(args: Namespace) -> None:
@@ -63,12 +53,12 @@ def _pipeline(args: Namespace) -> None:
         raise UsageError(f"--microbatches: {microbatches} for {args.ranks} ranks: fewer than one for each")
     if not started_by_torchrun():
         _check(args, microbatches)
-        start_ranks(args.target, args.ranks, _words(args))
+        start_ranks(args, args.ranks)
         return
     world = int(os.environ["WORLD_SIZE"])
     if world != args.ranks:
         raise UsageError(f"torchrun has started {world} ranks, and --ranks is {args.ranks}")
-    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), None)
+    target = Target.of(args)
     with redirect_stdout(sys.stderr):
         made = _run(args, target, microbatches)
     if os.environ["RANK"] == "0":
@@ -76,7 +66,7 @@ def _pipeline(args: Namespace) -> None:
 
 
 def _check(args: Namespace, microbatches: int) -> None:
-    """Refuse what cannot be a pipeline before there are ranks, each of which would say so."""
+    """Refuse a step that cannot be a pipeline before ranks are started, each of which would report it."""
     from hocket.distributed.pipelines.run import check_pipeline
 
     with working(args, "load the step", moving=True) as (target, job, bar):
@@ -89,23 +79,6 @@ def _check(args: Namespace, microbatches: int) -> None:
                 schedule=args.schedule or "1f1b",
                 memory_bytes=args.memory_bytes,
             )
-
-
-def _words(args: Namespace) -> list[str]:
-    """The same command line again."""
-    given = {
-        "--ranks": args.ranks,
-        "--microbatches": args.microbatches,
-        "--memory-bytes": args.memory_bytes,
-        "--schedule": args.schedule,
-        "--runs": args.runs,
-        "--threads": args.threads,
-        "--format": args.format,
-        "--batch-size": args.batch_size,
-        "--optimizer": args.optimizer,
-        "--seed": args.seed,
-    }
-    return words_of("run", args.target, given, args.settings, {"--traceback": args.traceback})
 
 
 def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
@@ -133,9 +106,6 @@ def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
 
 def _tell(args: Namespace, made: PipelineRun, microbatches: int) -> None:
     cut = made.cut
-    if args.format == "json":
-        print_json(_document(args, made, microbatches))
-        return
     rows = [
         (
             str(number),
@@ -164,7 +134,7 @@ def _tell(args: Namespace, made: PipelineRun, microbatches: int) -> None:
     )
     summary = table(f"forward and backward, {count_text(made.threads, 'thread')} a rank", ("", ""), facts)
     summary.show_header = False
-    print_tables(table(title, columns, rows), summary)
+    emit(args, _document(args, made, microbatches), table(title, columns, rows), summary)
 
 
 def _document(args: Namespace, made: PipelineRun, microbatches: int) -> dict[str, Any]:

@@ -1,95 +1,88 @@
-"""The verb of the command line that trains on parameter servers."""
+"""Verbs of jobs with parameter servers: ``ps`` trains, and ``agent`` runs forwards on what such a job publishes.
+
+A job has several ranks: torchrun has started this process as one of them, or all are started here by torchrun.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass
 from math import isfinite
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.console import UsageError, note, print_json, print_tables, table
+from hocket.cli.console import UsageError, emit, note, table
 from hocket.cli.files import output_file
-from hocket.cli.steps import wait_policy
-from hocket.cli.targets import Target
-from hocket.cli.torchrun import start_ranks, started_by_torchrun, words_of
+from hocket.cli.targets import Target, only_model, wait_policy, working
+from hocket.errors import HocketError
 from hocket.reporting.words import count_text, duration_text
 
 if TYPE_CHECKING:
     from hocket.distributed.worker import DistributedStep
+    from hocket.ir import Plan
     from hocket.job import Job
+    from hocket.planning import Bounds
 
-__all__ = ["ps_verb"]
+__all__ = ["agent_verb", "ps_verb", "start_ranks", "started_by_torchrun"]
+
+# The variables that torchrun sets for each process that it starts.
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@dataclass(frozen=True)
-class JobSummary:
-    """What rank 0 says of a job."""
+def started_by_torchrun() -> bool:
+    """Return True if this process is a rank."""
+    return all(name in os.environ for name in _RANK_VARIABLES)
 
-    target: str
-    workers: int
-    servers: int
-    steps: int
-    planner: str
-    order: dict[str, list[str]]
-    steps_in_order: int
-    step_us: float
-    steps_us: list[float]
-    predicted_us: float
-    lower_us: float
-    upper_us: float
-    first_loss: float | None
-    last_loss: float | None
+
+def start_ranks(args: Namespace, ranks: int) -> None:
+    """Start all ranks on this machine, each with this process's command line, and wait for their end.
+
+    Raises:
+        HocketError: one of them has failed.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    if subprocess.run([*command, "-m", "hocket", *args.words], check=False).returncode:
+        raise HocketError(f"{args.target}: a rank has failed; what it said stands above")
 
 
 def ps_verb(args: Namespace) -> None:
-    """Train with so many workers and servers: one of the ranks of a torchrun job, or, alone, all of them."""
+    """Train with workers and servers, as one of the ranks of a torchrun job, or by starting all of them."""
+    ranks = args.workers + args.servers
     if not started_by_torchrun():
-        start_ranks(args.target, args.workers + args.servers, _words(args))
+        start_ranks(args, ranks)
         return
     world = int(os.environ["WORLD_SIZE"])
-    if world != args.workers + args.servers:
+    if world != ranks:
         raise UsageError(
-            f"torchrun has started {world} ranks; {args.workers} workers and {args.servers} servers need "
-            f"{args.workers + args.servers}"
+            f"torchrun has started {world} ranks; {args.workers} workers and {args.servers} servers need {ranks}"
         )
     wait_policy()
     path = None if args.output is None else output_file(args.output)
-    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), None)
+    target = Target.of(args)
     rank = int(os.environ["RANK"])
     with redirect_stdout(sys.stderr):
         job = target.job()
         if rank >= args.workers:
             _serve(args, job)
             return
-        made = _work(args, target, job, rank)
+        found = _work(args, target, job, rank)
         if rank == 0 and path is not None:
             _save(job, path)
-    if rank == 0:
-        _tell(args, made)
-
-
-def _words(args: Namespace) -> list[str]:
-    """The same command line again."""
-    given = {
-        "--workers": args.workers,
-        "--servers": args.servers,
-        "--order": args.order,
-        "--steps": args.steps,
-        "--timeout": args.timeout,
-        "--publish-every": args.publish_every,
-        "--output": args.output,
-        "--format": args.format,
-        "--batch-size": args.batch_size,
-        "--optimizer": args.optimizer,
-        "--seed": args.seed,
-    }
-    flags = {"--survive": args.survive, "--traceback": args.traceback}
-    return words_of("ps", args.target, given, args.settings, flags)
+    if rank != 0:
+        return
+    rows = [
+        *_times(found),
+        ("steps in which parameters arrived in this order", f"{found['steps_in_order']} of {found['steps']}"),
+    ]
+    first, last = found["first_loss"], found["last_loss"]
+    rows += [("loss", f"{first:.6g} to {last:.6g}")] if first and last else []
+    workers, servers = count_text(args.workers, "worker"), count_text(args.servers, "server")
+    title = f"{found['target']}: {workers}, {servers}, {count_text(args.steps, 'step')}"
+    emit(args, found, table(title, ("", ""), rows))
 
 
 def _serve(args: Namespace, job: Job) -> None:
@@ -99,15 +92,12 @@ def _serve(args: Namespace, job: Job) -> None:
     distribute.server(job.step, job.model, job.optimizer, job.batch(0), **settings)
 
 
-def _work(args: Namespace, target: Target, job: Job, rank: int) -> JobSummary:
+def _work(args: Namespace, target: Target, job: Job, rank: int) -> dict[str, Any]:
+    """Train as a worker, and return the summary that rank 0 prints."""
     from hocket import distribute
 
-    fast = distribute.worker(
-        *(job.step, job.model, job.optimizer),
-        num_servers=args.servers,
-        order=args.order,
-        timeout_s=args.timeout,
-    )
+    settings = {"num_servers": args.servers, "order": args.order, "timeout_s": args.timeout}
+    fast = distribute.worker(job.step, job.model, job.optimizer, **settings)
     seconds, in_order, losses = [], 0, []
     if args.publish_every is not None and rank == 0:
         note(f"agents: hocket agent {args.target} {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}")
@@ -125,33 +115,38 @@ def _work(args: Namespace, target: Target, job: Job, rank: int) -> JobSummary:
             if args.publish_every is not None and fast.steps % args.publish_every == 0:
                 fast.publish()
         fast.gather()
-    return _summary(args, job, fast, seconds, in_order, losses)
-
-
-def _summary(
-    args: Namespace, job: Job, fast: DistributedStep, seconds: list[float], in_order: int, losses: list[float | None]
-) -> JobSummary:
     assert fast.plan is not None
-    return JobSummary(
-        target=job.name or args.target,
-        workers=args.workers,
-        servers=args.servers,
-        steps=args.steps,
-        planner=fast.plan.planner,
-        order={server: list(names) for server, names in _planned(fast).items()},
-        steps_in_order=in_order,
-        step_us=median(seconds[1:] or seconds) * 1e6,  # the first one warms up
-        steps_us=[each * 1e6 for each in seconds],
-        predicted_us=fast.predicted_us,
-        lower_us=fast.bounds.lower_us if fast.bounds is not None else 0.0,
-        upper_us=fast.bounds.upper_us if fast.bounds is not None else 0.0,
-        first_loss=losses[0],
-        last_loss=losses[-1],
-    )
+    return {
+        "target": job.name or args.target,
+        "workers": args.workers,
+        "servers": args.servers,
+        "steps": args.steps,
+        "planner": fast.plan.planner,
+        "order": {server: list(names) for server, names in _planned(fast).items()},
+        "steps_in_order": in_order,
+        "step_us": median(seconds[1:] or seconds) * 1e6,  # the first one warms up
+        "steps_us": [each * 1e6 for each in seconds],
+        **_predicted(fast.predicted_us, fast.bounds),
+        "first_loss": losses[0],
+        "last_loss": losses[-1],
+    }
+
+
+def _predicted(predicted_us: float, bounds: Bounds | None) -> dict[str, float]:
+    lower_us, upper_us = (0.0, 0.0) if bounds is None else (bounds.lower_us, bounds.upper_us)
+    return {"predicted_us": predicted_us, "lower_us": lower_us, "upper_us": upper_us}
+
+
+def _times(found: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("step, median", duration_text(found["step_us"])),
+        ("step, predicted", duration_text(found["predicted_us"])),
+        ("order", found["planner"]),
+    ]
 
 
 def _planned(fast: DistributedStep) -> dict[str, tuple[str, ...]]:
-    """For each server the parameters in the order of the plan."""
+    """Map each server to its parameters in the order of the plan."""
     assert fast.plan is not None
     lanes = {lane.device.partition("->")[0]: lane for lane in fast.plan.lanes if lane.device.startswith("server")}
     return {
@@ -161,7 +156,7 @@ def _planned(fast: DistributedStep) -> dict[str, tuple[str, ...]]:
 
 
 def _number(value: Any) -> float | None:
-    """A loss, where the step returns one number, and a finite one, which JSON can say."""
+    """Return a loss if it is one finite number, which JSON can represent, else None."""
     try:
         found = float(value)
     except (TypeError, ValueError, RuntimeError):
@@ -180,16 +175,41 @@ def _save(job: Job, path: Any) -> None:
     note(f"checkpoint of the plain model and optimizer: {path}")
 
 
-def _tell(args: Namespace, made: JobSummary) -> None:
-    if args.format == "json":
-        print_json(asdict(made))
-        return
+def agent_verb(args: Namespace) -> None:
+    """Run forwards of MODEL, each on the newest version that the job at ADDRESS has published."""
+    wait_policy()
+    with working(args, "wait for the job, and for a version") as (target, job, bar):
+        from hocket import distribute
+
+        model = only_model(job, "an agent")
+        seconds, versions = [], []
+        options = {"order": args.order, "every_call": args.every_call, "ahead": not args.not_ahead}
+        with distribute.agent(model.eval(), args.address, timeout_s=args.timeout, **options) as fresh:
+            bar.update("run forwards")
+            for call in range(args.calls):
+                batch = job.batch(call)
+                inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+                start = perf_counter()
+                with target.blamed("the forward"):
+                    fresh(inputs)
+                seconds.append(perf_counter() - start)
+                versions.append(fresh.version)
+    plan: Plan | None = fresh.plan
+    assert plan is not None
+    call_us = median(seconds[1:] or seconds) * 1e6  # the first one captures and plans
+    found = {
+        "target": job.name or args.target,
+        "calls": fresh.calls,
+        "versions": versions,
+        "planner": plan.planner,
+        "call_us": call_us,
+        "calls_us": [each * 1e6 for each in seconds],
+        **_predicted(fresh.predicted_us, fresh.bounds),
+    }
     rows = [
-        ("step, median", duration_text(made.step_us)),
-        ("step, predicted", duration_text(made.predicted_us)),
-        ("order", made.planner),
-        ("steps in which parameters arrived in this order", f"{made.steps_in_order} of {made.steps}"),
-        *([("loss", f"{made.first_loss:.6g} to {made.last_loss:.6g}")] if made.last_loss and made.first_loss else []),
+        ("call, median", duration_text(call_us)),
+        ("call with a new version, predicted", duration_text(fresh.predicted_us)),
+        ("order", plan.planner),
+        ("versions", f"{len(set(versions))}, from {versions[0]} to {versions[-1]}"),
     ]
-    workers, servers = count_text(made.workers, "worker"), count_text(made.servers, "server")
-    print_tables(table(f"{made.target}: {workers}, {servers}, {count_text(made.steps, 'step')}", ("", ""), rows))
+    emit(args, found, table(f"{found['target']}: {count_text(fresh.calls, 'call')}", ("", ""), rows))

@@ -1,28 +1,25 @@
-"""The verbs of the command line that need a training step: run, capture, profile; and the zoo of such steps."""
+"""Verbs that need a training step: run, explain, capture, profile, load and tune, and the zoo of such steps."""
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import closing, redirect_stdout
 from dataclasses import replace
+from math import isfinite
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
+from hocket.cli.console import Bar, UsageError, emit, table
 from hocket.cli.files import output_file, output_folder, read_plan, written
-from hocket.cli.targets import Target
+from hocket.cli.targets import Target, only_model, wait_policy, working
+from hocket.errors import InputError
 from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import comparison_table, ops_table, plan_table
 from hocket.reporting.words import count_text, duration_text, quantity_text
 
-if TYPE_CHECKING:
-    from hocket.job import Job
-
-__all__ = ["capture_verb", "explain_verb", "profile_verb", "run_verb", "wait_policy", "working", "zoo_verb"]
+__all__ = ["capture_verb", "explain_verb", "load_verb", "profile_verb", "run_verb", "tune_verb", "zoo_verb"]
 
 
 def run_verb(args: Namespace) -> None:
@@ -62,20 +59,14 @@ def run_verb(args: Namespace) -> None:
         with Bar("write the report", moving=True):
             page = trial.report(folder)["index.html"]
     trial.fast.close()
-    if args.format == "json":
-        print_json(trial.comparison.to_json() | ({} if page is None else {"report": str(page)}))
-    else:
-        tables: list[Any] = [comparison_table(trial.comparison)]
-        if planned is not None:
-            tables.append(plan_table(planned.captured.graph, planned.plan))
-        if page is not None:
-            tables.append(f"report: {page}")
-        elif planned is not None:
-            tables.append("report: add --report DIR for the page, the trace and the files behind them")
-        print_tables(*tables)
+    tables: list[Any] = [comparison_table(trial.comparison)]
+    if planned is not None:
+        tables.append(plan_table(planned.captured.graph, planned.plan))
+        where = "add --report DIR for the page, the trace and the files behind them" if page is None else page
+        tables.append(f"report: {where}")
+    emit(args, trial.comparison.to_json() | ({} if page is None else {"report": str(page)}), *tables)
     if folder is not None and planned is None:
-        # Asked for and not there: that must not look like success.
-        trial.report(folder)
+        trial.report(folder)  # raises: the exit status tells that the report that was asked for is missing
 
 
 def explain_verb(args: Namespace) -> None:
@@ -87,9 +78,6 @@ def explain_verb(args: Namespace) -> None:
         bar.update("watch and record a few steps")
         with target.blamed("the step"):
             found = explain(job)
-    if args.format == "json":
-        print_json(found.to_json())
-        return
     lines = [f"{found.name}: {found.verdict}"]
     if found.roles:
         lines.append(", ".join(f"{count} {role.replace('_', ' ')}" for role, count in found.roles.items()) + " ops")
@@ -98,7 +86,7 @@ def explain_verb(args: Namespace) -> None:
     for number, one in enumerate(found.obstacles, 1):
         lines.append(f"{number}. {one.line + ': ' if one.line else ''}{one.reason}")
         lines += [f"   cure: {one.cure}"] if one.cure else []
-    print_tables("\n".join(lines))
+    emit(args, found.to_json(), "\n".join(lines))
 
 
 def capture_verb(args: Namespace) -> None:
@@ -117,22 +105,18 @@ def capture_verb(args: Namespace) -> None:
     assert path is not None
     graph.save(path)
     roles = Counter(op.role for op in graph.ops)
-    if args.format == "json":
-        print_json(
-            {
-                "target": job.name,
-                "graph": str(path),
-                "ops": len(graph),
-                "roles": {role: roles[role] for role in ROLES if role in roles},
-                "edges": len(graph.edges),
-                "carried": len(graph.carried),
-                "bytes": sum(op.size_bytes for op in graph.ops),
-                "flops": sum(op.flops for op in graph.ops),
-                "seconds": seconds,
-            }
-        )
-        return
-    print_tables(_roles_table(job.name, graph, seconds), *written(path))
+    found = {
+        "target": job.name,
+        "graph": str(path),
+        "ops": len(graph),
+        "roles": {role: roles[role] for role in ROLES if role in roles},
+        "edges": len(graph.edges),
+        "carried": len(graph.carried),
+        "bytes": sum(op.size_bytes for op in graph.ops),
+        "flops": sum(op.flops for op in graph.ops),
+        "seconds": seconds,
+    }
+    emit(args, found, _roles_table(job.name, graph, seconds), *written(path))
 
 
 def profile_verb(args: Namespace) -> None:
@@ -163,26 +147,19 @@ def profile_verb(args: Namespace) -> None:
     if graph_path is not None:
         Borders(captured).graph.save(graph_path)
     totals_us = {w: sum(costs.duration_us(op.name, width=w) for op in captured.graph.ops) for w in widths}
-    if args.format == "json":
-        print_json(
-            {
-                "target": job.name,
-                "costs": str(path),
-                **({} if graph_path is None else {"graph": str(graph_path)}),
-                "ops": len(captured.graph),
-                "runs": args.runs,
-                "total_us": {str(width): total_us for width, total_us in totals_us.items()},
-                "seconds": seconds,
-            }
-        )
-        return
+    found = {
+        "target": job.name,
+        "costs": str(path),
+        **({} if graph_path is None else {"graph": str(graph_path)}),
+        "ops": len(captured.graph),
+        "runs": args.runs,
+        "total_us": {str(width): total_us for width, total_us in totals_us.items()},
+        "seconds": seconds,
+    }
     title = f"{job.name}: {count_text(len(captured.graph), 'op')}, the fastest of {count_text(args.runs, 'run')} each"
     rows = [(str(width), duration_text(total_us)) for width, total_us in totals_us.items()]
-    print_tables(
-        table(title, ("width in threads", "all ops together"), rows),
-        ops_table(captured.graph, costs, top=10),
-        *written(path, graph_path),
-    )
+    tables = table(title, ("width in threads", "all ops together"), rows), ops_table(captured.graph, costs, top=10)
+    emit(args, found, *tables, *written(path, graph_path))
 
 
 def zoo_verb(args: Namespace) -> None:
@@ -190,21 +167,12 @@ def zoo_verb(args: Namespace) -> None:
     from hocket import zoo
 
     entries = list(zoo.entries().values())
-    if args.format == "json":
-        options = {
-            entry.name: [{"name": o.name, "default": o.default, "summary": o.summary} for o in entry.options]
-            for entry in entries
-        }
-        fields = ("name", "summary", "batch_size", "optimizer", "extra", "package", "source")
-        print_json(
-            {
-                "entries": [
-                    {field: getattr(entry, field) for field in fields} | {"settings": options[entry.name]}
-                    for entry in entries
-                ]
-            }
-        )
-        return
+    fields = ("name", "summary", "batch_size", "optimizer", "extra", "package", "source")
+    listed = [
+        {field: getattr(entry, field) for field in fields}
+        | {"settings": [{"name": o.name, "default": o.default, "summary": o.summary} for o in entry.options]}
+        for entry in entries
+    ]
     rows = [
         (
             entry.name,
@@ -220,60 +188,109 @@ def zoo_verb(args: Namespace) -> None:
         column.justify = "left"
     made.columns[0].no_wrap = True
     extras = " or ".join(f"'hocket[{extra}]'" for extra in sorted({e.extra for e in entries if e.extra}))
-    print_tables(made, f"Where an extra is named: pip install {extras}")
+    emit(args, {"entries": listed}, made, f"Where an extra is named: pip install {extras}")
 
 
-# About 20 microseconds: as fast as libgomp's own default for a step by itself, and off the core soon after.
-SPIN_COUNT = "10000"
+def load_verb(args: Namespace) -> None:
+    """Stream FILE into MODEL while its first step runs. With ``--reorder``, write FILE in the order of first use."""
+    wait_policy()
+    path = output_file(args.reorder)
+    with working(args, "load the step") as (target, job, bar):
+        from hocket.loading import finish, load, open_weights, recorded_first_use, reorder
+
+        model = only_model(job, "load")
+        with closing(open_weights(args.file)) as weights:
+            tensors, size_bytes = len(weights.tensors), weights.size_bytes
+        batch = job.batch(0)
+        bar.update("load, and run the first step")
+        start = perf_counter()
+        load(model, args.file, order=args.order)
+        with target.blamed("the step"):
+            job.step(batch)
+        first_s = perf_counter() - start
+        finish(model)
+        bar.update("run the step again")
+        start = perf_counter()
+        with target.blamed("the step"):
+            job.step(batch)
+        next_s = perf_counter() - start
+        if path is not None:
+            bar.update("write the tensors in the order of their use")
+            with target.blamed("the step"), recorded_first_use(model) as order:
+                job.step(batch)
+            reorder(args.file, path, order)
+    found = {
+        "target": job.name,
+        "file": str(args.file),
+        "tensors": tensors,
+        "bytes": size_bytes,
+        "first_step_s": first_s,
+        "next_step_s": next_s,
+        **({} if path is None else {"reordered": str(path)}),
+    }
+    title = f"{job.name}: {count_text(tensors, 'tensor')}, {quantity_text(size_bytes, 'B')}"
+    rows = [
+        ("loading and the first step", duration_text(first_s * 1e6)),
+        ("the next step", duration_text(next_s * 1e6)),
+    ]
+    emit(args, found, table(title, ("", "took"), rows), *written(path))
 
 
-def wait_policy() -> str:
-    """Let OpenMP's idle threads spin only briefly, unless the user has decided; returns a note on what holds.
+def tune_verb(args: Namespace) -> None:
+    """Run the search that a function makes, and list its best trials."""
+    wait_policy()
+    target = Target(args.target)
+    path = target.path
+    if path is None:
+        raise UsageError(f"{args.target}: expected file.py:function")
+    with redirect_stdout(sys.stderr):
+        study = target.result(path)
+    if not all(hasattr(study, name) for name in ("best_trials", "trials", "directions")):
+        got = "None" if study is None else f"a value of type {type(study).__name__}"
+        raise InputError(f"{args.target}: expected it to return the study of hocket.tune(...), got {got}")
+    if len(study.directions) != 1:
+        raise UsageError(f"{args.target}: expected a study of one direction, got {len(study.directions)}")
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    maximize = study.direction.name == "MAXIMIZE"
+    best = sorted(complete, key=lambda trial: (-trial.value if maximize else trial.value, trial.number))[: args.top]
+    counts = Counter(trial.state.name.lower() for trial in study.trials)
+    shown = [_plain({"number": trial.number, "value": trial.value, "params": trial.params}) for trial in best]
+    document = {"study": study.study_name, "trials": dict(counts), "best": shown}
+    words = ", ".join(f"{number} {state}" for state, number in counts.items())
+    title = f"{study.study_name}: {len(study.trials)} trials, {words}"
+    names = list(dict.fromkeys(name for trial in best for name in trial.params))
+    rows = [
+        (str(trial.number), f"{trial.value:.6g}", *(_shown(trial.params.get(name)) for name in names)) for trial in best
+    ]
+    emit(args, document, table(title, ("trial", "value", *names), rows))
 
-    By default they spin for milliseconds after each parallel region, on cores that another lane may need. Without any
-    spinning (OMP_WAIT_POLICY=passive) eager itself takes two to four times as long where ops are small, which would
-    make a plan look better than it is. The variable is read once, when torch loads its OpenMP library, so it is set
-    here, in this process, before anything imports torch.
-    """
-    for variable in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        if variable in os.environ:
-            return f"{variable}={os.environ[variable]}, as the environment had it"
-    if "torch" in sys.modules:
-        return "GOMP_SPINCOUNT is not set: torch was loaded before it could be, and its idle threads may spin for long"
-    os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
-    return f"GOMP_SPINCOUNT={SPIN_COUNT} was set for this process, eager included, so that idle threads spin briefly"
+
+def _plain(value: Any) -> Any:
+    """Return a value for JSON. Values that JSON cannot represent, such as infinity, become text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    is_known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
+    return value if is_known else str(value)
 
 
-@contextmanager
-def working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
-    """The job that the arguments name, and a bar; what the user's code prints goes to stderr meanwhile."""
-    device = getattr(args, "device", None)
-    target = Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), device)
-    with redirect_stdout(sys.stderr), Bar(what, moving=moving) as bar:
-        yield target, target.job(), bar
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _roles_table(name: str, graph: Graph, seconds: float) -> Any:
-    rows = []
-    for role in ROLES:
-        ops = [op for op in graph.ops if op.role == role]
-        if ops:
-            rows.append((role.replace("_", " "), ops))
+    by_role = {role: [op for op in graph.ops if op.role == role] for role in ROLES}
     title = (
         f"{name}: {count_text(len(graph), 'op')}, {count_text(len(graph.edges), 'edge')}, "
         f"{count_text(len(graph.carried), 'edge')} to the next step, captured in {duration_text(seconds * 1e6)}"
     )
-    made = table(
-        title,
-        ("role", "ops", "bytes", "flops"),
-        [
-            (
-                name,
-                f"{len(ops):,}",
-                quantity_text(sum(op.size_bytes for op in ops), "B"),
-                quantity_text(sum(op.flops for op in ops), "flop"),
-            )
-            for name, ops in [*rows, ("all", list(graph.ops))]
-        ],
-    )
-    return made
+    rows = [
+        (
+            *(role.replace("_", " "), f"{len(ops):,}", quantity_text(sum(op.size_bytes for op in ops), "B")),
+            quantity_text(sum(op.flops for op in ops), "flop"),
+        )
+        for role, ops in (by_role | {"all": list(graph.ops)}).items()
+        if ops or role == "all"
+    ]
+    return table(title, ("role", "ops", "bytes", "flops"), rows)

@@ -1,23 +1,29 @@
-"""A TARGET of the command line becomes a `Job`: a name of the zoo, or ``file.py:function``."""
+"""A TARGET of the command line, a name of the zoo or ``file.py:function``, and the job that it stands for."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hocket.cli.console import UsageError
+from hocket.cli.console import Bar, UsageError
 from hocket.errors import HocketError, InputError
 from hocket.job import Job
+from hocket.reporting.words import count_text
 
-__all__ = ["StepError", "Target"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["StepError", "Target", "only_model", "wait_policy", "working"]
 
 # What `hocket.zoo.load` takes beside the sizes of an entry, where the command line has no option of its own.
 _FURTHER_SETTINGS = ("lr", "num_batches")
@@ -29,7 +35,7 @@ class StepError(HocketError):
 
 @dataclass(frozen=True)
 class Target:
-    """What the user named, and the options that only a zoo entry takes.
+    """The target that the user named, and the options that only a zoo entry takes.
 
     Target("mlp", batch_size=8, settings={"width": 64}).job()
     Target("train.py:make_job").job()
@@ -42,9 +48,15 @@ class Target:
     settings: Mapping[str, int | float | str] = field(default_factory=dict)
     device: str | None = None
 
+    @staticmethod
+    def of(args: Namespace) -> Target:
+        """Return the target that parsed arguments name."""
+        device = getattr(args, "device", None)
+        return Target(args.target, args.batch_size, args.optimizer, args.seed, dict(args.settings), device)
+
     @property
     def path(self) -> Path | None:
-        """The file of a ``file.py:function``; None for a name of the zoo."""
+        """The file of a ``file.py:function``, or None for a name of the zoo."""
         if ":" in self.words or self.words.endswith(".py"):
             return Path(self.words.rpartition(":")[0] if ":" in self.words else self.words)
         return None
@@ -61,9 +73,9 @@ class Target:
 
     @contextmanager
     def blamed(self, what: str, *, calls_us: bool = False) -> Iterator[None]:
-        """Whatever fails within is told in one line, with its place in the user's file.
+        """Turn an exception within into one line that names the place in the user's file.
 
-        An error of Hocket's own says enough by itself, unless it is the user's code that calls Hocket.
+        Hocket's own errors pass unchanged, unless the user's code calls Hocket.
         """
         try:
             yield
@@ -71,7 +83,7 @@ class Target:
             if isinstance(error, HocketError) and not calls_us:
                 raise
             place = self._place(error)
-            # Perhaps not the user's fault at all: then the line must not end the search.
+            # The cause may be outside the user's file: then the line must not end the search.
             where = f" ({place})" if place else " (--traceback shows where)"
             raise StepError(f"{self.words}: {what} failed{where}: {_problem(error)}") from error
 
@@ -108,7 +120,7 @@ class Target:
         return job if job.name else replace(job, name=f"{path.name}:{self.words.rpartition(':')[2]}")
 
     def result(self, path: Path) -> Any:
-        """What the function of a file returns.
+        """Call the function of a file and return its result.
 
         Raises:
             UsageError: no such file or function.
@@ -157,6 +169,42 @@ class Target:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).absolute() == path.absolute()]
         return f"{path}, line {lines[-1]}" if lines else ""
+
+
+# About 20 microseconds: as fast as libgomp's own default for a step by itself, and off the core soon after.
+SPIN_COUNT = "10000"
+
+
+def wait_policy() -> str:
+    """Let OpenMP's idle threads spin only briefly, unless the user has decided, and return a note on the setting.
+
+    By default they spin for milliseconds after each parallel region, on cores that another lane may need. Without any
+    spinning (OMP_WAIT_POLICY=passive) eager itself takes two to four times as long where ops are small, which would
+    make a plan look better than it is. The variable is read once, when torch loads its OpenMP library, so it is set
+    here, in this process, before anything imports torch.
+    """
+    for variable in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        if variable in os.environ:
+            return f"{variable}={os.environ[variable]}, as the environment had it"
+    if "torch" in sys.modules:
+        return "GOMP_SPINCOUNT is not set: torch was loaded before it could be, and its idle threads may spin for long"
+    os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
+    return f"GOMP_SPINCOUNT={SPIN_COUNT} was set for this process, eager included, so that idle threads spin briefly"
+
+
+@contextmanager
+def working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
+    """Yield the job that the arguments name, and a progress bar. The user's code prints to stderr meanwhile."""
+    target = Target.of(args)
+    with redirect_stdout(sys.stderr), Bar(what, moving=moving) as bar:
+        yield target, target.job(), bar
+
+
+def only_model(job: Job, user: str) -> torch.nn.Module:
+    """Return the model of a job that has one model, or raise an `InputError` that names the `user` of it."""
+    if len(job.models) != 1:
+        raise InputError(f"{job.name}: it has {count_text(len(job.models), 'model')}, and {user} takes one")
+    return job.models[0]
 
 
 def _problem(error: BaseException) -> str:

@@ -1,13 +1,13 @@
-"""What a person reads: tables, a trace, a drawing and a page.
+"""Reports for people: tables, a trace, a drawing and a page.
 
-Only the nouns are known here. Rich is imported when a table is made.
+They read the values of `hocket.ir` alone. Rich is imported when a table is made.
 """
 
 from hocket.reporting.comparison import Comparison, Sample, lower_quartile
-from hocket.reporting.corunning import corunning_of, corunning_svg, write_corunning
-from hocket.reporting.drawing import timeline_svg, write_svg
-from hocket.reporting.page import page_html, write_page, write_report
-from hocket.reporting.parts import bytes_between, parts_svg, write_parts
+from hocket.reporting.corunning import corunning_of, corunning_svg
+from hocket.reporting.drawing import timeline_svg
+from hocket.reporting.page import page_html, write_report
+from hocket.reporting.parts import bytes_between, parts_svg
 from hocket.reporting.table import comparison_table, ops_table, plan_table, timeline_table
 from hocket.reporting.trace import trace_events, write_trace
 
@@ -26,10 +26,6 @@ __all__ = [
     "timeline_svg",
     "timeline_table",
     "trace_events",
-    "write_corunning",
-    "write_page",
-    "write_parts",
     "write_report",
-    "write_svg",
     "write_trace",
 ]

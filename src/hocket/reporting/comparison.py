@@ -1,7 +1,7 @@
 """`Comparison`: eager against planned, as every report states it.
 
-What a person needs before they believe a speedup: how the times were sampled, how far the bound is, whether the
-result is the same, and which of the two was kept and why.
+A comparison states how the times were sampled, how far the bound is, if the result is the same, which of the two was
+kept, and why.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ VERDICTS = ("planned", "eager")
 
 
 def lower_quartile(values: Sequence[float]) -> float:
-    """A quarter of these times are no longer: the statistic of decisions and of what is told of them.
+    """Return the lower quartile, on which all decisions and reported times are based.
 
     On a shared machine other programs make whole blocks of steps slower, and nothing makes one faster. A median of a
-    few steps then reflects interference; the lower quartile does not.
+    few steps then reflects interference, and the lower quartile does not.
     """
     return sorted(values)[(len(values) - 1) // 4]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Times of repeated runs, in milliseconds. Decisions, speedups and bounds stand on the lower quartile.
+    """Times of repeated runs, in milliseconds. Decisions, speedups and bounds use the lower quartile.
 
     Attributes:
         lower_quartile: a quarter of the runs were at least as fast.
@@ -63,7 +63,7 @@ class Sample:
 
     @staticmethod
     def of(values_ms: Iterable[float]) -> Sample:
-        """The sample of these runs; `InputError` when there are none, or one is no duration."""
+        """Summarise runs. Raises `InputError` if there are none, or a value is no duration."""
         values = sorted(float(value) for value in values_ms)
         if not values:
             raise InputError("sample: expected at least one run, got none")
@@ -82,20 +82,20 @@ class Comparison:
 
     Attributes:
         target: what was run.
-        device: on what, in words, such as ``2 CPU cores`` or ``NVIDIA H100``.
-        cores: how many cores it had; multiprocessors of a GPU.
+        device: such as ``2 CPU cores`` or ``NVIDIA H100``.
+        cores: number of cores, or of multiprocessors of a GPU.
         ops: number of ops in the graph.
         eager_ms: times of the eager step.
         planned_ms: times of the planned step.
-        lower_bound_ms: no plan is faster than this; None: not known.
-        efficiency: ``(U - m) / (U - L)``, 1 at the bound; None: not known.
+        lower_bound_ms: no plan is faster than this. None if not known.
+        efficiency: ``(U - m) / (U - L)``, 1 at the bound. None if not known.
         speedup: eager's time over planned's time, by lower quartiles.
         verdict: which one was kept, ``planned`` or ``eager``.
         why: the reason, in words.
-        max_abs_diff: the largest difference of any result from eager's; None: not compared.
+        max_abs_diff: the largest difference of any result from eager's. None if not compared.
         bitwise: every result is equal, bit by bit.
-        planner: who made the plan.
-        versions: name -> version of what it ran on.
+        planner: the planner that made the plan.
+        versions: name -> version of the software it ran on.
         notes: further lines for the reader.
     """
 
@@ -126,7 +126,7 @@ class Comparison:
 
     @property
     def result(self) -> str:
-        """Whether the planned step computed what eager computed, in words."""
+        """Text that says if the planned step computed what eager computed."""
         if self.bitwise:
             return "same result: bitwise"
         if self.max_abs_diff is None:
@@ -142,7 +142,7 @@ class Comparison:
 
     @property
     def bound(self) -> str:
-        """How far the best is, in words; empty where no bound is known."""
+        """Text that gives the distance from the bound, empty if no bound is known."""
         if self.lower_bound_ms is None:
             return ""
         bound = duration_text(self.lower_bound_ms * 1e3)
@@ -150,12 +150,12 @@ class Comparison:
 
     @property
     def over_bound(self) -> float | None:
-        """The planned step's time over that of the bound, by its lower quartile; None where there is no bound."""
+        """The planned step's lower quartile over the bound, or None without a bound."""
         return self.planned_ms.lower_quartile / self.lower_bound_ms if self.lower_bound_ms else None
 
     @property
     def outcome(self) -> str:
-        """How the plan fares against eager, and that eager was kept if it was."""
+        """Text that compares the plan with eager, and says so if eager was kept."""
         if not math.isfinite(self.speedup) or self.speedup <= 0:
             words = "speed not compared"
         elif round(self.speedup, 2) == 1.0:
@@ -167,28 +167,12 @@ class Comparison:
         return words if self.verdict == "planned" else f"eager kept: the plan is {words}"
 
     def to_json(self) -> dict[str, Any]:
-        """One dict for a ``hocket-comparison/2`` file. What is no finite number becomes null."""
-        return {
-            "format": FORMAT,
-            "target": self.target,
-            "device": self.device,
-            "cores": self.cores,
-            "ops": self.ops,
-            "eager_ms": self.eager_ms.to_json(),
-            "planned_ms": self.planned_ms.to_json(),
-            "lower_bound_ms": self.lower_bound_ms,
-            "efficiency": self.efficiency,
-            "speedup": _finite(self.speedup),
-            "verdict": self.verdict,
-            "why": self.why,
-            "max_abs_diff": _finite(self.max_abs_diff),
-            "bitwise": self.bitwise,
-            "planner": self.planner,
-            "versions": dict(self.versions),
-            "notes": list(self.notes),
-            "result": self.result,
-            "headline": self.headline,
-        }
+        """Return the content of a ``hocket-comparison/2`` file. Numbers that are not finite become null."""
+        document = {each.name: getattr(self, each.name) for each in fields(self)}
+        document |= {name: getattr(self, name).to_json() for name in ("eager_ms", "planned_ms")}
+        document |= {name: _finite(getattr(self, name)) for name in ("speedup", "max_abs_diff")}
+        document |= {"versions": dict(self.versions), "notes": list(self.notes)}
+        return {"format": FORMAT, **document, "result": self.result, "headline": self.headline}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-comparison/2`` file."""
@@ -226,13 +210,8 @@ class Comparison:
 def _read_sample(reader: Reader) -> Sample:
     reader.only(*(each.name for each in fields(Sample)))
     try:
-        return Sample(
-            lower_quartile=reader["lower_quartile"].number(),
-            median=reader["median"].number(),
-            min=reader["min"].number(),
-            p90=reader["p90"].number(),
-            runs=reader["runs"].integer(),
-        )
+        times = {name: reader[name].number() for name in ("lower_quartile", "median", "min", "p90")}
+        return Sample(**times, runs=reader["runs"].integer())
     except FormatError:
         raise
     except InputError as error:

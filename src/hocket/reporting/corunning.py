@@ -1,7 +1,7 @@
 """How many ops run at once, from event to event: Figure 4 of Liu et al. (IPDPS 2019, section IV-B).
 
-An event is an op that starts or ends. The number at an event counts the op it is about, so a step on one lane shows as
-1 throughout, and the rests between its ops do not show: what is counted is company, not idle time::
+An event is the start or the end of an op, and the number at an event includes that op. So a step on one lane shows as 1
+throughout, and idle time does not show::
 
     lane 0   [  a  ][    b    ]
     lane 1      [  c  ][  d  ]
@@ -15,15 +15,13 @@ and their range as a band.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 
 from hocket.ir import Timeline
-from hocket.reporting._files import write_text
 from hocket.reporting.svg import EDGE_PX, document, text_at
 from hocket.reporting.words import count_text, shorten
 
-__all__ = ["corunning_of", "corunning_svg", "write_corunning"]
+__all__ = ["corunning_of", "corunning_svg"]
 
 # In the order of the timelines; after the last one the first comes again.
 _SERIES = ("forward", "activation_grad", "weight_grad", "send", "update", "recv", "bias_grad", "other")
@@ -33,9 +31,9 @@ _PLOT_PX = 220.0
 
 
 def corunning_of(timeline: Timeline) -> tuple[int, ...]:
-    """For each event of `timeline` in order of time, how many ops run, with the one that starts or ends.
+    """Count the running ops at each event in order of time, including the op that starts or ends.
 
-    Where one op ends at the very time at which another starts, the end comes first.
+    If one op ends at the time at which another starts, the end comes first.
 
     Example:
         >>> from hocket.ir import Span
@@ -54,23 +52,16 @@ def corunning_of(timeline: Timeline) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def write_corunning(
-    path: str | os.PathLike[str], timelines: Mapping[str, Timeline], *, title: str = "", width: int = 960
-) -> None:
-    """Write `corunning_svg` to a file, whole or not at all."""
-    write_text(path, corunning_svg(timelines, title=title, width=width))
-
-
 def corunning_svg(timelines: Mapping[str, Timeline], *, title: str = "", width: int = 960) -> str:
-    """One picture of how many ops run at once in each of `timelines`, laid over one another.
+    """Draw how many ops run at once in each of `timelines`, overlaid.
 
     Args:
         timelines: name -> timeline.
-        title: stands above.
+        title: shown above.
         width: of the picture, in pixels.
 
     Returns:
-        The text of an SVG document that suits a light and a dark ground.
+        The text of an SVG document for light and dark backgrounds.
     """
     counts = {name: corunning_of(timeline) for name, timeline in timelines.items()}
     events = max(map(len, counts.values()), default=0)
@@ -95,7 +86,7 @@ def corunning_svg(timelines: Mapping[str, Timeline], *, title: str = "", width: 
 
 
 def _series(counts: Sequence[int], kind: str, left: float, bottom: float, step: float, unit: float) -> list[str]:
-    """A line of means, and a band from the least to the most wherever a column holds several events."""
+    """Draw a line of means, and a band from minimum to maximum if columns hold several events."""
     if not counts:
         return []
     columns = min(len(counts), max(1, math.ceil(len(counts) * step / _COLUMN_PX)))
@@ -133,7 +124,7 @@ def _axes(events: int, top: int, left: float, plot_px: float, y: float, bottom: 
 
 
 def _round_step(largest: int, about: int) -> int:
-    """1, 2 or 5 times a power of ten, so that about `about` steps reach `largest`."""
+    """Return 1, 2 or 5 times a power of ten, so that about `about` steps reach `largest`."""
     power = 1
     while True:
         for factor in (1, 2, 5):

@@ -1,28 +1,27 @@
-"""Timelines as an SVG picture: a row per lane, a rectangle per span, and the rests as the ground between them.
+"""Timelines as an SVG picture: a row per lane, a rectangle per span, and gaps where the lane is idle.
 
-Several timelines share one time scale, so that what a plan saves is what is missing at its right end. Spans below a
-pixel are merged at drawing time: neighbours go into one shape of the role that took most of its time, as wide as they
-were busy, so a row keeps its share of rest. Whoever needs each span has the page and the trace.
+Several timelines share one time scale, so that the time that a plan saves is the gap at its right end. Spans below a
+pixel are merged: neighbours become one shape of the role that took most of its time, as wide as they were busy, so a
+row keeps its share of idle time. The page and the trace show each span.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hocket.ir import ROLES, Graph, Timeline
-from hocket.reporting._files import write_text
 from hocket.reporting.merge import Shape, merge
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
 
-__all__ = ["axis_ticks", "timeline_svg", "write_svg"]
+__all__ = ["axis_ticks", "timeline_svg"]
 
 _MAX_SHAPES = 6000
 _MAX_TITLES = 800
 _TITLE_PX = 2.0
+_TICKS = 8
 
 
 @dataclass(frozen=True)
@@ -35,19 +34,6 @@ class _Row:
     shapes: list[Shape]
 
 
-def write_svg(
-    path: str | os.PathLike[str],
-    timelines: Mapping[str, Timeline],
-    graph: Graph | None = None,
-    *,
-    title: str = "",
-    lower_us: float | None = None,
-    width: int = 960,
-) -> None:
-    """Write `timeline_svg` to a file, whole or not at all."""
-    write_text(path, timeline_svg(timelines, graph, title=title, lower_us=lower_us, width=width))
-
-
 def timeline_svg(
     timelines: Mapping[str, Timeline],
     graph: Graph | None = None,
@@ -56,17 +42,17 @@ def timeline_svg(
     lower_us: float | None = None,
     width: int = 960,
 ) -> str:
-    """One picture of `timelines`, one under the other.
+    """Draw `timelines`, one under the other.
 
     Args:
         timelines: name -> timeline, in the order in which they are drawn: eager above, the plan below.
-        graph: tells each op's role, hence its colour.
-        title: stands above.
-        lower_us: no plan is faster than this; drawn as a dashed line.
+        graph: gives each op's role, hence its colour.
+        title: shown above.
+        lower_us: no plan is faster than this. Drawn as a dashed line.
         width: of the picture, in pixels.
 
     Returns:
-        The text of an SVG document that suits a light and a dark ground.
+        The text of an SVG document for light and dark backgrounds.
     """
     labels = [lane for timeline in timelines.values() for lane in timeline.lanes]
     left = EDGE_PX + min(150.0, 14 + 6.4 * max((len(label) for label in labels), default=0))
@@ -117,16 +103,16 @@ def timeline_svg(
     )
 
 
-def axis_ticks(longest_us: float, about: int = 8) -> list[tuple[float, str]]:
-    """Round times from 0 to `longest_us` with their labels, all in one unit.
+def axis_ticks(longest_us: float) -> list[tuple[float, str]]:
+    """Return round times from 0 to `longest_us` with their labels, all in one unit.
 
     Example:
-        >>> [label for _, label in axis_ticks(2600.0, about=6)]
+        >>> [label for _, label in axis_ticks(2600.0)]
         ['0', '0.5 ms', '1.0 ms', '1.5 ms', '2.0 ms', '2.5 ms']
     """
     if longest_us <= 0:
         return [(0.0, "0")]
-    raw = longest_us / about
+    raw = longest_us / _TICKS
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
     scale, unit = (1e6, "s") if longest_us >= 1e6 else (1e3, "ms") if longest_us >= 1e3 else (1.0, MICRO)
@@ -219,7 +205,7 @@ def _legend(
     lines: list[str] = []
     x = EDGE_PX
     for role in [*(role for role in ROLES if role in used), "rest"]:
-        label = role.replace("_", " ")
+        label = "idle" if role == "rest" else role.replace("_", " ")
         wide = 22 + 6.6 * len(label)
         if x + wide > width - EDGE_PX:
             x, y = EDGE_PX, y + 18

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from hocket.reporting.palette import COLOURS, DARK, LIGHT
+from hocket.reporting.svg import COLOURS, DARK, LIGHT
 from hocket.reporting.words import plain
 
 __all__ = ["Cell", "breakable", "colours", "fill", "meter", "number", "script_json", "swatch", "table", "text"]
 
 
 class Cell(NamedTuple):
-    """A cell of a table, already HTML; `value` is what it sorts by, if not its text."""
+    """A cell of a table, already HTML. `value` is its sort key, if that is not its text."""
 
     html: str
     kind: str = ""
@@ -23,7 +23,7 @@ class Cell(NamedTuple):
 
 
 def text(words: str) -> str:
-    """`words` as HTML, for an element's content or a quoted attribute.
+    """Escape `words` for an element's content or a quoted attribute.
 
     Example:
         >>> text('<a & "b">')
@@ -33,12 +33,12 @@ def text(words: str) -> str:
 
 
 def breakable(words: str) -> str:
-    """`words` as HTML that may break after the marks which join the parts of a name."""
+    """Escape `words`, and allow line breaks after the marks which join the parts of a name."""
     return re.sub(r"([./:_])(?=[^./:_;])", r"\1<wbr>", text(words))
 
 
 def number(value: float, words: str) -> Cell:
-    """A cell with a number: shown as `words`, sorted by `value`."""
+    """Return a cell with a number: shown as `words`, sorted by `value`."""
     return Cell(text(words), "n", value)
 
 
@@ -52,7 +52,7 @@ def table(
     tall: bool = False,
     kinds: Mapping[int, str] | None = None,
 ) -> str:
-    """A table in a box that scrolls; the first cell of each row heads it, and `kinds` marks single rows."""
+    """Return a table in a box that scrolls. The first cell of a row is its heading, `kinds` gives classes of rows."""
     kinds = kinds or {}
     columns = "".join(f'<th scope="col"{_kind(cell.kind)}>{cell.html}</th>' for cell in head)
     lines = []
@@ -70,12 +70,12 @@ def table(
 
 
 def meter(share: float) -> str:
-    """A bar that is filled to `share`; decoration beside a number that says the same."""
+    """Return a bar that is filled to `share`, as decoration beside the number."""
     return f'<span class="meter" aria-hidden="true"><b style="width:{min(1.0, share) * 100:.1f}%"></b></span>'
 
 
 def swatch(role: str) -> str:
-    """The colour of a role, beside its name."""
+    """Return the colour of a role, beside its name."""
     return (
         f'<span class="swatch" style="background:var(--role-{role})" aria-hidden="true"></span>'
         f"{text(role.replace('_', ' '))}"
@@ -83,7 +83,7 @@ def swatch(role: str) -> str:
 
 
 def script_json(document: Any) -> str:
-    """`document` as JSON that can stand inside a script element, whatever its strings hold."""
+    """Return `document` as JSON that is safe inside a script element, whatever its strings hold."""
     found = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -94,7 +94,7 @@ def fill(template: str, values: Mapping[str, str]) -> str:
 
 
 def colours() -> str:
-    """The colours of both grounds as CSS custom properties."""
+    """Return the colours of both backgrounds as CSS custom properties."""
     light = {
         "ground": "#f7f6f2", "paper": LIGHT.paper, "rest": LIGHT.rest, "line": LIGHT.line, "hair": "#efede8",
         "hover": "#f7f6f2", "ink": LIGHT.ink, "soft": LIGHT.soft, "muted": "#b3b0a7", "accent": "#2f6f8f",

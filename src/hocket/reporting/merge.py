@@ -15,14 +15,14 @@ _INVISIBLE_REST = 0.05
 
 @dataclass(frozen=True)
 class Shape:
-    """What is drawn for one span, or for several that are too small to tell apart.
+    """The shape drawn for one span, or for several that are too narrow to distinguish.
 
     Attributes:
-        x: where it starts, in pixels.
-        width: how wide it is drawn: the time its spans were busy, in pixels.
-        role: of the spans that took most of that time.
-        count: how many spans it stands for.
-        first: the first of them.
+        x: start, in pixels.
+        width: the busy time of its spans, in pixels.
+        role: the role with most of that time.
+        count: number of spans.
+        first: the first span.
     """
 
     x: float
@@ -33,10 +33,10 @@ class Shape:
 
 
 def merge(spans: Sequence[Span], roles: Mapping[str, str], scale: float, pixel: float = 1.0) -> list[Shape]:
-    """The shapes of `spans` (one lane, in order of time) at `scale` pixels per microsecond.
+    """Return the shapes of `spans` (one lane, in order of time) at `scale` pixels per microsecond.
 
     Spans narrower than `pixel` join their neighbour while both together stay within one `pixel`, or while they have its
-    role and hardly any rest lies between them.
+    role and hardly any idle time is between them.
 
     Example:
         >>> spans = [Span(f"op{i}", "main", i * 0.1, i * 0.1 + 0.1) for i in range(10)]

@@ -1,7 +1,7 @@
-"""The report as one HTML file: no request leaves it, no framework runs in it, and it reads without scripts too.
+"""The report as one HTML file, without requests or frameworks, and readable without scripts.
 
-The page is filled from a template whose places are replaced in one pass; all that comes from a user is escaped on its
-way in, and the timelines travel as JSON that cannot close its own script element.
+The page is filled from a template whose places are replaced in one pass. All text from a user is escaped, and the
+timelines are embedded as JSON that cannot close its script element.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hocket.ir import ROLES, Costs, Graph, Plan, Timeline
 from hocket.reporting import sections
 from hocket.reporting._files import template, write_text
 from hocket.reporting.comparison import Comparison
-from hocket.reporting.corunning import write_corunning
-from hocket.reporting.drawing import timeline_svg, write_svg
+from hocket.reporting.corunning import corunning_svg
+from hocket.reporting.drawing import timeline_svg
 from hocket.reporting.markup import colours, fill, script_json, text
 from hocket.reporting.trace import write_trace
 from hocket.reporting.words import MICRO, duration_text, percent_text, plain
 
-__all__ = ["page_html", "write_page", "write_report"]
+__all__ = ["page_html", "write_report"]
 
 _MAX_EDGES = 60_000
 
@@ -42,9 +42,9 @@ def page_html(
     baseline_plan: Plan | None = None,
     notes: Sequence[str] = (),
 ) -> str:
-    """The text of the page; `write_page` says what goes in."""
+    """Return the text of the page. The arguments are those of `write_report`."""
     lower_us = _lower(lower_us, comparison)
-    lead = "Each row is a lane, each bar an op, and the ground between the bars is a rest."
+    lead = "Each row is a lane and each bar an op. Gaps are idle time."
     if len(timelines) > 1:
         lead += " All timelines have the same scale."
     label = ", ".join(f"{name} {duration_text(t.makespan_us, MICRO)}" for name, t in timelines.items())
@@ -70,50 +70,6 @@ def page_html(
     return fill(template("page.html"), values)
 
 
-def write_page(
-    path: str | os.PathLike[str],
-    *,
-    title: str,
-    graph: Graph,
-    plan: Plan,
-    costs: Costs,
-    timelines: Mapping[str, Timeline],
-    comparison: Comparison | None = None,
-    lower_us: float | None = None,
-    upper_us: float | None = None,
-    baseline_plan: Plan | None = None,
-    notes: Sequence[str] = (),
-) -> None:
-    """Write the report as one self-contained HTML file, whole or not at all.
-
-    Args:
-        path: the file.
-        title: what this is about.
-        graph: the step's ops.
-        plan: the plan that is reported on.
-        costs: durations of the ops.
-        timelines: name -> timeline, in the order in which they are drawn: eager first.
-        comparison: eager against planned, when both were measured.
-        lower_us: no plan is faster; taken from `comparison` where not given.
-        upper_us: the time from which efficiency counts.
-        baseline_plan: what the plan is compared with; else all ops on one lane in the graph's order.
-        notes: lines about the environment.
-    """
-    page = page_html(
-        title=title,
-        graph=graph,
-        plan=plan,
-        costs=costs,
-        timelines=timelines,
-        comparison=comparison,
-        lower_us=lower_us,
-        upper_us=upper_us,
-        baseline_plan=baseline_plan,
-        notes=notes,
-    )
-    write_text(path, page)
-
-
 def write_report(
     directory: str | os.PathLike[str],
     *,
@@ -128,7 +84,20 @@ def write_report(
     baseline_plan: Plan | None = None,
     notes: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """Write the page and everything it shows, each also as a file of its own.
+    """Write the page and everything it shows, each also as a separate file.
+
+    Args:
+        directory: created if it does not exist.
+        title: names the subject of the report.
+        graph: the step's ops.
+        plan: the plan that is reported on.
+        costs: durations of the ops.
+        timelines: name -> timeline, in the order in which they are drawn: eager first.
+        comparison: eager against planned, when both were measured.
+        lower_us: no plan is faster. Defaults to the bound of `comparison`.
+        upper_us: the time at which efficiency is 0.
+        baseline_plan: the plan to compare with. Defaults to all ops on one lane in the graph's order.
+        notes: lines about the environment.
 
     Returns:
         File name -> path: ``index.html``, ``trace.json``, ``timeline.svg``, ``corunning.svg``, ``plan.txt``,
@@ -158,11 +127,9 @@ def write_report(
     if comparison is not None:
         comparison.save(new("comparison.json"))
     write_trace(new("trace.json"), timelines, graph)
-    write_svg(new("timeline.svg"), timelines, graph, title=title, lower_us=lower_us)
-    write_corunning(new("corunning.svg"), timelines, title=title)
-    # Last, so that a page never stands beside files that are older than it.
-    write_page(
-        new("index.html"),
+    write_text(new("timeline.svg"), timeline_svg(timelines, graph, title=title, lower_us=lower_us))
+    write_text(new("corunning.svg"), corunning_svg(timelines, title=title))
+    page = page_html(
         title=title,
         graph=graph,
         plan=plan,
@@ -174,6 +141,7 @@ def write_report(
         baseline_plan=baseline_plan,
         notes=notes,
     )
+    write_text(new("index.html"), page)  # last, so that a page never refers to files that are older than it
     return paths
 
 
@@ -192,7 +160,7 @@ def _lower(lower_us: float | None, comparison: Comparison | None) -> float | Non
 
 
 def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | None) -> dict[str, Any]:
-    """Ops, edges and spans as the chart's script reads them; times in microseconds, whole nanoseconds."""
+    """Return ops, edges and spans for the chart's script. Times are in microseconds, rounded to nanoseconds."""
     index = dict(graph.index)
     ops: list[list[Any]] = []
     layers: dict[str, int] = {}
@@ -205,14 +173,8 @@ def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | Non
         for span in timeline.spans:
             if span.op not in index:
                 index[span.op] = len(ops)
-                ops.append(
-                    [
-                        plain(span.op),
-                        ROLES.index("other"),
-                        layers.setdefault("", len(layers)),
-                        targets.setdefault("", len(targets)),
-                    ]
-                )
+                place = layers.setdefault("", len(layers)), targets.setdefault("", len(targets))
+                ops.append([plain(span.op), ROLES.index("other"), *place])
     used = {ops[index[span.op]][1] for timeline in timelines.values() for span in timeline.spans}
     edges = [index[end] for src, found in graph.successors.items() for dst in found for end in (src, dst)]
     return {

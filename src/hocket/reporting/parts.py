@@ -1,20 +1,18 @@
-"""Which device has which ops, and what flows between devices: a picture of a plan over several of them.
+"""A picture of a plan over several devices: the ops of each, and the bytes between them.
 
-A row for each device, its ops from left to right in the order of the step, as wide as they take long; below, a table of
-the bytes that go from each device to each other one, once for each tensor and device that reads it.
+Each device is a row with its ops in the order of the step, as wide as their duration. Below is a table of the bytes
+that each device sends to each other one, once for each tensor and device that reads it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from hocket.ir import Costs, Graph, Plan
-from hocket.reporting._files import write_text
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import count_text, duration_text, quantity_text, shorten
 
-__all__ = ["bytes_between", "parts_svg", "write_parts"]
+__all__ = ["bytes_between", "parts_svg"]
 
 _ROW_PX = 26.0
 _CELL_PX = 92.0
@@ -24,9 +22,9 @@ _LEAST_PX = 0.7
 
 
 def bytes_between(graph: Graph, plan: Plan) -> dict[tuple[str, str], float]:
-    """From which device to which other one how many bytes flow in a step, where any do.
+    """Map (source, destination) devices to the bytes that are sent in a step, where any are.
 
-    Edges out of one op that carry as many bytes are one tensor, which goes to a device once.
+    Edges out of one op that carry equally many bytes are one tensor, which is sent to a device once.
 
     Example:
         >>> from hocket.ir import Edge, Lane, Op
@@ -47,23 +45,18 @@ def bytes_between(graph: Graph, plan: Plan) -> dict[tuple[str, str], float]:
     return found
 
 
-def write_parts(path: str | os.PathLike[str], graph: Graph, plan: Plan, costs: Costs, *, title: str = "") -> None:
-    """Write `parts_svg` to a file, whole or not at all."""
-    write_text(path, parts_svg(graph, plan, costs, title=title))
-
-
 def parts_svg(graph: Graph, plan: Plan, costs: Costs, *, title: str = "", width: int = 960) -> str:
-    """A picture of the ops on each device, and of the bytes between devices.
+    """Draw the ops on each device, and the bytes between devices.
 
     Args:
         graph: the step.
-        plan: where its ops run; channels are left out.
-        costs: how long they take; an op without a cost takes no room.
-        title: stands above.
+        plan: places the ops. Channels are left out.
+        costs: durations. An op without a cost takes no space.
+        title: shown above.
         width: of the picture, in pixels.
 
     Returns:
-        The text of an SVG document that suits a light and a dark ground.
+        The text of an SVG document for light and dark backgrounds.
     """
     devices = list(dict.fromkeys(lane.device for lane in plan.lanes if lane.kind != "channel"))
     takes_us = {

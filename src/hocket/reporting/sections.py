@@ -99,13 +99,13 @@ def comparison_section(comparison: Comparison | None, lower_us: float | None) ->
     dashed = " The dashed line is the lower bound." if bound is not None else ""
     return (
         '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
-        f'<div class="pair"><div class="race">{tracks}<p>Lower quartiles; the one in colour was kept.{dashed}</p></div>'
+        f'<div class="pair"><div class="race">{tracks}<p>Lower quartiles. The one in colour was kept.{dashed}</p></div>'
         f"{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
     )
 
 
 def corunning_section(timelines: Mapping[str, Timeline]) -> str:
-    """How many ops run at once, where any do."""
+    """The number of ops that run at once, if any do."""
     if all(max(corunning_of(timeline), default=0) < 2 for timeline in timelines.values()):
         return ""
     lead = (
@@ -118,12 +118,10 @@ def corunning_section(timelines: Mapping[str, Timeline]) -> str:
 
 
 def parts_section(graph: Graph, plan: Plan, costs: Costs) -> str:
-    """Which device has which ops, and the bytes between devices, where there are several."""
+    """The ops of each device and the bytes between devices, if there are several."""
     if len({lane.device for lane in plan.lanes if lane.kind != "channel"}) < 2:
         return ""
-    lead = (
-        "A row is a device, its ops in the order of the step and as wide as they take long; below, bytes between them."
-    )
+    lead = "Each row is a device, with its ops in the order of the step, as wide as their duration; below, bytes sent."
     return (
         '<section aria-labelledby="parts"><h2 id="parts">Parts</h2>'
         f'<p class="lead">{lead}</p><div>{parts_svg(graph, plan, costs, width=1120)}</div></section>'
@@ -218,7 +216,7 @@ def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, 
 
 
 def changes_section(graph: Graph, plan: Plan, timelines: Mapping[str, Timeline], baseline: Plan | None) -> str:
-    """What the plan does differently from its baseline, its lanes, and its text."""
+    """The plan's differences from its baseline, its lanes, and its text."""
     changed = changes(graph, plan, timelines, baseline)
     against = f"the plan “{baseline.planner}”" if baseline is not None and baseline.planner else "the serial order"
     tiles = [("Moved to another lane", changed.moved)]

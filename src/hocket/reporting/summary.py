@@ -1,4 +1,4 @@
-"""What a report counts before it is drawn: costs by op, layer and role, use of lanes, and what a plan changed."""
+"""Figures of a report: costs by op, layer and role, use of lanes, and the changes of a plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class OpCost(NamedTuple):
-    """An op with its duration; `source` is empty where there is none."""
+    """An op with its duration. `source` is empty if there is none."""
 
     op: Op
     duration_us: float
@@ -42,7 +42,7 @@ class Total(NamedTuple):
 
 
 class LaneUse(NamedTuple):
-    """How much of the step a lane spent inside ops."""
+    """Time that a lane spent inside ops, and the rest of the step."""
 
     lane: str
     ops: int
@@ -53,12 +53,12 @@ class LaneUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Changes:
-    """What a plan changed against a baseline.
+    """Differences between a plan and its baseline.
 
     Attributes:
         moved: ops that left the lane on which most of their baseline lane's ops stayed.
-        earlier: ops that overtook others in start order; None where no timeline tells the start order.
-        later: ops that were overtaken in start order; likewise.
+        earlier: ops that overtook others in start order, or None if no timeline gives the start order.
+        later: ops that were overtaken in start order, or None likewise.
         ops: how many ops both plans run.
     """
 
@@ -68,28 +68,28 @@ class Changes:
     ops: int
 
 
-def op_costs(graph: Graph, costs: Costs, plan: Plan | None = None, *, width: int = 1) -> list[OpCost]:
-    """Every op of `graph` with its duration where `plan` runs it, else at `width`.
+def op_costs(graph: Graph, costs: Costs, plan: Plan | None = None) -> list[OpCost]:
+    """Return every op of `graph` with its duration where `plan` runs it, else at one thread.
 
-    An op that is known only for other devices has the least of its durations, so that it still shows.
+    An op that is known only for other devices has the shortest of its durations, so that it still shows.
     """
     lanes = plan.lane_of if plan is not None else {}
-    return [_op_cost(op, costs, lanes.get(op.name), width) for op in graph.ops]
+    return [_op_cost(op, costs, lanes.get(op.name)) for op in graph.ops]
 
 
-def _op_cost(op: Op, costs: Costs, lane: Lane | None, width: int) -> OpCost:
+def _op_cost(op: Op, costs: Costs, lane: Lane | None) -> OpCost:
     if op.name not in costs:
         return OpCost(op, 0.0, "")
     try:
         if lane is not None:
             return OpCost(op, *costs.lookup(op.name, width=lane.width, device=lane.device))
-        return OpCost(op, *costs.lookup(op.name, width=width))
+        return OpCost(op, *costs.lookup(op.name, width=1))
     except InputError:
         return OpCost(op, min(costs.durations_us[op.name].values()), costs.sources.get(op.name, "measured"))
 
 
 def totals(rows: Iterable[OpCost], key: Callable[[Op], str]) -> list[Total]:
-    """`rows` added up by `key`, the costliest first."""
+    """Sum `rows` by `key`, the costliest first."""
     counts: Counter[str] = Counter()
     times: dict[str, float] = {}
     for row in rows:
@@ -100,7 +100,7 @@ def totals(rows: Iterable[OpCost], key: Callable[[Op], str]) -> list[Total]:
 
 
 def lane_uses(timeline: Timeline) -> list[LaneUse]:
-    """Each lane of `timeline`, in its order."""
+    """Return the use of each lane of `timeline`, in its order."""
     whole_us = timeline.makespan_us
     return [
         LaneUse(
@@ -115,7 +115,7 @@ def lane_uses(timeline: Timeline) -> list[LaneUse]:
 
 
 def lane_text(lane: Lane) -> str:
-    """What a lane is, in words.
+    """Describe a lane.
 
     Example:
         >>> lane_text(Lane("left", width=2, cores=(0, 1)))
@@ -132,7 +132,7 @@ def lane_text(lane: Lane) -> str:
 
 
 def timeline_of(plan: Plan, timelines: Mapping[str, Timeline]) -> str | None:
-    """The name of a timeline in which every op of `plan` ran on its lane; a measured one before a simulated one."""
+    """Return the name of a timeline in which every op of `plan` ran on its lane, preferably a measured one."""
     for source in ("measured", "simulated"):
         for name, timeline in timelines.items():
             if timeline.source == source and _ran(plan, timeline):
@@ -150,8 +150,8 @@ def changes(
 ) -> Changes:
     """Compare `plan` with `baseline`, or with all ops on one lane in the graph's order.
 
-    Lanes have other names in another plan, so the heir of a baseline lane is the lane that runs most of its ops; an op
-    has moved if it is not on the heir. An op changed its place in the start order if it does not belong to a longest
+    Lanes have other names in another plan, so the heir of a baseline lane is the lane that runs most of its ops, and an
+    op has moved if it is not on the heir. An op changed its place in the start order if it does not belong to a longest
     run of ops that kept their order among themselves: one op that is delayed counts once, not all that it lets pass.
     """
     timelines = timelines or {}

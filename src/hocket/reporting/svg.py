@@ -1,21 +1,62 @@
-"""What all drawings share: text, escaping, and a style for a light and a dark ground."""
+"""Colours, text, escaping and style that all drawings share, for a light and a dark background.
+
+One colour per role, the same in the drawing, the page and the trace. The hues are those of Paul Tol's colour-blind safe
+schemes ("bright", with the orange of "vibrant"), a little lighter on a dark background. No reading depends on colour
+alone: tooltips, legends and tables name the role.
+"""
 
 from __future__ import annotations
 
+from typing import NamedTuple
 from xml.sax.saxutils import escape
 
-from hocket.reporting.palette import COLOURS, DARK, LIGHT, Ground
+from hocket.ir import ROLES
 from hocket.reporting.words import plain
 
-__all__ = ["EDGE_PX", "document", "escaped", "text_at"]
+__all__ = ["COLOURS", "DARK", "EDGE_PX", "LIGHT", "document", "escaped", "text_at"]
 
 EDGE_PX = 20.0
 
 _FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif"
 
 
+class Colour(NamedTuple):
+    """Colours of a role on a light and a dark background, and the nearest name that Chrome's trace viewer reserves."""
+
+    light: str
+    dark: str
+    cname: str
+
+
+class Ground(NamedTuple):
+    """Colours of the background, the text and the lines."""
+
+    paper: str
+    rest: str
+    line: str
+    ink: str
+    soft: str
+    bound: str
+
+
+COLOURS: dict[str, Colour] = {
+    "forward": Colour("#4477aa", "#6a9bcf", "thread_state_runnable"),
+    "activation_grad": Colour("#ee6677", "#ee7f8d", "bad"),
+    "weight_grad": Colour("#228833", "#46a758", "good"),
+    "bias_grad": Colour("#ccbb44", "#d6c75e", "yellow"),
+    "update": Colour("#aa3377", "#cf6aa4", "detailed_memory_dump"),
+    "recv": Colour("#66ccee", "#7fd5f0", "light_memory_dump"),
+    "send": Colour("#ee7733", "#f2935b", "thread_state_iowait"),
+    "other": Colour("#9a9a94", "#85898f", "grey"),
+}
+
+LIGHT = Ground(paper="#ffffff", rest="#eceae4", line="#d9d6ce", ink="#1f2630", soft="#616a76", bound="#1f2630")
+DARK = Ground(paper="#171b21", rest="#262c34", line="#363e48", ink="#e6e8eb", soft="#9aa4b0", bound="#e6e8eb")
+assert tuple(COLOURS) == ROLES
+
+
 def document(parts: list[str], *, width: int, height: float, description: str) -> str:
-    """`parts` on paper, as an SVG document."""
+    """Return an SVG document of `parts` on a background."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="hk" viewBox="0 0 {width} {height:.0f}" '
@@ -29,12 +70,12 @@ def document(parts: list[str], *, width: int, height: float, description: str) -
 
 
 def text_at(x: float, y: float, text: str, kind: str) -> str:
-    """Words at a place; `kind` is a class of the style."""
+    """Return a text element at a position. `kind` is a class of the style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escaped(text)}</text>'
 
 
 def escaped(text: str) -> str:
-    """`text` as XML may hold it, in an element or between double quotes."""
+    """Escape `text` for an XML element or a double-quoted attribute."""
     return escape(plain(text), {'"': "&quot;"})
 
 

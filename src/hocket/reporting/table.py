@@ -90,7 +90,7 @@ def ops_table(graph: Graph, costs: Costs, top: int = 15, plan: Plan | None = Non
 
 
 def timeline_table(timeline: Timeline) -> Table:
-    """For each lane how long it was busy and how long it rested."""
+    """Busy and idle time of each lane."""
     from rich.progress_bar import ProgressBar
 
     words = f"{timeline.source} step, {duration_text(timeline.makespan_us)}"
@@ -113,7 +113,7 @@ def timeline_table(timeline: Timeline) -> Table:
 
 
 def plan_table(graph: Graph, plan: Plan) -> Table:
-    """For each lane what it is, how many ops it runs, and of which roles."""
+    """Device, number of ops and roles of each lane."""
     planner = f" by {plan.planner}" if plan.planner else ""
     table = _table(f"plan{plain(planner)}: {count_text(len(plan), 'op')} on {count_text(len(plan.lanes), 'lane')}")
     table.add_column("lane", no_wrap=True, overflow="ellipsis", max_width=20)
@@ -150,7 +150,7 @@ def _table(title: str) -> Table:
 
 @dataclass(frozen=True)
 class _Short:
-    """A name that gives up its middle where the column is too narrow for it."""
+    """A name whose middle is left out if the column is too narrow."""
 
     name: str
 

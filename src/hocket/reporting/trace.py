@@ -12,21 +12,19 @@ from typing import Any
 
 from hocket.ir import Graph, Timeline
 from hocket.ir._fields import save_document
-from hocket.reporting.palette import COLOURS
+from hocket.reporting.svg import COLOURS
 
-__all__ = ["MAX_FLOWS", "trace_events", "write_trace"]
+__all__ = ["trace_events", "write_trace"]
 
 # Arrows are for reading; more of them than this hide the spans and slow the viewer down.
 MAX_FLOWS = 2000
 
 
-def trace_events(
-    timelines: Mapping[str, Timeline], graph: Graph | None = None, *, max_flows: int = MAX_FLOWS
-) -> dict[str, Any]:
+def trace_events(timelines: Mapping[str, Timeline], graph: Graph | None = None) -> dict[str, Any]:
     """One process per timeline, one thread per lane, one complete event per span.
 
     With a `graph`, events carry role, layer, target, flops and bytes, and arrows follow the edges that cross lanes: at
-    most `max_flows` for each timeline, those first whose receiver started soonest after its sender ended, because these
+    most `MAX_FLOWS` for each timeline, those first whose receiver started soonest after its sender ended, because these
     are the ones that held it up.
 
     Example:
@@ -44,31 +42,22 @@ def trace_events(
         for lane, runs in spans.items():
             events.extend(_event(pid, tids[lane], op, start, end, graph) for op, start, end in runs)
         if graph is not None:
-            arrows = _flows(pid, tids, spans, graph, max_flows, flows + 1)
+            arrows = _flows(pid, tids, spans, graph, flows + 1)
             flows += len(arrows) // 2
             events.extend(arrows)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def write_trace(
-    path: str | os.PathLike[str],
-    timelines: Mapping[str, Timeline],
-    graph: Graph | None = None,
-    *,
-    max_flows: int = MAX_FLOWS,
-) -> None:
+def write_trace(path: str | os.PathLike[str], timelines: Mapping[str, Timeline], graph: Graph | None = None) -> None:
     """Write `trace_events` as JSON, whole or not at all."""
-    save_document(path, trace_events(timelines, graph, max_flows=max_flows))
+    save_document(path, trace_events(timelines, graph))
 
 
 def _names(pid: int, process: str, tids: Mapping[str, int]) -> list[dict[str, Any]]:
     def metadata(kind: str, tid: int, **args: str | int) -> dict[str, Any]:
         return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
-    events = [
-        metadata("process_name", 0, name=process),
-        metadata("process_sort_index", 0, sort_index=pid),
-    ]
+    events = [metadata("process_name", 0, name=process), metadata("process_sort_index", 0, sort_index=pid)]
     for lane, tid in tids.items():
         events.append(metadata("thread_name", tid, name=lane))
         events.append(metadata("thread_sort_index", tid, sort_index=tid))
@@ -116,7 +105,6 @@ def _flows(
     tids: Mapping[str, int],
     spans: Mapping[str, list[tuple[str, int, int]]],
     graph: Graph,
-    max_flows: int,
     first_id: int,
 ) -> list[dict[str, Any]]:
     where = {op: (tids[lane], start, end) for lane, runs in spans.items() for op, start, end in runs}
@@ -128,7 +116,7 @@ def _flows(
     ]
     crossing.sort(key=lambda edge: edge[0])
     events: list[dict[str, Any]] = []
-    for number, (_, src, dst) in enumerate(crossing[:max_flows], start=first_id):
+    for number, (_, src, dst) in enumerate(crossing[:MAX_FLOWS], start=first_id):
         src_tid, src_start, src_end = where[src]
         dst_tid, dst_start, _ = where[dst]
         # An arrow belongs to the span that holds its point in time, and a span does not hold its own end.

@@ -1,4 +1,4 @@
-"""How a report says a number or a name: one way for the tables, the drawing and the page."""
+"""Numbers and names as text, the same in the tables, the drawing and the page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def plain(text: str) -> str:
-    r"""`text` with what cannot be printed (escape sequences, lone surrogates) replaced.
+    r"""Replace what cannot be printed (escape sequences, lone surrogates).
 
     Names come from the user's model, and a terminal, XML and UTF-8 each refuse some of what a string may hold.
 
@@ -24,7 +24,7 @@ def plain(text: str) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """`text` in at most `limit` characters, the middle left out: both ends of an op's name tell something.
+    """Shorten `text` to `limit` characters by leaving out the middle: both ends of an op's name matter.
 
     Example:
         >>> shorten("features.0.conv1.weight/update", 15)
@@ -37,7 +37,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def duration_text(duration_us: float, micro: str = "us") -> str:
-    """Microseconds in the unit that suits them, with three digits.
+    """Format microseconds in a suitable unit, with three digits.
 
     Example:
         >>> [duration_text(value) for value in (0.0, 3.25, 812.4, 12345.6, 2.5e6)]
@@ -50,7 +50,7 @@ def duration_text(duration_us: float, micro: str = "us") -> str:
 
 
 def quantity_text(value: float, unit: str) -> str:
-    """A count of bytes or operations with a decimal prefix.
+    """Format a count of bytes or operations with a decimal prefix.
 
     Example:
         >>> quantity_text(1.2e8, "flop")
@@ -63,13 +63,13 @@ def quantity_text(value: float, unit: str) -> str:
 
 
 def percent_text(share: float) -> str:
-    """A share of 1 as a percentage: whole from ten per cent on."""
+    """Format a share of 1 as a percentage: whole from ten per cent on."""
     percent = share * 100
     return f"{percent:.0f}%" if percent >= 9.95 or percent == 0 else f"{percent:.1f}%"
 
 
 def count_text(number: int, noun: str) -> str:
-    """A number with its noun: ``1 op``, ``1,200 ops``."""
+    """Format a number with its noun: ``1 op``, ``1,200 ops``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 

@@ -1,18 +1,18 @@
-"""The models and data that benchmarks, demos and tests use, each ready to train.
+"""Models and data for benchmarks, demos and tests, each ready to train.
 
     job = hocket.zoo.load("resnet20", batch_size=32)
     loss = job.step(job.batch(0))
 
-Nothing here downloads anything. Images and tokens are generated from the seed, in such a way that a loss can
-fall; ``digits-cnn`` trains on the handwritten digits that come with scikit-learn. In every tensor of a batch
-the first axis is the batch.
+Nothing here downloads anything. Images and tokens are generated from the seed, with a structure that a model can learn.
+``digits-cnn`` trains on the handwritten digits that come with scikit-learn. The first axis of every tensor in a batch
+counts its examples.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -28,36 +28,11 @@ __all__ = ["Option", "ZooEntry", "entries", "load"]
 MAX_SEED = 2**63 - 1
 
 
-@cache
 def entries() -> Mapping[str, ZooEntry]:
-    """Every entry by name, from the smallest step to the largest. Loads torch, but no optional package."""
-    from hocket.zoo import (
-        alexnet,
-        bert_tiny,
-        cifar,
-        dcgan,
-        digits_cnn,
-        googlenet,
-        imagenet,
-        lenet,
-        lstm_cells,
-        lstm_lm,
-        mlp,
-        pointnet,
-        transformer,
-    )
+    """Return all entries by name, from the smallest step to the largest. Loads torch, but no optional package."""
+    from hocket.zoo.table import ENTRIES
 
-    all_entries = [
-        *(digits_cnn.ENTRY, lenet.ENTRY, mlp.ENTRY, lstm_cells.ENTRY, lstm_lm.ENTRY),
-        *(transformer.ENTRY, bert_tiny.ENTRY, dcgan.ENTRY),
-        *cifar.ENTRIES,
-        *alexnet.ENTRIES,
-        googlenet.ENTRY,
-        *pointnet.ENTRIES,
-        bert_tiny.MEDIUM,
-        *imagenet.ENTRIES,
-    ]
-    return MappingProxyType({entry.name: entry for entry in all_entries})
+    return MappingProxyType({entry.name: entry for entry in ENTRIES})
 
 
 def load(
@@ -77,15 +52,15 @@ def load(
     default to the entry's own. ``size`` takes the entry's own options, such as ``image_size`` in pixels.
     Raises `InputError` for an unknown entry or option, or a number out of bounds.
 
-    The same arguments give the same initial parameters and batches, bit for bit, on every device, and the
-    caller's random numbers go on as if nothing had happened. A step that draws random numbers (dropout, a
-    GAN's noise) draws them from torch's global generator, as any training step does.
+    The same arguments give the same initial parameters and batches, bit for bit, on every device. The caller's random
+    state is left as it was. A step that draws random numbers (dropout, a GAN's noise) draws them from torch's global
+    generator, as any training step does.
 
         >>> job = load("mlp", depth=4, width=64, optimizer="adam", seed=7)
         >>> job.step(job.batch(0)).shape
         torch.Size([])
     """
-    from hocket.zoo import optimizers
+    from hocket.zoo import training
 
     entry = _entry(name)
     checked_integer(f"{name}: seed", seed, minimum=0, maximum=MAX_SEED)
@@ -95,7 +70,7 @@ def load(
         num_batches=_or_default(f"{name}: num_batches", num_batches, entry.num_batches),
         seed=seed,
         device=_device(name, device),
-        optimizer=partial(optimizers.make, *_optimizer(entry, optimizer, lr)),
+        optimizer=partial(training.make_optimizer, *_optimizer(entry, optimizer, lr)),
         size=entry.sized(size),
     )
     return request.build(entry)
@@ -124,9 +99,9 @@ def _device(name: str, device: str | torch.device) -> torch.device:
 
 
 def _optimizer(entry: ZooEntry, name: str | None, lr: float | None) -> tuple[str, float]:
-    """The optimizer's name and rate; the entry's own rate belongs to the entry's own optimizer."""
-    from hocket.zoo import optimizers
+    """Return the optimizer's name and rate. The entry's own rate is only for the entry's own optimizer."""
+    from hocket.zoo import training
 
     chosen = entry.optimizer if name is None else name
-    default_lr = entry.lr if chosen == entry.optimizer else optimizers.default_lr(chosen)
-    return chosen, optimizers.checked_lr(default_lr if lr is None else lr)
+    default_lr = entry.lr if chosen == entry.optimizer else training.default_lr(chosen)
+    return chosen, training.checked_lr(default_lr if lr is None else lr)

@@ -1,4 +1,4 @@
-"""What a zoo entry is, what it is asked for, and how it is built without disturbing the caller."""
+"""Entries of the zoo, the requests that builders receive, and how a request is built reproducibly."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ from hocket.job import Job
 if TYPE_CHECKING:
     import torch
 
+# By the name of a module: the package to install, and the extra of Hocket that installs it.
+PACKAGES = {
+    "sklearn": ("scikit-learn", "demo"),
+    "pytorchcv": ("pytorchcv", "zoo"),
+    "transformers": ("transformers", "zoo"),
+}
+
 
 @dataclass(frozen=True)
 class Option:
-    """A size that the caller may choose, always a whole number."""
+    """A size that the caller may choose, always an integer."""
 
     name: str
     default: int
@@ -28,11 +35,19 @@ class Option:
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """One line of the zoo: a model, its data and its training step, not yet built.
+    """One entry of the zoo: a model, its data and its training step, not yet built.
 
-    ``source`` is the paper, ``package`` the one that holds the architecture where it is not written here, and
-    ``extra`` the extra of Hocket that installs it (``pip install 'hocket[zoo]'``), or None. ``lr`` is the
-    rate for the entry's own ``optimizer``.
+    Attributes:
+        name: the name by which it is loaded.
+        summary: one line for `hocket zoo`.
+        source: the paper.
+        build: makes the job of a request.
+        batch_size: the default.
+        num_batches: the default.
+        optimizer: the default, see `hocket.zoo.training.make_optimizer`.
+        lr: the learning rate for that optimizer.
+        options: sizes that the caller may choose.
+        requires: the module of an optional package, a key of `PACKAGES`, or None.
     """
 
     name: str
@@ -44,26 +59,35 @@ class ZooEntry:
     optimizer: str = "sgd"
     lr: float = 0.05
     options: tuple[Option, ...] = ()
-    package: str | None = None
-    extra: str | None = None
+    requires: str | None = None
+
+    @property
+    def package(self) -> str | None:
+        """The optional package that the entry needs, or None."""
+        return None if self.requires is None else PACKAGES[self.requires][0]
+
+    @property
+    def extra(self) -> str | None:
+        """The extra of Hocket that installs the package (``pip install 'hocket[zoo]'``), or None."""
+        return None if self.requires is None else PACKAGES[self.requires][1]
 
     def sized(self, size: Mapping[str, int]) -> Mapping[str, int]:
-        """The value of every option: those in ``size``, checked, and the defaults for the others."""
+        """Check `size` and return the values of all options, defaults included."""
         options = {option.name: option for option in self.options}
         values = {name: option.default for name, option in options.items()}
         for name, value in size.items():
             if name not in options:
-                raise InputError(f"{self.name}: unknown option {name!r}: it takes {_listed(options)}")
+                raise InputError(f"{self.name}: unknown option {name!r}: it takes {', '.join(options) or 'no sizes'}")
             values[name] = checked_integer(f"{self.name}: {name}", value, minimum=options[name].minimum)
         return MappingProxyType(values)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a family's ``build`` is asked for, everything decided.
+    """Arguments of a builder, all checked.
 
-    ``optimizer(parameters, betas=...)`` makes an optimizer of the chosen kind and rate; ``size`` has a value
-    for every option of the entry.
+    ``optimizer(parameters, betas=...)`` makes an optimizer of the chosen kind and rate. ``size`` has a value for every
+    option of the entry.
     """
 
     name: str
@@ -75,11 +99,10 @@ class Request:
     size: Mapping[str, int]
 
     def build(self, entry: ZooEntry) -> Job:
-        """Build ``entry`` from the seed and put the caller's random state back.
+        """Build ``entry`` from the seed, then restore the caller's random state.
 
-        Everything is made on the CPU and then moved, so that the seed means the same on every device. Only
-        the CPU's generator is seeded: ``torch.manual_seed`` would also seed the devices', which nobody asked
-        for.
+        Everything is made on the CPU and then moved, so that the seed means the same on every device. Only the CPU's
+        generator is seeded: ``torch.manual_seed`` would also seed the generators of all devices.
         """
         import torch
 
@@ -87,17 +110,21 @@ class Request:
             torch.default_generator.manual_seed(self.seed)
             return entry.build(self)
 
+    def optional(self, module: str) -> Any:
+        """Import a module of an optional package.
 
-def optional(module: str, *, package: str, extra: str, needed_by: str) -> Any:
-    """Import ``module`` of an optional package, or say in one line how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingDependencyError(package, extra, needed_by) from error
+        Raises:
+            MissingDependencyError: the package is not installed. The message names the install command.
+        """
+        try:
+            return importlib.import_module(module)
+        except ImportError as error:
+            package, extra = PACKAGES[module.partition(".")[0]]
+            raise MissingDependencyError(package, extra, self.name) from error
 
 
 def checked_integer(what: str, value: object, *, minimum: int, maximum: int | None = None) -> int:
-    """``value`` as an int, or an error that says what was expected."""
+    """Return ``value`` as an int, or raise an `InputError` that names `what` and the limits."""
     limits = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
     wrong = InputError(f"{what}: expected a whole number {limits}, got {value!r}")
     try:
@@ -107,7 +134,3 @@ def checked_integer(what: str, value: object, *, minimum: int, maximum: int | No
     if isinstance(value, bool) or number < minimum or (maximum is not None and number > maximum):
         raise wrong
     return number
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(names) if names else "no sizes"

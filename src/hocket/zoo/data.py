@@ -1,7 +1,7 @@
-"""Generated data with something in it to learn, so that a loss falls, and never anything to download.
+"""Generated data with a structure that a model can learn.
 
-Each function draws from a generator of its own, seeded apart from the one that initialises the models: a
-model and its data stay the same when the other changes.
+Each function draws from its own generator, seeded independently of the one that initialises the models: a model and its
+data stay the same when the other changes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def generator(request: Request) -> torch.Generator:
 def images(request: Request, *, channels: int, side: int) -> list[tuple[Tensor, Tensor]]:
     """Batches of square images with their labels.
 
-    Every label has a coarse pattern of its own, 4 x 4 fields in each channel; an image is its label's pattern
-    under noise. Shapes: ``[batch, channels, side, side]`` float32 and ``[batch]`` int64.
+    Every label has a coarse pattern, 4 x 4 fields in each channel. An image is its label's pattern under noise.
+    Shapes: ``[batch, channels, side, side]`` float32 and ``[batch]`` int64.
     """
     drawn = generator(request)
     patterns = torch.randn(NUM_LABELS, channels, PATTERN_SIDE, PATTERN_SIDE, generator=drawn)
@@ -65,8 +65,8 @@ def tokens(request: Request, *, vocab: int, steps: int) -> list[tuple[Tensor, Te
 
     The source is a Markov chain: a token is followed by one of four others, which are drawn once for each
     token by Zipf's law, so that a few tokens are frequent, as words are. Each row is one stream, cut into
-    consecutive windows. A model that knows the chain reaches a loss of at most ln 4 = 1.39; ln(vocab) is that
-    of guessing. Shapes: both ``[batch, steps]`` int64.
+    consecutive windows. A model that knows the chain reaches a loss of at most ln 4 = 1.39, and guessing has a loss of
+    ln(vocab). Shapes: both ``[batch, steps]`` int64.
     """
     drawn = generator(request)
     frequencies = 1.0 / torch.arange(1, vocab + 1)

@@ -1,8 +1,8 @@
-"""DCGAN: a generator and a discriminator, each with an optimizer of its own, trained in one step.
+"""DCGAN: a generator and a discriminator with one optimizer each, trained in one step.
 
-Source: A. Radford, L. Metz, S. Chintala, "Unsupervised Representation Learning with Deep Convolutional
-Generative Adversarial Networks", 2015; architecture, initial weights and step are those of PyTorch's DCGAN
-example, which draws its noise inside the step.
+Source: A. Radford, L. Metz, S. Chintala, "Unsupervised Representation Learning with Deep Convolutional Generative
+Adversarial Networks", 2015. Architecture, initial weights and step are those of PyTorch's DCGAN example, which draws
+its noise inside the step.
 
     job = load("dcgan", image_size=16, width=8)
     generator, discriminator = job.models
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import data
-from hocket.zoo.base import Option, Request, ZooEntry
+from hocket.zoo.base import Request
 
 CHANNELS = 3
 NOISE_WIDTH = 100
@@ -59,7 +59,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def build(request: Request) -> Job:
-    """Both models; a batch is one tensor of real images; the loss is the sum of both models' losses."""
+    """Build both models. A batch is one tensor of real images, and the loss is the sum of both models' losses."""
     side, width = request.size["image_size"], request.size["width"]
     if side & (side - 1):
         raise InputError(f"{request.name}: image_size: expected a power of two, got {side}")
@@ -92,18 +92,3 @@ def build(request: Request) -> Job:
     batches = [images.tanh() for images, _ in data.images(request, channels=CHANNELS, side=side)]
     models, optimizers = [generator, discriminator], [optimizer_g, optimizer_d]
     return Job(step, models, optimizers, batches, name=request.name)
-
-
-ENTRY = ZooEntry(
-    name="dcgan",
-    summary="generator and discriminator on generated images, 64 x 64 pixels, trained in one step",
-    source="Radford et al., Deep Convolutional Generative Adversarial Networks, 2015",
-    build=build,
-    batch_size=64,
-    optimizer="adam",
-    lr=2e-4,
-    options=(
-        Option("image_size", 64, "side of the square images, pixels, a power of two", minimum=8),
-        Option("width", 64, "channels next to the image, in both models"),
-    ),
-)

@@ -1,15 +1,15 @@
-"""PointNet: classification of point clouds, and segmentation, which gives each point a part.
+"""PointNet: classification of point clouds, and segmentation, which assigns a part to each point.
 
-Source: C. Qi, H. Su, K. Mo, L. Guibas, "PointNet: Deep Learning on Point Sets for 3D Classification and
-Segmentation", 2017; with the input transform, without the feature transform. Nearly all work is in convolutions
-one point wide and in the batch norms after them, so a step is bound by memory, and one model leaves a large
-device mostly idle.
+Source: C. Qi, H. Su, K. Mo, L. Guibas, "PointNet: Deep Learning on Point Sets for 3D Classification and Segmentation",
+2017, with the input transform, without the feature transform. Nearly all work is in convolutions one point wide and in
+the batch norms after them, so a step is bound by memory, and one model leaves a large device mostly idle.
 
     job = load("pointnet-cls", points=256, batch_size=4)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hocket.job import Job
-from hocket.zoo import classify, data
-from hocket.zoo.base import Option, Request, ZooEntry
+from hocket.zoo import data
+from hocket.zoo.base import Request
+from hocket.zoo.training import classifier_job
 
 CLASSES = 16  # of ShapeNet's parts data set, on which the paper trains
 PARTS = 4
@@ -26,17 +27,16 @@ PARTS = 4
 
 def _pointwise(*widths: int) -> nn.Sequential:
     """Convolutions one point wide, each with batch norm and ReLU, ``[batch, widths[0], points]``."""
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Conv1d(before, after, 1), nn.BatchNorm1d(after), nn.ReLU()]
-    return nn.Sequential(*layers)
+    return _layers(lambda before, after: nn.Conv1d(before, after, 1), widths)
 
 
 def _dense(*widths: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU()]
-    return nn.Sequential(*layers)
+    return _layers(nn.Linear, widths)
+
+
+def _layers(kind: Callable[[int, int], nn.Module], widths: tuple[int, ...]) -> nn.Sequential:
+    pairs = pairwise(widths)
+    return nn.Sequential(*(m for old, new in pairs for m in (kind(old, new), nn.BatchNorm1d(new), nn.ReLU())))
 
 
 class Transform(nn.Module):
@@ -108,13 +108,13 @@ class Segmenter(nn.Module):
 def build_classifier(request: Request) -> Job:
     """Generated clouds ``[batch, 3, points]`` with a label each."""
     batches = [(clouds, labels) for clouds, labels, _ in _clouds(request)]
-    return classify.job(request, Classifier(request.size["width"]), batches)
+    return classifier_job(request, Classifier(request.size["width"]), batches)
 
 
 def build_segmenter(request: Request) -> Job:
     """Generated clouds ``[batch, 3, points]`` with a part for each point, ``[batch, points]``."""
     batches = [(clouds, parts) for clouds, _, parts in _clouds(request)]
-    return classify.job(request, Segmenter(request.size["width"]), batches)
+    return classifier_job(request, Segmenter(request.size["width"]), batches)
 
 
 def _clouds(request: Request) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -129,32 +129,3 @@ def _clouds(request: Request) -> list[tuple[Tensor, Tensor, Tensor]]:
         parts = (clouds[:, 0] > 0).long() + 2 * (clouds[:, 1] > 0).long()
         batches.append((clouds.to(request.device), labels.to(request.device), parts.to(request.device)))
     return batches
-
-
-_SOURCE = "Qi et al., PointNet, 2017"
-_OPTIONS = (
-    Option("points", 2500, "points in a cloud", minimum=2),
-    Option("width", 64, "channels of the first layer"),
-)
-ENTRIES = (
-    ZooEntry(
-        name="pointnet-cls",
-        summary="PointNet, classification of generated clouds of 2,500 points",
-        source=_SOURCE,
-        build=build_classifier,
-        batch_size=32,
-        optimizer="adam",
-        lr=1e-3,
-        options=_OPTIONS,
-    ),
-    ZooEntry(
-        name="pointnet-seg",
-        summary="PointNet, segmentation of generated clouds of 2,500 points",
-        source=_SOURCE,
-        build=build_segmenter,
-        batch_size=32,
-        optimizer="adam",
-        lr=1e-3,
-        options=_OPTIONS,
-    ),
-)

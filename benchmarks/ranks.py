@@ -1,0 +1,67 @@
+"""Processes that take part in one measurement, each with a pipe to the process that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+from hocket.errors import InputError
+
+__all__ = ["results", "started"]
+
+
+@contextmanager
+def started(
+    work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, preload: str | None = None
+) -> Iterator[list[Connection]]:
+    """Start a process for each element of `arguments`, which `work` receives behind its end of a pipe.
+
+    The processes are killed at the end of the block.
+
+    Args:
+        work: a function of a module, which is imported there.
+        arguments: of each process.
+        preload: a module that is imported once and then forked. If None, each process starts from nothing.
+
+    Yields:
+        Our ends of the pipes.
+
+    Raises:
+        InputError: a process ended without an answer.
+    """
+    context: Any = multiprocessing.get_context("spawn" if preload is None else "forkserver")
+    if preload is not None:
+        context.set_forkserver_preload([preload])
+    pipes: list[Connection] = []
+    processes: list[Any] = []
+    try:
+        for each in arguments:
+            ours, theirs = context.Pipe()
+            processes.append(context.Process(target=work, args=(theirs, *each), daemon=True))
+            processes[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        yield pipes
+    except EOFError as error:
+        raise InputError("bench: a process has ended without an answer") from error
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def results(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], preload: str) -> list[Any]:
+    """Start processes as `started` does, and return what each sends.
+
+    Raises:
+        InputError: a process failed: it ended, or sent a string, which says why.
+    """
+    with started(work, arguments, preload=preload) as pipes:
+        found = [pipe.recv() for pipe in pipes]
+    for each in found:
+        if isinstance(each, str):
+            raise InputError(f"bench: {each}")
+    return found
