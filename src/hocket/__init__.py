@@ -99,3 +99,7 @@ def __getattr__(name: str) -> Any:
     if name in ("distribute", "optim", "lr_scheduler"):
         return importlib.import_module(f"hocket.{name}")
     raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

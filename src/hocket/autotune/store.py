@@ -11,12 +11,12 @@ import hashlib
 import json
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hocket.autotune.remembered import FORMAT, Remembered, document_of, read_document
+from hocket.cache_folder import cache_folder
 from hocket.errors import InputError
 from hocket.ir._fields import Reader, load_document, save_document
 
@@ -30,14 +30,8 @@ MAX_FOLDER_BYTES = 64 * 2**20
 
 
 def user_folder() -> Path:
-    """Where decisions are kept by default: in the user's cache folder, as each system has it."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "hocket" / "decisions"
+    """The folder of decisions in the user's cache folder, used by default."""
+    return cache_folder("decisions")
 
 
 class DecisionStore:

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from hocket.cache_folder import cache_folder, is_sealed, private_folder, seal
+
 __all__ = ["Availability", "available", "load", "release_kept_memory"]
 
 log = logging.getLogger(__name__)
@@ -71,12 +73,14 @@ def load() -> Any:
     )
     content = b"".join([" ".join(_FLAGS).encode(), *(file.read_bytes() for file in (*_SOURCES, *_HEADERS))])
     name = f"hocket_lanes_{version}_{hashlib.sha256(content).hexdigest()[:12]}"
-    directory = _root() / name
-    directory.mkdir(parents=True, exist_ok=True)
-    built, complete = directory / f"{name}.so", directory / "complete"
+    directory = private_folder(_root() / name)
+    built = directory / f"{name}.so"
     with _alone_in(directory):
-        if complete.exists() and built.exists():
+        if is_sealed(built):
             return _imported(name, built)
+        built.unlink(missing_ok=True)  # a build that was killed, or a disk that was full, may have left half a file
+        if sys.stderr.isatty():
+            sys.stderr.write("hocket: compiling its native core, once (about a minute) ...\n")
         from torch.utils.cpp_extension import load as build  # setuptools comes with it: 4 MB, where nothing is built
 
         module = build(
@@ -86,7 +90,7 @@ def load() -> Any:
             build_directory=str(directory),
             verbose=False,
         )
-        complete.touch()  # a build that was killed may have left half a file
+        seal(built)
         return module
 
 
@@ -97,9 +101,9 @@ def release_kept_memory() -> None:
 
 
 def _root() -> Path:
-    """Where torch keeps what was built, if it is told; else the user's cache folder."""
-    told = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return Path(told or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "native")
+    """The folder of torch's extensions where one is set, else the user's cache folder."""
+    given = os.environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(given) if given else cache_folder("native")
 
 
 def _imported(name: str, path: Path) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import platform
 import shutil
 import subprocess
@@ -18,11 +17,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from hocket.cache_folder import cache_folder, is_sealed, private_folder, seal
 from hocket.errors import InputError
 
 _FOLDER = Path(__file__).parent / "core"
-# As the process found the user's cache folder when it began.
-_BUILDS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket" / "partition"
 _FLAGS = ["-O2", "-std=c++20", "-shared", "-fPIC", "-Wall"]
 
 _ARRAYS = ("xpins", "pins", "cost", "weight", "memory", "time", "arc_src", "arc_dst", "arc_phase")
@@ -64,12 +62,11 @@ def library() -> ctypes.CDLL:
     content = b"".join(path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h"))
     words = " ".join([*_FLAGS, platform.machine(), sys.platform]).encode()
     name = f"partition-{hashlib.sha256(words + content).hexdigest()[:16]}.so"
-    built = _BUILDS / name
-    if not built.exists():
+    built = private_folder(cache_folder("partition")) / name
+    if not is_sealed(built):
         compiler = _compiler()
         if compiler is None:
             raise InputError("partition: no C++ compiler (apt install g++)")
-        built.parent.mkdir(parents=True, exist_ok=True)
         # Whoever comes second replaces the file by an equal one: it is complete at every moment.
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             made = Path(folder) / name
@@ -80,6 +77,7 @@ def library() -> ctypes.CDLL:
                 first = (done.stderr.strip().splitlines() or ["no words"])[0]
                 raise InputError(f"partition: {compiler} failed: {first}")
             made.replace(built)
+            seal(built)
     found = ctypes.CDLL(str(built))
     pointer, number = ctypes.c_void_p, ctypes.c_double
     found.hocket_search.argtypes = [
