@@ -10,7 +10,7 @@ __all__ = ["Arguments", "Unfolded", "packed", "spreading"]
 
 
 class Arguments(NamedTuple):
-    """What a step is called with, where that is not one positional argument."""
+    """Arguments of a step that is not called with one positional argument."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -32,7 +32,7 @@ class Unfolded:
 
 
 def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """One value for all arguments; a single positional one stands for itself.
+    """Pack all arguments into one value. A single positional one is returned as it is.
 
     Example:
         >>> packed((1,), {}), packed((1, 2), {"key": 3})

@@ -55,7 +55,7 @@ class ExecutionError(HocketError):
 
 
 class StaleCaptureError(ExecutionError):
-    """A number that the step branches on has changed since it was captured; nothing was run."""
+    """A number that the step branches on has changed since it was captured. Nothing was run."""
 
 
 class PeerError(ExecutionError):
@@ -67,7 +67,7 @@ class VersionGoneError(InputError):
 
 
 class MissingDependencyError(HocketError, ImportError):
-    """An optional package is not installed; the message is one line with the command that installs it."""
+    """An optional package is not installed. The message is one line with the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}: pip install 'hocket[{extra}]'")

@@ -46,7 +46,7 @@ class FunctionLike(ABC):
     """Stands for a function: has its name, documentation, signature and attributes, and binds as it does.
 
     Attributes:
-        step: the function; ``__wrapped__`` is another name of it.
+        step: the function, also named ``__wrapped__``.
     """
 
     step: Callable[..., Any]

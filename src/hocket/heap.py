@@ -1,12 +1,12 @@
-"""The process's heap: what was freed goes back to the operating system, and Python's collector waits.
+"""The process's heap: freed memory goes back to the operating system, and Python's collector waits.
 
-Eager steps and planned ones keep memory apart: glibc what eager ops have freed, lanes what theirs have (`memory.h`).
-Whoever changes from one to the other gives back what was kept, or the process holds both: 1.35 times eager's peak on
-ResNet-20 at batch 64, and for good once a single eager step has been made between planned ones.
+Eager and planned steps keep freed memory separately: glibc that of eager ops, lanes their own (`memory.h`). A change
+from one to the other has to release it, or the process holds both: 1.35 times eager's peak on ResNet-20 at batch 64,
+and for good after a single eager step between planned ones.
 
-A capture runs the step with copies of all that it changes; glibc keeps such memory for the process when it is freed in
+A capture runs the step with copies of all that it changes. glibc keeps such memory for the process when it is freed in
 the wrong order (a ResNet-18 at batch 2: 130 MiB, a third of the process, and 45 MiB more when a planned step has
-replaced the gradients). Nobody wants those pages again: a planned step has memory of its own.
+replaced the gradients). These pages are not needed again, since a planned step has memory of its own.
 """
 
 from __future__ import annotations
@@ -102,8 +102,7 @@ def keep_freed_blocks() -> None:
     glibc gives blocks from 128 KiB on back to the system until the process has freed a larger one, by whose size its
     thresholds then go. An eager step of stacked models, whose activations are of that size, pays for each of its pages
     again in every step: 3,000 page faults and a third of the time with 8 digits CNNs. A program with one large batch
-    has these thresholds anyway. The block is never written to, so it costs no memory; elsewhere than with glibc, this
-    does nothing.
+    has these thresholds anyway. The block is never written to, so it costs no memory. Without glibc this does nothing.
     """
     libc = _libc()
     malloc, free = getattr(libc, "malloc", None), getattr(libc, "free", None)
@@ -113,7 +112,7 @@ def keep_freed_blocks() -> None:
 
 
 def trim_heap() -> bool:
-    """Give freed memory back; False where the C library has no such call (it is glibc's).
+    """Give freed memory back to the system. Return False if the C library has no such call (glibc has).
 
     Example:
         >>> trim_heap() in (True, False)

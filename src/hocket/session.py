@@ -1,7 +1,7 @@
 """`hocket.schedule`: the one place that joins capture, profile, plan, check and execute.
 
-A schedule is called like the step. Which plan makes a call is told by `hocket.autotune.pool`, how it was found by
-`hocket.autotune.tuner`; here are the arguments, and what a user may ask.
+A schedule is called like the step. `hocket.autotune.pool` chooses the plan of a call, and `hocket.autotune.tuner` finds
+plans. This module holds the arguments and the properties that users read.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ __all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
 
 
 class Schedule(FunctionLike):
-    """A training step that finds its own plan; call it as you would call the step. See `schedule`.
+    """A training step that finds its own plan, called like the step. See `schedule`.
 
-    `graph`, `costs`, `plan` and `captured` are those of the last call's shape; `InputError` before there is a plan.
+    `graph`, `costs`, `plan` and `captured` are those of the last call's shape. They raise `InputError` before there
+    is a plan.
 
     Args:
-        clock: counts seconds, as `time.perf_counter` does; every decision rests on it.
-        drift: when a step time has drifted from its verdict, and how often that may be acted on.
-        backend: makes what the plans of one signature run on, such as a `hocket.backends.SimulatedBackend`; the device
-            of the parameters when not given.
+        clock: returns seconds, as `time.perf_counter` does. Every decision uses it.
+        drift: limits beyond which a step time has drifted from its verdict, and how often a search may follow.
+        backend: makes the backend of one signature's plans, such as a `hocket.backends.SimulatedBackend`. By default
+            that of the parameters' device.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Schedule(FunctionLike):
 
     @property
     def verdict(self) -> Verdict:
-        """``"planned"`` or ``"eager"`` for the batches of the last call's shape; ``.why`` tells the reason."""
+        """``"planned"`` or ``"eager"`` for batches of the last call's shape, with the reason in ``.why``."""
         return self._pool.current.decision.verdict
 
     @property
@@ -161,12 +162,12 @@ class Schedule(FunctionLike):
 
     @property
     def decided(self) -> bool:
-        """Whether the verdict for the last call's shape stands; not while the step is profiled and tried (again)."""
+        """True if the verdict for the last call's shape stands, and no search is under way."""
         return self._pool.current.settled
 
     @property
     def candidate(self) -> Candidate | None:
-        """The plan that is run, or would be the best one to run; None before there is a verdict."""
+        """The plan that runs, or the best one that was found. None before there is a verdict."""
         return self._pool.current.decision.candidate
 
     @property
@@ -187,12 +188,12 @@ class Schedule(FunctionLike):
 
     @property
     def co_runs(self) -> tuple[CoRun, ...]:
-        """Pairs of ops that ran side by side in the comparison, as measured; those that lost most by it first."""
+        """Pairs of ops that ran side by side in the comparison, as measured, those that lost most first."""
         return self._pool.current.decision.co_runs
 
     @property
     def backend(self) -> Backend:
-        """What plans for the last call's shape run on: cores, or one GPU."""
+        """The backend of plans for the last call's shape: cores, or one GPU."""
         return self._pool.current.backend
 
     @property
@@ -203,13 +204,13 @@ class Schedule(FunctionLike):
 
     @property
     def difference(self) -> Difference | None:
-        """What the verification found, once it was made."""
+        """Result of the verification, once it was made."""
         return self._pool.current.difference
 
     def compile(self) -> bool:
-        """Compile the step now, and wait, in place of in the background once it has run for a while.
+        """Compile the step now and wait, instead of in the background once it has run for a while.
 
-        Returns: whether there are new forms, which the next calls try; only with ``numerics="close"``, after a verdict.
+        Returns: True if there are new forms, which the next calls try. Only with ``numerics="close"``, after a verdict.
         """
         return self._pool.current.compile()
 
@@ -243,7 +244,7 @@ class Schedule(FunctionLike):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a report adds in words: earlier verdicts, and how pairs of ops fared side by side."""
+        """Notes of a report: earlier verdicts, and how pairs of ops fared side by side."""
         return notes_of(self.decision, self.history)
 
     def state_dict(self) -> dict[str, Any]:
@@ -251,7 +252,7 @@ class Schedule(FunctionLike):
         return self._pool.config.store.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take decisions over from another run of the same step; the next calls decide anew, with these at hand.
+        """Load decisions of another run of the same step. The next calls decide anew, starting from these.
 
         Raises:
             InputError: `state` is not what `state_dict` gave.
@@ -302,26 +303,27 @@ def schedule(
             a clock stays eager (see ``docs/eager.md``).
         model: the module it trains, or a list of modules.
         optimizer: the optimizer it steps, or a list of optimizers.
-        planner: ``auto`` tries every planner; or one of `hocket.planners()`.
+        planner: ``auto`` for every planner, or one of `hocket.planners()`.
         plan: try this plan and no planner's: one that was edited, say. A call raises `PlanError` where it does not fit.
         numerics: ``bitwise``: an op runs only with numbers of threads at which it has eager's bits. ``rounding``: an op
             may run with any number of threads, which rounds sums otherwise. ``close``: a form of the step that rounds
             otherwise may run, too (channels last, fused updates), if it is no farther from the step in float64 than
             four times what eager is. See ``docs/forms.md``.
-        guard: measure the plan against eager and keep the faster; without it the plan runs in any case.
+        guard: measure the plan against eager and keep the faster. Without it the plan runs in any case.
         strict: raise `CaptureError` where a step cannot be captured, instead of staying eager.
-        machine: what to run on; `Machine.here()` when not given.
+        machine: the machine to run on, `Machine.here()` by default.
         executor: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built.
-        cache: remember decisions in the user's cache folder, or in this one: met again, a plan runs from call 6 on.
+        cache: remember decisions in the user's cache folder, or in this folder. A remembered plan runs from call 6 on.
         on_progress: called after each step of a search with its stage (``watch``, ``verify``, ``profile`` or
             ``compare``) and how many there were. One that raises is named in the log and not called again.
 
     Returns:
         A `Schedule`, called like the step. The first 60 to 200 calls are ordinary training steps that are captured,
-        verified, profiled and compared; ``verdict`` then says what runs and why, ``history`` has all verdicts.
+        verified, profiled and compared. After that ``verdict`` gives the result and the reason, and ``history`` all
+        verdicts.
 
     Raises:
-        InputError: an argument that cannot be used; names it. Calls raise what the step raises.
+        InputError: an argument cannot be used. The message names it. Calls raise what the step raises.
 
     Example:
         >>> from hocket import zoo

@@ -22,7 +22,7 @@ _LISTENERS: dict[int, Listener] = {}  # by thread
 
 
 class Sink:
-    """A function that a step calls for its effect alone; a call returns None.
+    """A function that a step calls for its effect alone. A call returns None.
 
     Args:
         function: the user's own.
@@ -54,7 +54,7 @@ def sink(function: Callable[..., Any]) -> Sink:
 
     A planned step calls it after its ops, in the order of the step, with the numbers of that step. What the function
     reads and writes is not watched: it gets what it needs by its arguments (numbers, text, and lists, tuples and dicts
-    of these), and the step does not read what it writes. What it returns is dropped; what it raises, the step raises.
+    of these), and the step does not read what it writes. Its result is dropped, and its errors are the step's.
 
     Args:
         function: called with the arguments of the step's call.

@@ -1,13 +1,13 @@
-"""The first steps of a variant: what does the step write, what is its graph, does the graph compute what it computes?
+"""The first steps of a variant: watch the step, record its graph, and verify that the graph computes the same.
 
 Every call makes one ordinary training step, and runs the user's Python once::
 
-    calls 1 to 3    watched: what does the step write, what does it read, does it ask the outside world
+    calls 1 to 3    watched: state that the step writes and reads, and calls into the outside world
     call 4          recorded: its ops become a graph
     calls 5 to 7    verified: eager, and from the same state once more by plan, eager's results being kept
-    three to six    where forms need not be bitwise: before each, the step in float64, by plan, and in each form
+    three to six    only if forms may differ by rounding: before each, the step in float64, by plan, and in each form
 
-A step that writes what no graph could, or that cannot be a graph, is refused with the reason; it stays eager.
+A step that writes state that no graph can write, or that cannot be a graph, is refused with the reason and stays eager.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Admission:
     Args:
         config: what was asked for.
         backend: what it runs on.
-        compiler: compiles further forms; None: there are none.
+        compiler: compiles further forms, or None.
 
     Attributes:
-        guards: what has to hold for this variant; None until a step was watched.
+        guards: conditions under which this variant may run, or None until a step was watched.
         fingerprints: of all forms that were captured.
-        forms: the captured forms that compute what eager computes, the likeliest first.
-        difference: what the verification found.
+        forms: captured forms that compute what eager computes, the likeliest first.
+        difference: result of the verification.
     """
 
     def __init__(self, config: TunerConfig, backend: Backend, compiler: FormCompiler | None = None) -> None:
@@ -91,7 +91,7 @@ class Admission:
         """Ask for `num_steps` verified ones in each form, and leave out the forms that differ from eager.
 
         Raises:
-            RefusedError: none is left; the step stays eager.
+            RefusedError: no form is left, and the step stays eager.
         """
         rewritten = {form: captured for form, captured in self.forms.items() if plain_of(form) != form}
         forms = {form: captured for form, captured in self.forms.items() if form not in rewritten}
@@ -110,7 +110,7 @@ class Admission:
         """Ask for verified steps once more, with these forms besides.
 
         Raises:
-            RefusedError: no form is left; the step stays eager.
+            RefusedError: no form is left, and the step stays eager.
         """
         self._add(compiled)
         yield from self.verify()
@@ -186,7 +186,7 @@ class Admission:
         return {form: captured for form, captured in forms.items() if seen[form].holds}
 
     def renew_guards(self) -> bool:
-        """Guard what stands for the recorded state now; False if anything differs from it."""
+        """Renew the guards on the current objects. Return False if any of them differs from the recorded state."""
         return self.guards is not None and not self.guards.hold() and self.guards.renew()
 
     def expect_no_writes(self) -> None:

@@ -1,7 +1,7 @@
-"""A planned step goes on being compared with eager: at steps 1, 2, 4, 8, ..., and then rarely.
+"""Audits compare a planned step with eager after the decision: at steps 1, 2, 4, 8, ..., and then rarely.
 
-What was verified before the decision may stop being so: a branch that no watched step took, state that no guard can see
-(in a C extension, say). An audited step is made by the user's own Python and, from the same state, by the plan; eager's
+A verified plan may become wrong later: by a branch that no watched step took, or by state that no guard can see, such
+as that of a C extension. An audited step runs as the user's own Python and, from the same state, by the plan. Eager's
 results are kept. The first audits may cost as much as `START_STEPS` planned steps together, all others `MAX_SHARE` of
 the time.
 """
@@ -50,9 +50,9 @@ class Audit:
     _pid: int = field(default_factory=os.getpid)
 
     def counts(self) -> bool:
-        """Count a planned step; whether it is to be audited.
+        """Count a planned step, and return True if it has to be audited.
 
-        Never in a forked child: eager ops on several threads of OpenMP wait there for threads that are gone.
+        A forked child has no audits: eager ops on several threads of OpenMP would wait for threads that are gone.
         """
         self.num_steps += 1
         return self.num_steps >= self.due and os.getpid() == self._pid
@@ -83,12 +83,14 @@ class Auditor:
         self._doubted: Plan | None = None  # differed by what may be rounding; asked again on narrow lanes
 
     def step(self, best: Candidate, batch: Any, eager: Callable[[Any], Any]) -> tuple[Any, RefusedError | None]:
-        """One step by eager and by plan from the same state: eager's result, and what differs (None: nothing).
+        """Run one step by eager and by plan from the same state.
+
+        Returns eager's result, and an error that describes the difference or None.
 
         Where every bit has to be eager's, that is an `InexactError` if nothing differs by more than rounding.
 
         Raises:
-            StaleCaptureError: the capture does not stand for this step; nothing was run.
+            StaleCaptureError: the capture is not valid for this step. Nothing was run.
         """
         _expect_standing(best.captured, batch)
         start = self._clock()

@@ -1,4 +1,4 @@
-"""What a tuner works with: what was asked for, the plans that may win, and how their steps went."""
+"""Values that a tuner works with: its options, and the candidate plans with the times of their steps."""
 
 from __future__ import annotations
 
@@ -57,12 +57,15 @@ class Candidate:
     """One plan that may win.
 
     Attributes:
-        form: of the step; see `hocket.tracing.variants`.
-        captured, costs, plan, predicted: the step in that form, what its ops take, the plan and its simulation.
-        executor: what runs it.
-        plain: where the form is not bitwise, the step in the plain one: what eager computes.
-        steps_ms: what its steps took in the comparison; empty before one.
-        timelines: of these steps, where ops may run side by side.
+        form: name of the step's form, see `hocket.tracing.variants`.
+        captured: the step in that form.
+        costs: durations of its ops.
+        plan: the plan.
+        predicted: simulated timeline of the plan.
+        executor: runs the plan.
+        plain: the step in the bitwise form, if `form` is not bitwise.
+        steps_ms: durations of its steps in the comparison, empty before that.
+        timelines: measured timelines of these steps, if ops may run side by side.
     """
 
     form: str
@@ -77,20 +80,20 @@ class Candidate:
 
     @property
     def step_ms(self) -> float:
-        """The median of its steps; what was predicted, as long as there are none."""
+        """The median duration of its steps, or the predicted one before any was measured."""
         return median(self.steps_ms) if self.steps_ms else self.predicted.makespan_us / 1e3
 
     @property
     def rank_ms(self) -> float:
-        """What it is ranked by: the lower quartile of its steps, or what was predicted."""
+        """Sort key: the lower quartile of its steps, or the predicted duration before any was measured."""
         return lower_quartile(self.steps_ms) if self.steps_ms else self.predicted.makespan_us / 1e3
 
     @property
     def co_runs(self) -> bool:
-        """Whether ops may run side by side."""
+        """True if ops may run side by side."""
         return sum(bool(lane.ops) for lane in self.plan.lanes) > 1
 
 
 def rank_of(candidate: Candidate) -> float:
-    """What candidates are compared by."""
+    """Return the sort key of a candidate."""
     return candidate.rank_ms

@@ -1,4 +1,4 @@
-"""Is a form that is not bitwise as good as eager? The rule of ``numerics="close"``.
+"""The rule of ``numerics="close"``: when a form that is not bitwise counts as accurate as eager.
 
 A step is made from one state in float64, by eager (or by the plan of eager's order, which is verified against it), and
 by the form. For each value that it leaves behind, ``d`` is the largest distance from the float64 value. The form is
@@ -11,14 +11,13 @@ group (parameters, gradients, each kind of state and of buffer), and the floor a
 larger of its scale and its group's usual one. The group says what rounding does to such values where eager was lucky
 with one of them, or where one is all rounding (the gradient of a bias before a norm).
 
-A ReLU whose argument is zero within rounding passes a gradient on or does not, which no precision settles: one such
-element makes a distance jump by orders of magnitude, for eager as often as for the form. In a small step that is rare,
-in a large one (ResNet-20 at batch 64) only one of six is without. An error of the form shows in each step; so of the
-form the least distance of several steps counts, and of eager the usual one, their lower median. Between them the rates
-of the optimizer are moved, and each time the form runs once before, at the old ones: one that goes on with a number of
-the past is off by that much. An audit asks whether something else has gone wrong since, in many more steps: there what
-such an element does to eager in one of them is allowed, or a form that rounds a little more than eager, and meets such
-an element a little more often, would sooner or later meet one in each of some steps in a row.
+A ReLU whose argument is zero within rounding may pass a gradient or not, at any precision. One such element changes a
+distance by orders of magnitude, for eager as often as for the form. It is rare in small steps, and five of six large
+ones (ResNet-20 at batch 64) have one. An error of the form, in contrast, shows in each step. So the smallest distance
+of several steps counts for the form, and the lower median for eager. Between the steps the rates of the optimizer are
+changed, and the form runs once before with the old rates, so that a form with stale numbers is found out. Audits
+compare in many more steps, where a form that rounds a little more than eager would in the end meet such elements in
+several steps in a row. There the largest distance that eager shows in one of the steps is allowed.
 
 A compiled form is compiled in float64 as well, and that step has to agree with the float64 one to a few digits less
 than float64 has, in every sample: float32's rounding does not hide a wrong number there.
@@ -84,7 +83,7 @@ class Distance:
 
     @staticmethod
     def of_several(steps: Sequence[Distance], *, audited: bool = False) -> Distance:
-        """What counts of one value in several steps."""
+        """Combine the distances of one value in several steps."""
         eager = [each.eager for each in steps]
         return replace(
             steps[0],
@@ -99,12 +98,12 @@ Sample = Mapping[str, Distance]
 
 @dataclass(frozen=True)
 class Closeness:
-    """What samples of a form have shown.
+    """Evidence on one form, from samples.
 
     Attributes:
-        samples: in their order.
-        error: what the form raised, if it did.
-        audited: these are audits.
+        samples: distances by name, in the order of sampling.
+        error: text of the error that the form raised, or empty.
+        audited: the samples come from audits.
 
     Example:
         >>> near = Distance("gradient", 1.0, 1.2e-7, eager=1e-6, form=2e-6)
@@ -126,7 +125,7 @@ class Closeness:
 
     @cached_property
     def distances(self) -> Sample:
-        """What counts of all samples, by name."""
+        """The combined distance of each value over all samples, by name."""
         steps: dict[str, list[Distance]] = {}
         for each in self.samples:
             for name, one in each.items():
@@ -135,7 +134,7 @@ class Closeness:
 
     @property
     def holds(self) -> bool:
-        """Whether the form is close, by what is known."""
+        """True if the samples so far show the form to be close."""
         return not self.error and bool(self.samples) and self._worst[0] <= 1
 
     @property
@@ -182,16 +181,16 @@ def sample(
         eager: makes the step as eager does.
         forms: what makes it in each form.
         batch: of the step.
-        number: of the sample: the numbers of the optimizer are moved, and everything is put back afterwards. None: they
-            stay, and so does what eager leaves behind; this is a step of the training.
+        number: of the sample. The numbers of the optimizer are moved, and everything is put back afterwards. With None
+            they stay, and eager's results are kept: this is a step of the training.
         wide: the compiled ones of these forms in float64.
 
     Returns:
-        By form a sample, or what it raised; and what `eager` returned.
+        For each form its sample or the text of its error, and the result of `eager`.
 
     Raises:
-        CaptureError: there is no float64 step (see `float64_step`), or no memory for it; nothing was run.
-        Exception: whatever eager raises; the state is then as it left it.
+        CaptureError: there is no float64 step (see `float64_step`), or no memory for it. Nothing was run.
+        Exception: whatever eager raises. The state is then as eager left it.
     """
     expect_room(captured)
     tapes = [each.captured.trace.tape for each in forms.values() if hasattr(each, "captured")]
@@ -277,7 +276,7 @@ def _wide_step(compiled: Captured, batch: Any, captured: Captured) -> Left:
 
 
 def _wide_problem(truth: Left, compiled: Left) -> str:
-    """What a compiled step in float64 leaves farther from the float64 step than rounding explains; empty if nothing."""
+    """Describe a value of a compiled float64 step that rounding does not explain. Empty if there is none."""
     scales: dict[str, list[float]] = {}
     for _, group, value, _ in _values(truth):
         scales.setdefault(group, []).append(_magnitude(value))
@@ -333,7 +332,7 @@ def _magnitude(value: Any) -> float:
 
 
 def _move_rates(captured: Captured, batch: Any, factor: float) -> None:
-    """Move the numbers of the optimizer; not where the step then takes another branch."""
+    """Change the numbers of the optimizer, unless the step then takes another branch."""
     places = captured.trace.places
     numbers = [(entry, entry.get()) for entry in places.numbers if entry.kind == "group"]
     for entry, value in numbers:

@@ -1,8 +1,8 @@
 """Eager and the best plans in turns, on real steps, until it is clear who is faster.
 
-Everybody has a few steps in a row, round after round; the first of them is not counted, since it finds caches and
-threads as another one left them. After each round the interval of the speedup (eager over the best plan) is asked: a
-comparison that is clear ends, one that is not goes on, and one that is never clear says so, and eager stays.
+Each contender runs four steps per round. The first of them is a warm-up and not counted, since caches and threads are
+as another contender left them. After each round the confidence interval of the speedup (eager over the best plan) is
+computed. The comparison ends once the interval excludes 1. If it never does, the step stays eager.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["StepComparison", "compare_steps", "speedup_interval", "take_turn"]
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
 STEPS_IN_A_ROW = 4
-# Who is so much slower than the fastest after a round leaves.
+# A contender slower than the fastest by this factor leaves after a round.
 HOPELESS = 1.4
 RESAMPLES = 500
 
 
 @dataclass(frozen=True)
 class StepComparison:
-    """What a comparison found.
+    """Result of a comparison.
 
     Attributes:
         eager_ms: times of eager steps.
         candidates: all plans that took part, with the times of their steps. The first is the best one, which was
-            timed in turns with these eager steps to the end; what left earlier may have met another machine.
+            timed in turns with these eager steps to the end. Plans that left earlier may have met another load.
         low, high: the interval of the speedup of the best one.
         co_runs: pairs of ops that ran side by side in the best plan that has such, as they were measured.
     """
@@ -52,23 +52,23 @@ class StepComparison:
 
     @property
     def speedup(self) -> float:
-        """Of the best candidate over eager: the ratio of lower quartiles."""
+        """Speedup of the best candidate over eager, as a ratio of lower quartiles."""
         return lower_quartile(self.eager_ms) / self.best.rank_ms
 
     @property
     def is_clear(self) -> bool:
-        """Whether one is faster: 1 is no part of the interval."""
+        """True if one is faster: the interval excludes 1."""
         return not self.low <= 1 <= self.high
 
 
 def compare_steps(
     candidates: Sequence[Candidate], backend: Backend, after_eager: Callable[[], None]
 ) -> Generator[TimedStep, float, StepComparison]:
-    """Compare eager with these candidates; asks for steps, and takes what each took.
+    """Compare eager with these candidates. Yields steps to run, and is sent the duration of each.
 
     Args:
         candidates: the plans.
-        backend: what they run on.
+        backend: runs them.
         after_eager: called after every eager step.
     """
     eager_ms: list[float] = []
@@ -97,7 +97,7 @@ def compare_steps(
 
 
 def take_turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Generator[TimedStep, float, list[float]]:
-    """Ask for a few steps in a row of a plan (None: of eager); the times of all but the first."""
+    """Yield a few steps in a row of a plan, or of eager for None. Return the times of all but the first."""
     times = []
     for number in range(STEPS_IN_A_ROW):
         took_ms = yield TimedStep(candidate.executor, form=candidate.form) if candidate else TimedStep()
@@ -116,7 +116,7 @@ def _keeping(candidate: Candidate, timelines: list[Timeline]) -> Callable[[], No
 
 
 def speedup_interval(eager_ms: Sequence[float], planned_ms: Sequence[float]) -> tuple[float, float]:
-    """Between which ratios of lower quartiles the speedup lies in 19 of 20 resamplings (bootstrap; Efron 1979).
+    """Return the 95% confidence interval of the ratio of lower quartiles, by bootstrap (Efron 1979).
 
     Example:
         >>> speedup_interval([3.0, 3.0, 3.0], [2.0, 2.0, 2.0])

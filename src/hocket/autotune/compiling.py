@@ -1,8 +1,8 @@
-"""The compiled forms of one variant of a step: kept ones at once, others compiled in the background while it runs.
+"""The compiled forms of one variant of a step: cached ones at once, others compiled in the background while it runs.
 
-Compiling takes a core for some tens of seconds, and then a search; a step that does not run that long would never be
-repaid. How long it will run nobody knows, so it begins when it has run for as long as compiling is worth: at worst that
-doubles what was spent (the argument of ski rental), and a short-lived step is left alone.
+Compiling occupies a core for some tens of seconds, and a search follows. A short training would not repay that, and its
+length is unknown. So compiling begins once the step has run for as long as compiling costs: at worst that doubles the
+total cost (the ski rental argument), and a short training is left alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FormCompiler:
     """Compiles forms of one captured step.
 
     Args:
-        folder: where compiled steps are kept; None: nowhere beyond this variant.
+        folder: cache of compiled steps, or None to keep them for this variant only.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -48,10 +48,10 @@ class FormCompiler:
         self._spent_s = 0.0
 
     def offered(self, form: str, captured: Captured) -> Captured | None:
-        """The compiled form of a step, if it is kept; otherwise it is one of those that are to be compiled.
+        """Return the compiled form of a step if it is cached. Otherwise it is queued for compiling.
 
         Raises:
-            CaptureError: it cannot be compiled; says why.
+            CaptureError: it cannot be compiled. The message says why.
         """
         if not native.available():
             raise CaptureError(f"kernels are called natively: {native.available().why}")
@@ -78,11 +78,11 @@ class FormCompiler:
                 del self._left[form]
 
     def note(self, step_ms: float, speedup: float) -> bool:
-        """A step of the decided variant took so long; whether forms have been compiled by now.
+        """Record the duration of a step of the decided variant. Return True if forms have been compiled by now.
 
         Args:
-            step_ms: what it took.
-            speedup: of such steps over eager, by the decision.
+            step_ms: its duration.
+            speedup: speedup of such steps over eager, by the decision.
         """
         if not self._left:
             return False
@@ -119,11 +119,11 @@ class FormCompiler:
 
     @property
     def is_done(self) -> bool:
-        """Whether something was compiled, and nothing is on its way."""
+        """True if something was compiled, and nothing is being compiled."""
         return bool(self._left) and all(each.is_done for each in self._left.values())
 
     def take(self) -> dict[str, Captured]:
-        """Wait for what was begun, and hand over the forms that could be compiled; the log says why others were not."""
+        """Wait for pending compilations and return the compiled forms. The log says why others failed."""
         made: dict[str, Captured] = {}
         for form, compiling in list(self._left.items()):
             del self._left[form]

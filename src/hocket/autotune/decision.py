@@ -1,4 +1,4 @@
-"""What a search ends with: run this plan, or stay eager, and on what grounds."""
+"""The result of a search: run this plan or stay eager, with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["UNDECIDED", "Decision", "Verdict"]
 
 
 class Verdict(str):
-    """``"planned"`` or ``"eager"``; `why` says on what grounds."""
+    """``"planned"`` or ``"eager"``, with the reason in `why`."""
 
     why: str
 
@@ -27,18 +27,18 @@ class Verdict(str):
 
 @dataclass(frozen=True)
 class Decision:
-    """One decision; the next search makes another one.
+    """The decision of one search.
 
     Attributes:
         kind: ``planned`` or ``eager``.
-        reason: on what grounds, in one line.
-        speedup: of the best plan over eager, by lower quartiles of their steps in turns; None where none was timed.
+        reason: the reason in one line.
+        speedup: of the best plan over eager, as a ratio of lower quartiles, or None if no plan was timed.
         low, high: the interval of the speedup (19 of 20 resamplings).
-        best: the plan that runs; None: eager does.
+        best: the plan that runs, or None for eager.
         candidates: all plans that were compared, with the times of their steps, the best one first.
         eager_ms: the times of eager's steps.
         co_runs: pairs of ops that ran side by side, as they were measured.
-        is_recalled: it was made in an earlier search, and met again.
+        is_recalled: it was made by an earlier search and remembered.
     """
 
     kind: str
@@ -68,7 +68,7 @@ class Decision:
 
     @property
     def ahead(self) -> float:
-        """How many times as fast as eager's the steps are that it leads to; 1 where that is eager."""
+        """Speedup over eager of the steps that it leads to, 1 if these are eager."""
         return max(1.0, self.speedup or 1.0) if self.best is not None else 1.0
 
     def close(self) -> None:

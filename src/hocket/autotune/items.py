@@ -1,6 +1,7 @@
-"""What a tuner asks for, one item at a time. No batch and no result enters a tuner.
+"""Requests of a tuner, one at a time. A tuner never sees a batch or a result.
 
-A variant of a schedule makes each item on the user's real step and sends back what it showed; see `Tuner.search`::
+A variant of a schedule carries out each item on the user's real step and sends back an observation, see
+`Tuner.search`::
 
     tuner    WatchedStep  RecordedStep  VerifiedStep  SampledForms  TimedStep ...        Decision
                |   ^         |   ^         |   ^        |   ^         |   ^
@@ -47,9 +48,9 @@ class VerifiedStep:
 
 @dataclass(frozen=True, eq=False)
 class SampledForms:
-    """An ordinary step; before it, from the same state, the same in float64, by `plain` and by each of `forms`.
+    """An ordinary step, after the same step in float64, by `plain` and by each of `forms`, all from the same state.
 
-    Back comes by form a sample of its distances, or what it raised (see `hocket.autotune.closeness`).
+    The answer holds for each form a sample of its distances, or the error (see `hocket.autotune.closeness`).
     """
 
     stage: ClassVar[str] = "verify"

@@ -1,15 +1,16 @@
-"""The variants of a step, and which of them makes a call.
+"""The variants of a step, and the choice of the one that makes a call.
 
-Calls are told apart by their signature (the shapes of the batch, the modes of the modules), and calls of one signature
-by the Python state that the step reads. What is kept of a variant is bounded by memory, not by number: lanes and their
-memory by the variants that were used last, graphs by their ops. A variant that was forgotten comes back at the price of
-a dozen steps, since its decision is remembered.
+Calls differ by their signature (shapes of the batch, modes of the modules), and calls of one signature by the Python
+state that the step reads. Memory bounds how many variants are kept: the last used ones keep their lanes and the lanes'
+memory, and graphs are bounded by their number of ops. A variant that was dropped comes back at the price of a dozen
+steps, since its decision is remembered.
 
-Between two calls that need Python (an audit, a new state, every 25th for the watch on drift) a planned step is one
-native call, which asks all that is asked here; see ``native/direct.cpp``.
+Between two calls that need Python (an audit, new state, every 25th call for the drift watch) a planned step is one
+native call that makes all checks of this module, see ``native/direct.cpp``.
 
-Two kinds of steps would be searched for ever and are not: one whose state never settles stays eager after `MAX_STATES`
-variants; and once there are `MAX_EASY` signatures, a further one has to come `MIN_REPEATS` times before it is watched.
+Two kinds of steps would be searched without end and are not. A step whose state never settles stays eager after
+`MAX_STATES` variants. Once there are `MAX_EASY` signatures, a new one has to occur `MIN_REPEATS` times before it is
+watched.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ MAX_HELD_OPS = 30_000
 
 
 class VariantPool:
-    """Makes a call by the variant that stands for it; begins new ones and forgets old ones.
+    """Makes each call by its variant, begins new variants and drops old ones.
 
     Args:
-        config: what the schedule was asked for.
+        config: options of the schedule.
         before_eager: called before a call that runs the user's own step and nothing else.
 
     Attributes:
@@ -127,7 +128,7 @@ class VariantPool:
 
     @property
     def recognised(self) -> Any:
-        """The native check that knew the last call; None where it had to be described."""
+        """The native check that recognised the last call, or None if Python had to describe it."""
         return self._signatures.recognised
 
     @property
@@ -170,7 +171,7 @@ class VariantPool:
                 yield new
 
     def _key(self, batch: Any) -> Signature:
-        """The signature of this call; numbers in the batch that change with each call are not part of it."""
+        """The signature of this call, without numbers in the batch that change with each call."""
         try:
             if len(self.config.leaves) > self._num_leaves:
                 raise LookupError("more tensors get gradients than were known")
@@ -187,7 +188,7 @@ class VariantPool:
         return self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
 
     def _find_live_leaves(self, key: Signature) -> bool:
-        """Whether a batch that was met differs from one of this signature by numbers only: they are read anew then."""
+        """Return True if a known batch differs by numbers only, which are read in each call from then on."""
         watch = self.config.watch
         moved = self._signatures.numbers_moved(key, watch.live_leaves)
         if not moved or not watch.executed.follows_numbers:
@@ -243,7 +244,7 @@ class VariantPool:
             list(self._recent)[-MAX_OPEN - 1].close()
 
     def _another(self, key: Signature, batch: Any) -> Variant | None:
-        """A new variant, where none of those of this signature stands for the step as it is; None: not yet."""
+        """Return a new variant if none of this signature is valid now, or None if it is too early for one."""
         variants = self._variants.get(key, [])
         place = self._what_changed(variants)
         key = self._key_anew(batch)
@@ -263,7 +264,7 @@ class VariantPool:
         return variant
 
     def _comes_often(self, key: Signature) -> bool:
-        """Whether a signature without a variant is worth watching; if not, the verdict says what to do."""
+        """Return True if a signature without a variant is worth watching. Otherwise the verdict says what to do."""
         if len(self._variants) < MAX_EASY:
             return True
         if len(self._num_met) > MAX_COUNTED:
@@ -293,7 +294,7 @@ class VariantPool:
             self._forget(variant)
 
     def _what_changed(self, variants: list[Variant]) -> str:
-        """Which state keeps the last of these from standing for the step; numbers are read anew from now on."""
+        """Name the state that makes the last of these variants invalid. Numbers are read in each call from now on."""
         variant, guards = (variants[-1], variants[-1].guards) if variants else (None, None)
         if variant is None or guards is None:
             return ""

@@ -51,7 +51,7 @@ class Recall:
         """Ask for the steps that it takes.
 
         Returns:
-            The remembered decision; or a new comparison of its plan, where it was not clear; None: search.
+            The remembered decision, a new comparison of its plan if the old one was not clear, or None to search.
 
         Raises:
             RefusedError: the captured step is not what eager computes.

@@ -33,12 +33,12 @@ MAX_SUCCESSORS = 3
 
 @dataclass(frozen=True)
 class RecordedForm:
-    """What a recorded step showed.
+    """Result of a recorded step.
 
     Attributes:
-        result: what the step returned.
-        guards: what has to hold of Python's state for the same to happen again.
-        captured: the step as a graph; None where it cannot be one.
+        result: return value of the step.
+        guards: conditions on Python's state under which the same would happen again.
+        captured: the step as a graph, or None if it cannot be one.
         reason: why not, in words.
         is_settled: False where the step did something for the first time, so that it has to be recorded once more.
     """

@@ -1,4 +1,4 @@
-"""What is kept of a decision, and what it is about: values, and their form as JSON.
+"""Remembered decisions: their content, the conditions they were made under, and both as JSON.
 
 A document is read strictly, and nothing in it is run or unpickled::
 
@@ -36,11 +36,11 @@ class RememberedPlan:
     """A plan as it was measured.
 
     Attributes:
-        form: of the step; see `hocket.tracing.variants`.
-        split: whether the backward of convolutions was taken apart.
+        form: name of the step's form, see `hocket.tracing.variants`.
+        split: the backward of convolutions was split.
         text: the plan, as ``str(plan)`` writes it.
-        steps_ms: what its steps took in the comparison; empty before one.
-        costs: what its ops take.
+        steps_ms: durations of its steps in the comparison, empty before that.
+        costs: durations of its ops.
     """
 
     form: str
@@ -67,14 +67,14 @@ class Remembered:
 
     @property
     def is_clear(self) -> bool:
-        """Whether one was faster, or nothing had to be compared."""
+        """True if one was faster, or nothing had to be compared."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
 
 
 def about_step(
     fingerprints: Mapping[str, str], machine: Machine, *, planner: str, guard: bool, executor: str, numerics: str
 ) -> dict[str, Any]:
-    """What a decision depends on: the step as graphs, what it runs on, the versions, and what was asked for."""
+    """Everything that a decision depends on: the step as graphs, the machine, the versions and the options."""
     return {
         "graphs": dict(fingerprints),
         "machine": json.loads(json.dumps(machine.document())),

@@ -1,4 +1,4 @@
-"""The rewritten forms of a recorded step, for ``numerics="close"``; no step of the user's is made for them."""
+"""The rewritten forms of a recorded step, for ``numerics="close"``. They need no further step of the user's."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_OPS = 4000
 def rewritten_forms(
     config: TunerConfig, plain: tuple[str, Captured], compiler: FormCompiler | None
 ) -> dict[str, Captured]:
-    """The forms that the step can be rewritten to; compiled ones that are kept, if there is a compiler.
+    """Return all forms that the step can be rewritten to, and cached compiled forms if there is a compiler.
 
     Args:
-        config: what was asked for.
+        config: options of the schedule.
         plain: the form that was recorded, and its name.
-        compiler: compiles what is not kept yet.
+        compiler: compiles forms that are not cached yet.
     """
     form, captured = plain
     if len(captured.graph) > MAX_OPS:
@@ -83,7 +83,7 @@ def _compiled(
 
 
 def _same_layout(first: Captured, second: Captured) -> bool:
-    """Whether two captures of a step leave gradients, and what they bind anew, in the same layout."""
+    """Return True if two captures of a step leave gradients and rebound tensors in the same layout."""
     left: list[list[Any]] = []
     for each in (first.trace, second.trace):
         nodes = [*each.gradients.values(), *each.rebound.values()]

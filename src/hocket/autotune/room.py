@@ -1,9 +1,9 @@
-"""Is there memory for a step in float64, which forms that are not bitwise are held against, and how much of it?
+"""Memory for a step in float64, the reference of forms that are not bitwise.
 
-It is the plain step's peak, with every float as large as float64: twice eager's memory in float32, beside the
-training's own. A training that just fits must not be ended by a comparison, so where that is more than half of what is
-free, the forms are refused by name. Between two ops it holds less than eager's activations are; the rest of its values
-lie in a file (`hocket.tracing.spill`), so that the process's peak stays near eager's.
+Its peak is that of the plain step with float64 in place of every float: twice eager's memory in float32, beside the
+training's own. A comparison must not end a training that just fits, so the forms are refused if the peak is more than
+half of the free memory. Between two ops it holds less than eager's activations. Its other values lie in a file
+(`hocket.tracing.spill`), so that the peak of the process stays near eager's.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ LIMIT_SHARE, LEAST_LIMIT_BYTES = 0.25, 4 * 2**20
 
 
 def expect_room(captured: Captured) -> None:
-    """Return if a step in float64 has its place in memory.
+    """Check that a step in float64 fits into memory.
 
     Raises:
-        CaptureError: it would take more than half of what is free; says both.
+        CaptureError: it would take more than half of the free memory. The message gives both.
     """
     free_bytes, needed_bytes = available_bytes(), float64_peak_bytes(captured)
     if free_bytes is not None and needed_bytes > MAX_SHARE * free_bytes:
@@ -43,21 +43,21 @@ def expect_room(captured: Captured) -> None:
 
 
 def float64_peak_bytes(captured: Captured) -> float:
-    """The most bytes that a step in float64 holds at once; tensors of integers count as if they grew, too."""
+    """Return the peak size of a step in float64. Tensors of integers count as if they grew, too."""
     values = (node.meta.get("val") for node in captured.lowered.slot_of)
     floats = (v.element_size() for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())
     return serial_peak_bytes(captured.graph) * _LARGEST / min(floats, default=_LARGEST)
 
 
 def float64_limit_bytes(captured: Captured) -> float:
-    """What a step in float64 may hold between two ops."""
+    """Return how much a step in float64 may hold between two ops."""
     graph = captured.graph
     lasting = sum(buffer.size_bytes for buffer in graph.buffers if buffer.life in ("lasting", "input"))
     return max(LEAST_LIMIT_BYTES, LIMIT_SHARE * (serial_peak_bytes(graph) - lasting))
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """The memory that can be had without swapping; None where the system does not say."""
+    """Return the memory available without swapping, or None if the system does not say."""
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
@@ -67,6 +67,6 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def release_memory() -> None:
-    """Give back what lanes keep between steps, and what the heap does; the next step faults it in again."""
+    """Give memory that lanes and the heap keep between steps back to the system."""
     native.release_kept_memory()
     trim_heap()

@@ -44,12 +44,12 @@ class StepRunner:
 
     Args:
         config: the user's step, and the clock.
-        backend: what plans run on.
+        backend: runs plans.
 
     Attributes:
         is_done: the step of this call has been made.
-        result: what it returned.
-        failed: the step of this call raised; that error is the user's.
+        result: its return value.
+        failed: the step of this call raised an error of the user's.
     """
 
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
@@ -67,13 +67,13 @@ class StepRunner:
         self.result = None
 
     def perform(self, item: Item, batch: Any) -> Any:
-        """Do what a tuner asked for, and return what it showed.
+        """Carry out a tuner's request, and return the observation.
 
         Raises:
-            StaleCaptureError: the capture does not stand for this step; nothing was run.
+            StaleCaptureError: the capture is not valid for this step. Nothing was run.
             CaptureError: the step of this call is not made yet.
             PlanFailedError, RefusedError: the step was made eagerly.
-            Exception: whatever the user's step raises; `failed` is set then.
+            Exception: whatever the user's step raises. `failed` is set then.
         """
         match item:
             case WatchedStep():

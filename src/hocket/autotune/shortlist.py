@@ -1,8 +1,8 @@
-"""What profiling alone can decide: that nothing can be gained, or which plans cannot win. No step is spent on either.
+"""Decisions by profiling alone, without further steps: that nothing can be gained, and which plans cannot win.
 
-A simulation leaves out what lies between ops (waking threads, dispatching, the Python around a step), so a step takes
-longer than it says. By how much is measured where the profile itself ran plans, of one lane: the ratio of such a step
-to its simulation, 1.02 where ops are large, 1.3 where they are small, more while others use the machine. Say a plan's
+A simulation leaves out the time between ops (waking threads, dispatching, the Python around a step), so a real step
+takes longer. The profile itself runs plans of one lane, and the ratio of such a step to its simulation measures by how
+much: 1.02 where ops are large, 1.3 where they are small, more while others use the machine. Say a plan's
 step takes ``e`` times its simulation, with ``1 <= e <= E`` and `E` the largest ratio seen. Then a plan that is
 simulated to take more than ``E`` times what the best serial plan is simulated to take is slower than that.
 """
@@ -28,11 +28,12 @@ NOISE = 1.05
 
 @dataclass(frozen=True)
 class Profile:
-    """What profiling steps showed.
+    """Result of profiling steps.
 
     Attributes:
-        form, captured: the step.
-        costs: what its ops take.
+        form: name of the step's form.
+        captured: the step in that form.
+        costs: durations of its ops.
         fastest_ms: its fastest step.
         error: the largest ratio of a step to its simulation.
     """

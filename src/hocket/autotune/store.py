@@ -38,7 +38,7 @@ class DecisionStore:
     """The decisions of one schedule, and those of earlier ones.
 
     Args:
-        folder: where they are kept; None: nowhere beyond this schedule.
+        folder: folder of the files, or None to keep decisions for this schedule only.
 
     Example:
         >>> store = DecisionStore(None)
@@ -67,7 +67,7 @@ class DecisionStore:
 
     @property
     def compiled_folder(self) -> Path | None:
-        """Where compiled steps are kept beside decisions; None: nowhere."""
+        """Folder of compiled steps, beside that of decisions, or None."""
         if self.folder is None:
             return None
         return (self.folder.parent if self.folder == user_folder() else self.folder) / "compiled"
@@ -88,7 +88,7 @@ class DecisionStore:
         return found
 
     def keep(self, about: Mapping[str, Any], found: Remembered) -> None:
-        """Remember a decision; where it cannot be written, the log says so."""
+        """Remember a decision. The log says so if it cannot be written."""
         key = _key_of(about)
         try:
             document = json.loads(json.dumps(document_of(about, found), allow_nan=False))

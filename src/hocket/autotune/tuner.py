@@ -1,12 +1,12 @@
 """The search for the fastest way of making a step, as a coroutine that yields what to run next.
 
-No batch and no result enters it: a variant of the schedule makes each item on the user's real step (see
-`hocket.autotune.items`) and sends back what it showed::
+It never sees a batch or a result: a variant of the schedule carries out each item on the user's real step (see
+`hocket.autotune.items`) and sends back an observation::
 
-    admission    watched, captured, verified     is the step pure, what is its graph, is the graph right
-    recall       met before: a short comparison, and no search
-    profile      each op's time, at chosen widths, joint and split; a step that nothing can gain ends here
-    plans        every planner's, checked and simulated; those predicted to be fastest go on
+    admission    watch, record, verify           the step is pure, its graph computes the same
+    recall       a remembered decision: a short comparison, and no search
+    profile      duration of each op at chosen widths, joint and split. A step with nothing to gain ends here
+    plans        by every planner, checked and simulated. Those predicted to be fastest go on
     comparison   eager and these plans in turns
     once more    without the pairs of ops that disturbed each other side by side
     Decision
@@ -57,13 +57,13 @@ class Tuner:
     """Searches for one variant of a step.
 
     Args:
-        config: what was asked for.
-        backend: what plans run on.
+        config: options of the schedule.
+        backend: runs plans.
 
     Attributes:
-        admission: what is known of the step.
+        admission: knowledge of the step so far.
         recall: keeps decisions, and finds those that were kept.
-        compiler: compiles further forms in the background; None where none are wanted.
+        compiler: compiles further forms in the background, or None.
     """
 
     compiler: FormCompiler | None = None
@@ -97,7 +97,7 @@ class Tuner:
         return (yield from self.search_again(None))
 
     def search_again(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
-        """The same for a step that is admitted; `drift` is why.
+        """Search for a step that is admitted, because of `drift` if it is given.
 
         Raises:
             PlanError: the plan that was given is not one for this step.
@@ -144,10 +144,10 @@ class Tuner:
         return self._decided(found, apart, drift)
 
     def _profiles(self) -> Generator[TimedStep, float, list[Profile]]:
-        """Each form, with convolutions' backward as it stands and taken apart; for a given plan the one it is for.
+        """Profile each form, with the backward of convolutions whole and split. For a given plan, only its own form.
 
-        Of a form and its rewrites, which are the same ops at other speeds, only those go on that are about as fast as
-        the fastest; a search that follows (once forms are compiled, or a drift was seen) begins with these.
+        Rewritten forms slower than 1.1x the fastest of their group are dropped, also for later searches (after
+        compiling or drift).
         """
         given, forms = self._config.plan, self.admission.forms
         if given is not None:
@@ -178,7 +178,7 @@ class Tuner:
         return [(form, one) for form, one in found if len(one.graph) > len(self.admission.forms[form].graph)]
 
     def _profiled(self, form: str, captured: Captured) -> Generator[TimedStep, float, Profile]:
-        """What ops take, from real steps."""
+        """Measure the durations of ops in real steps."""
         rounds = self._backend.profiled(captured)
         steps: list[tuple[Executor, list[float]]] = []
         while True:
@@ -194,9 +194,9 @@ class Tuner:
     def _decided_at_once(
         self, profiles: Sequence[Profile], drift: Drift | None
     ) -> Generator[TimedStep, float, Decision | None]:
-        """Eager, where the ops that cannot run side by side take all of its time; None where something may be gained.
+        """Decide for eager if a chain of dependent ops takes all of eager's time, or return None.
 
-        Serial plans save the interpreter's time, so it is what eager takes, measured, that must leave nothing.
+        Serial plans save the interpreter's time, so the measured time of eager is compared, not the simulated one.
         """
         chain = min((longest_chain(p.captured.graph, p.costs) for p in profiles), key=lambda each: each.duration_ms)
         if chain.duration_ms < (1 - HARDLY_ANYTHING_LEFT) * min(profile.fastest_ms for profile in profiles):
@@ -212,7 +212,7 @@ class Tuner:
         return Decision("eager", reason + _because(drift), eager_ms=tuple(eager_ms))
 
     def _propose(self, profile: Profile, proposals: list[Proposal]) -> None:
-        """Add every planner's plan that is unlike those that are there; or the one that was given."""
+        """Add every planner's plan that differs from the present ones, or the given plan."""
         for made in self._plans(profile):
             proposal = self._proposal(profile, [other.plan for other in proposals if other.profile is profile], made)
             if proposal is not None:
@@ -305,7 +305,7 @@ class Tuner:
 
 
 def _compiles(config: TunerConfig, backend: Backend) -> bool:
-    """Whether compiled forms may be tried: kernels are called by native lanes."""
+    """Return True if compiled forms may be tried. Their kernels need native lanes."""
     return config.numerics == "close" and config.guard and config.plan is None and isinstance(backend, CpuBackend)
 
 

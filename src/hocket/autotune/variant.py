@@ -1,8 +1,8 @@
 """One variant of a scheduled step: its search, its guards, its plan, the audits and the watch for drift.
 
-Every call is a real training step of the user's. Until it is decided the variant makes what its tuner asks for (see
-`hocket.autotune.tuner`); ever after it runs whatever was fastest, plan or eager. Planned steps are audited, the step
-time is watched, and when it has drifted the search begins again.
+Every call is a real training step of the user's. During the search the variant carries out the requests of its tuner
+(see `hocket.autotune.tuner`). After the decision it runs the faster of plan and eager. Planned steps are audited, the
+step time is watched, and when it has drifted the search begins again.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ MAX_DIRECT = 25
 
 
 class Variant:
-    """Called like the step.
+    """A step in one signature and Python state, called like the step.
 
     Args:
-        config: what the schedule was asked for.
-        refused: why this step may not be captured (any more); empty if it may.
+        config: options of the schedule.
+        refused: reason why this step may not be captured, or empty.
 
     Attributes:
-        settled: whether a decision stands and nothing is being searched.
-        is_refused: the step stays eager as long as the guards hold; for good where there are none.
+        settled: a decision stands, and no search is under way.
+        is_refused: the step stays eager as long as the guards hold, or for good if there are none.
         decision: the last decision.
         history: all verdicts, the first one first.
-        backend: what plans run on.
+        backend: runs plans.
     """
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
@@ -77,21 +77,21 @@ class Variant:
 
     @property
     def forms(self) -> dict[str, Captured]:
-        """The step as graphs, the likeliest form first (see `hocket.tracing.variants`); empty until it is captured."""
+        """The step as graphs by form, the likeliest first (see `hocket.tracing.variants`). Empty at first."""
         return self._tuner.admission.forms
 
     @property
     def captured(self) -> Captured | None:
-        """The step as a graph, in its likeliest form; None until it is captured."""
+        """The step as a graph in its likeliest form, or None until it is captured."""
         return next(iter(self.forms.values()), None)
 
     @property
     def difference(self) -> Difference | None:
-        """What the verification found."""
+        """Result of the verification."""
         return self._tuner.admission.difference
 
     def fits(self, batch: Any) -> bool:
-        """Whether this variant may make the call. One that runs a plan looks at its inputs and numbers in the call."""
+        """Return True if this variant may make the call. A planned one checks its inputs and numbers in the call."""
         if self.guards is not None and not self.guards.hold():
             return False
         if self.settled or self.captured is None:
@@ -100,14 +100,14 @@ class Variant:
 
     @property
     def lacks_state(self) -> bool:
-        """Whether the graph would stand for the step if the optimizer had its state, which an eager step makes."""
+        """True if the graph would be valid once the optimizer has its state, which an eager step makes."""
         if self.captured is None or not self.captured.lacks_state:
             return False
         return self.guards is None or self.guards.hold()
 
     @property
     def is_eager(self) -> bool:
-        """Whether a call runs the user's own step and nothing else."""
+        """True if a call runs the user's own step and nothing else."""
         return self.settled and self.decision.best is None
 
     @property
@@ -123,9 +123,8 @@ class Variant:
         """One training step.
 
         Raises:
-            StaleCaptureError: the capture is one of the past; nothing was run, and a search is over.
-            Exception: whatever the step raises. A variant without a decision is over then; a search for a new one is
-                given up, and the old one stands.
+            StaleCaptureError: the capture is no longer valid. Nothing was run, and a search is over.
+            Exception: whatever the step raises. It ends a search. An earlier decision stands then.
         """
         if not self.settled:
             return self._searched(batch)
@@ -155,10 +154,10 @@ class Variant:
         return again_by_eager(error, self.decision.best.executor, self._config.step, batch)
 
     def direct(self, recognised: Any) -> Any:
-        """The planned step as native calls, until Python is needed next; None where it has no such form.
+        """Return the planned step as native calls until Python is needed next, or None if it has no such form.
 
         Args:
-            recognised: the native check that knows calls of this variant's signature.
+            recognised: native check that recognises calls of this variant's signature.
         """
         best = self.decision.best
         num_calls = self.calls_until_audit(MAX_DIRECT)
@@ -181,7 +180,7 @@ class Variant:
             self.decision.best.executor.annotate(error)
 
     def compile(self) -> bool:
-        """Compile further forms now, and wait for them; whether there are any, which the next calls try."""
+        """Compile further forms now and wait for them. Return True if there are any, which the next calls try."""
         compiler = self._tuner.compiler
         if compiler is None or not self.settled or self._watch is None:
             return False
@@ -218,7 +217,7 @@ class Variant:
             self._search_anew(drift)
 
     def _audited(self, best: Candidate, batch: Any) -> Any:
-        """One planned step compared with eager; eager's results are kept, and it stays with eager if they differ."""
+        """Compare a planned step with eager, whose results are kept. The step goes eager if they differ."""
         self._runner.start()
         result, error = self._auditor.step(best, batch, self._runner.eager)
         changes = self.guards.unexpected() if self.guards is not None and not self.guards.hold() else []
@@ -291,7 +290,7 @@ class Variant:
         return runner.result
 
     def _tell(self, stage: str) -> None:
-        """Call back after a step of the search; a callback that raises is said once, and not called again."""
+        """Call the progress callback. One that raises is logged once and not called again."""
         self._num_searched += 1
         if self._config.on_progress is None or self._is_mute:
             return
@@ -325,7 +324,7 @@ class Variant:
         self.settled = bool(self.history)
 
     def _refuse(self, error: Exception) -> None:
-        """Eager, as long as the guards hold; for good where there are none."""
+        """Stay eager as long as the guards hold, or for good if there are none."""
         reason = str(error)
         if isinstance(error, CaptureError):
             reason = f"it could not be captured: {error}"

@@ -40,9 +40,9 @@ class Difference:
         relative: the same, relative to the largest magnitude of its tensor.
         bitwise: no bit differs.
         where: name of the value with the largest relative difference.
-        steps: how many steps were compared.
-        error: what the plan raised, if it did.
-        tolerance: what `relative` may be where a bit differs; 0: none may.
+        steps: number of steps that were compared.
+        error: text of the error that the plan raised, or empty.
+        tolerance: largest `relative` that is allowed where a bit differs. With 0 no bit may differ.
     """
 
     max_abs_diff: float
@@ -73,22 +73,22 @@ def verify(
     eager: Callable[[Any], Any] | None = None,
     tolerance: float = ROUNDING,
 ) -> tuple[Difference, list[Any]]:
-    """Run every batch eagerly, then from the same state by `planned`; compare, and keep eager's state.
+    """Run every batch eagerly and then from the same state by `planned`, compare, and keep eager's state.
 
-    What the two runs return is compared after every step, the state after the last. What the plan raises is part of the
-    difference. Numbers that had a value which was never compared with eager are proven where nothing differs.
+    Results are compared after every step, the state after the last. An error of the plan is part of the difference. If
+    nothing differs, the current values of numbers count as proven.
 
     Args:
         captured: the step.
-        planned: makes it by plan.
+        planned: makes a step by plan.
         batches: one for each step.
-        width: threads of the eager steps, so that a plan of narrow lanes is held against what torch computes at that
-            width; as many as usual where it is not given.
-        eager: makes the eager steps, each of them once; the captured step itself where it is not given.
-        tolerance: how far they may be apart (see `Difference`).
+        width: number of threads of the eager steps, so that a plan of narrow lanes is compared with torch at that
+            width. Torch's current number by default.
+        eager: makes the eager steps, each of them once. The captured step itself by default.
+        tolerance: largest allowed difference (see `Difference`).
 
     Returns:
-        The difference, and what the eager steps returned.
+        The difference, and the results of the eager steps.
     """
     moved = captured.moved(batches[0]) if batches else set()
     places, lists = captured.trace.places.again(), captured.trace.appended
@@ -199,7 +199,7 @@ def distance(a: Any, b: Any) -> tuple[float, float]:
 
 
 def largest(tensor: torch.Tensor) -> float:
-    """The largest finite magnitude of a tensor; 0 where there is none."""
+    """Return the largest finite magnitude of a tensor, or 0 if there is none."""
     return max(map(_largest, _parts(tensor)), default=0.0)
 
 

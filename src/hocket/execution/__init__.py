@@ -30,19 +30,19 @@ def executor(
     kind: str = "auto",
     channels: Mapping[str, Channel] | None = None,
 ) -> Executor:
-    """An executor for `plan`.
+    """Make an executor for `plan`.
 
     Args:
         captured: the step.
         plan: what to run.
-        machine: tells which hardware threads a core has; without it lanes are not pinned.
-        kind: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built, else Python; and for a
-            plan on streams a CUDA graph of them.
-        channels: for each link of a channel lane (``src->dst``) what it moves values with.
+        machine: the hardware threads of each core. Without it lanes are not pinned.
+        kind: ``native`` lanes, ``python`` threads, or ``auto``: native where they can be built, else Python, and a
+            CUDA graph for a plan on streams.
+        channels: the channel of each link (``src->dst``) of a channel lane.
 
     Raises:
         PlanError: the plan is not one for this step.
-        ExecutionError: the kind that was asked for cannot be had here, or the machine is another one; says why.
+        ExecutionError: the kind is not available here, or the machine is another one. The message says why.
     """
     if kind not in EXECUTORS:
         raise InputError(f"executor: expected one of {', '.join(EXECUTORS)}, got {kind!r}")

@@ -87,8 +87,9 @@ def below_autograd() -> Iterator[None]:
 class Executor(ABC):
     """Runs one plan of one captured step, again and again.
 
-    `starts_with_prologue` says that the executor makes the views of inputs itself, in `run`; `keeps_time` that it knows
-    when the ops of every step ran.
+    Attributes:
+        starts_with_prologue: the executor makes the views of inputs itself, in `run`.
+        keeps_time: it measures when the ops of every step ran.
     """
 
     starts_with_prologue = False
@@ -105,7 +106,7 @@ class Executor(ABC):
 
         Raises:
             StaleCaptureError: the step was captured under other numbers (a guard failed), or state that it needs is
-                missing; nothing was run.
+                missing. Nothing was run.
             Exception: whatever an op raises, with the op and its layer in a note.
         """
         frame = self.begin(batch)
@@ -113,10 +114,10 @@ class Executor(ABC):
         return self.captured.finish(frame)
 
     def begin(self, batch: Any) -> Frame:
-        """What `run` takes for a step with this batch, for callers that do something between the two.
+        """Return the argument of `run` for this batch, for callers that act between the two.
 
         Raises:
-            StaleCaptureError: as a call; nothing was run.
+            StaleCaptureError: as for a call. Nothing was run.
         """
         frame = self.captured.begin(batch, prologue=not self.starts_with_prologue)
         if frame is None:
@@ -124,10 +125,10 @@ class Executor(ABC):
         return frame
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
-        """Whole steps as native calls, each under these native conditions; None where that cannot be.
+        """Return whole steps as native calls under these native conditions, or None if that is not possible.
 
-        What is returned is called like the executor. It answers NotImplemented, with nothing changed, where the step
-        has to go the usual way, and after `num_calls`; its ``times_ms()`` are what the calls took.
+        The result is called like the executor. It returns NotImplemented, with nothing changed, where the step has to
+        go the usual way, and after `num_calls`. Its ``times_ms()`` are the durations of the calls.
         """
         return None
 
@@ -179,4 +180,4 @@ class Executor(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give threads and memory back; a closed executor starts anew when it is called again."""
+        """Release threads and memory. A closed executor starts anew when it is called again."""

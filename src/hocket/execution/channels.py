@@ -1,20 +1,19 @@
-r"""Channel lanes: ops that are begun, arrive some time later, and can fail.
+r"""Channel lanes: asynchronous ops that begin, arrive later, and can fail.
 
-A lane of kind ``channel`` has no core. A thread that sleeps nearly always begins its ops, in the lane's order: each as
-soon as all that it waits for is done. It does not wait for an arrival itself; whoever needs the value does, asleep::
+A lane of kind ``channel`` has no core. A thread that mostly sleeps begins its ops in the lane's order, each as soon as
+its dependencies are done. That thread does not wait for arrivals: the ops that need a value wait for it, asleep::
 
     lane     begin w1 | begin w2 | ... done: begin w1 of the next step (as soon as the last op that touches it is done)
     channel  ====== w1 =======|===== w2 =====|
     core                       [ f1(w1) ]     [ f2 ]
 
-So what is received into memory that outlives the step may run one step ahead. Arrivals are counted, and a step waits
-until each of its own has come: for a count that is *at least* its number, since the next one may be there already.
+A receive into memory that outlives the step may run one step ahead. Arrivals are counted, and a step waits for a count
+of *at least* its own number, since the next arrival may be there already.
 
-And what is sent from memory that the step has made (a gradient) may run one step behind: for the step it is over once
-it has begun, since the channel holds the memory, and the next step makes its own. That step ends when it was delivered.
+A send from memory of the step (a gradient) may run one step behind. For its step it is over once it has begun, since
+the channel holds the memory and the next step allocates its own. The next step ends only after the delivery.
 
-Once a channel has failed, or a step was left in the middle, what is under way is anybody's guess: the executor runs no
-further step.
+After a failed channel or an interrupted step the state of transfers is unknown, and the executor runs no further step.
 """
 
 from __future__ import annotations
@@ -40,24 +39,25 @@ Done = Callable[[BaseException | None], None]
 
 
 class Channel(Protocol):
-    """What moves the values of a channel lane.
+    """Transport of the values of a channel lane.
 
-    `runs_ahead`: what it receives may be begun one step ahead; `runs_behind`: what it sends may be delivered one step
-    behind.
+    Attributes:
+        runs_ahead: a receive may begin one step ahead.
+        runs_behind: a send may be delivered one step behind.
     """
 
     runs_ahead: bool
     runs_behind: bool
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        """Begin to send `tensor`, or to receive into it; returns at once.
+        """Begin to send `tensor`, or to receive into it, without waiting.
 
         Args:
             op: the ``send`` or ``recv`` op.
-            tensor: left alone by everybody else until `done`.
-            epoch: number of the step it is for, from 1 on; of one op they come one by one, and where it runs behind,
-                the one before may not have been delivered yet.
-            done: to be called when it has arrived or failed.
+            tensor: not used by anything else until `done`.
+            epoch: number of its step, from 1 on. An op is begun once per step, in order. If it runs behind, the one
+                before may not have been delivered yet.
+            done: called when it has arrived or failed.
         """
 
 
@@ -65,16 +65,16 @@ class Host(Protocol):
     """The executor whose step channel ops belong to."""
 
     def slot_value(self, slot: int) -> Any:
-        """What is in a slot of the step in progress."""
+        """Return the value in a slot of the step in progress."""
 
     def fill_slot(self, slot: int, value: Any) -> None:
         """Put the memory of a received value into its slot."""
 
     def has_arrived(self, op: str, epoch: int) -> None:
-        """An op has arrived: free what it was the last to need; called from any thread, before the step may end."""
+        """Free values that an arrived op was the last to need. Called from any thread, before the step may end."""
 
     def channel_failed(self, error: BaseException) -> None:
-        """A channel has failed; called from any thread."""
+        """Record that a channel has failed. Called from any thread."""
 
 
 class ChannelOps:
@@ -119,7 +119,7 @@ class ChannelOps:
         )
 
     def gates(self, op: str) -> tuple[str, ...] | None:
-        """The ops of a step that must be over before `op` may begin for the next one; None: it waits for that step."""
+        """Return the ops of a step that must be over before `op` may begin for the next one, or None for all."""
         return self._gates.get(op)
 
     def begin(self, op: str, epoch: int, host: Host) -> None:
@@ -140,7 +140,7 @@ class ChannelOps:
         """Sleep until all ops of a step are over, and those that may run behind were delivered for the one before.
 
         Raises:
-            ExecutionError: a channel has failed; names op and peer.
+            ExecutionError: a channel has failed. The message names op and peer.
         """
         self._wait(lambda: self._reached(self._arrived, epoch) and self._reached(self._delivered, epoch - 1))
 
@@ -165,9 +165,9 @@ class ChannelOps:
             self._changed.notify_all()
 
     def spans(self, epoch: int, began_ns: int) -> Iterator[Span]:
-        """When each op of a step was on its way: from its begin, or the arrival before it on its lane, to its arrival.
+        """Return the span of each op: from its begin, or the arrival before it on its lane, to its arrival.
 
-        What was begun one step ahead begins with the step that `began_ns` says; what runs behind is waited for.
+        Spans of ops that began one step ahead start with the step at `began_ns`. Ops that run behind are waited for.
         """
         if self.failure is None:
             self._wait(lambda: self._reached(self._delivered, epoch))
@@ -223,7 +223,7 @@ class ChannelOps:
             self._changed.notify_all()
 
     def _is_over(self, op: str, epoch: int, host: Host) -> None:
-        """For the step; not after its end, which waits for that, since this frees values of the step."""
+        """Mark an op as over for the step. Not called after the step's end, since it frees values of the step."""
         host.has_arrived(op, epoch)
         with self._changed:
             self._arrived[op] = epoch

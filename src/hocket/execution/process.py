@@ -21,7 +21,7 @@ _LOADED_IN = os.getpid()
 
 
 def unavailable_reason(device: Device) -> str:
-    """Why this process cannot run on `device`; empty if it can, or if the device is no CPU.
+    """Return the reason why this process cannot run on `device`. Empty if it can, or if the device is no CPU.
 
     A device without CPU numbers stands for any cores of this process, as many as it has.
     """
@@ -68,7 +68,7 @@ def cpus_of(lane: Lane, machine: Machine | None) -> set[int]:
 
 
 def forked() -> bool:
-    """Whether this process was forked after Hocket was loaded.
+    """Return True if this process was forked after Hocket was loaded.
 
     OpenMP's threads do not come along into the child, and a thread that had a team of them waits for it for ever. So
     wide ops may not run on the thread that forked; a new thread gets a team of its own.

@@ -32,10 +32,10 @@ __all__ = ["ThreadLanes"]
 
 @dataclass
 class _Action:
-    """One op on its lane: what it waits for, what it does, whom it wakes, what it leaves to be freed.
+    """One op on its lane, with its waits, its function, the ops that it wakes, and the values that it frees.
 
-    `gates` is what a channel op waits for before it begins for the next step. What an op of a lane of cores always is
-    the last to need, it frees in `run`; a channel op `frees` it when it is over.
+    A channel op waits for its `gates` before it begins for the next step, and `frees` values when it is over. An op of
+    a lane of cores frees its values in `run`.
     """
 
     name: str
@@ -57,9 +57,9 @@ class ThreadLanes(Executor):
     Args:
         captured: the step.
         plan: any plan that runs all its ops on lanes of cores, and transfers on channels.
-        machine: tells which hardware threads a core has; without it lanes are not pinned.
+        machine: the hardware threads of each core. Without it lanes are not pinned.
         graph: the orders to keep, when they are not `captured.graph`'s (for tests of broken plans).
-        channels: for each link of a channel lane (``src->dst``) what it moves values with.
+        channels: the channel of each link (``src->dst``) of a channel lane.
 
     Raises:
         PlanError: the plan is not one for this graph.

@@ -1,7 +1,7 @@
 """The C++ core: native lanes, guards on Python state, and Ctrl-C held back while a step is not whole.
 
-It is built on first use by torch's own extension loader, and cached by it. Where there is no compiler, `available` is
-False and says why in one line; lanes and guards then run in Python.
+It is built on first use by torch's own extension loader, and cached. Without a compiler `available` is False, with the
+reason in one line, and lanes and guards run in Python.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden", "-fopenmp", "-Wall"]
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether native lanes can be used here; `why` is one line when not."""
+    """Availability of native lanes, with one line in `why` if they cannot be used."""
 
     ready: bool
     why: str = ""
@@ -64,7 +64,7 @@ def load() -> Any:
     """The extension module.
 
     Raises:
-        RuntimeError: it does not build; torch tells the compiler's words.
+        RuntimeError: it does not build. The message has the compiler's output.
     """
     # A name per version of torch, of Python and of the source: whoever has loaded a core keeps it, and two checkouts of
     # the same source share one.
@@ -95,7 +95,7 @@ def load() -> Any:
 
 
 def release_kept_memory() -> None:
-    """Give the memory that lanes keep between steps back to the system; they fault it in again when they run."""
+    """Give memory that lanes keep between steps back to the system."""
     if load.cache_info().currsize:  # there are none where the core is not loaded
         load().Core(0, 1, []).close()  # lanes that close give back what all lanes keep
 

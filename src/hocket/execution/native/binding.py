@@ -1,6 +1,6 @@
-"""What a native step reads of Python and puts back, bound once so that no Python runs for it between calls.
+"""Native reads and writes of a step's Python state, bound once so that no Python runs for them between calls.
 
-`Captured.begin` and `Captured.finish` are what it has to equal; see ``native/binding.cpp``.
+They have to equal `Captured.begin` and `Captured.finish`, see ``native/binding.cpp``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Binding:
         self._unproven: frozenset[int] | None = None
 
     def begin(self, batch: Any) -> bool:
-        """Read all that the step reads; False where `Captured.begin` has to say what is different."""
+        """Read the inputs of the step. Return False if `Captured.begin` has to report a difference."""
         self._expect_numbers()
         read: list[Any] | None = []
         if self._guards is not None:
@@ -83,9 +83,9 @@ class Binding:
         return lambda batch: native.begin(batch, nothing), native.finish
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
-        """Whole steps as native calls, each under these native conditions; None where the batch has guards in Python.
+        """Return whole steps as native calls under these native conditions, or None if the batch has guards in Python.
 
-        It answers NotImplemented, with nothing changed, where `begin` or a condition says no, and after `num_calls`.
+        A call returns NotImplemented, with nothing changed, if `begin` or a condition fails, and after `num_calls`.
         """
         if self._guards is not None:
             return None

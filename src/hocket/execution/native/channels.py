@@ -31,7 +31,7 @@ EXIT_S = 5.0
 
 
 class NativeChannels:
-    """The channel lanes of a plan whose other lanes are native; nothing where there are none.
+    """The channel lanes of a plan whose other lanes are native.
 
     Args:
         captured, plan, channels: as for `ChannelOps`.
@@ -89,10 +89,10 @@ class NativeChannels:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step of the core runs inside; returns when all its transfers have arrived.
+        """Context of one step of the core. It ends when all transfers of the step have arrived.
 
         Raises:
-            ExecutionError: a channel failed, in this step or before; names op and peer.
+            ExecutionError: a channel failed, in this step or before. The message names op and peer.
         """
         if self.ops.failure is not None:
             raise self.ops.failure
@@ -112,7 +112,7 @@ class NativeChannels:
             raise
 
     def close(self) -> None:
-        """End the threads; a step in progress is left."""
+        """End the threads. A step in progress is aborted."""
         atexit.unregister(self._exit)
         if self._todo:
             self._core.abort("the lanes were closed")
@@ -142,7 +142,7 @@ class NativeChannels:
         self._core.abort(str(error))
 
     def _gates(self, op: str, sync: Synchronisation) -> list[str]:
-        """What must be over before `op` may begin for the next step: its uses, and who waits for it."""
+        """Return the ops that must be over before `op` may begin for the next step: its users and its dependents."""
         gates = self.ops.gates(op)
         if gates is None:
             return []

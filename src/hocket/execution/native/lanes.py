@@ -145,10 +145,10 @@ class NativeLanes(Executor):
             self.close()
 
     def _claimed(self) -> bool:
-        """True; this thread runs the step until it releases it.
+        """Claim the step for this thread, and return True.
 
         Raises:
-            ExecutionError: another thread does.
+            ExecutionError: another thread runs it.
         """
         if self._busy.acquire(blocking=False):
             if self._core is None or self._pid != os.getpid() or self._core.is_free():
@@ -264,7 +264,7 @@ def _add_calls(core: Any, action: Action) -> None:
 
 
 def _arguments(call: Call, schema: Any) -> list[Any]:
-    """The call's arguments in the schema's order, as the core wants them; None where the default stands."""
+    """Return the call's arguments in the schema's order, as the core expects them, with None for defaults."""
     given: list[Any] = []
     for position, argument in enumerate(schema.arguments):
         if position < len(call.args) and not argument.kwarg_only:

@@ -1,4 +1,4 @@
-"""Who runs a plan's lanes: one thread for each, but a narrow lane shares the thread of a wide one on its core.
+"""Assignment of lanes to threads: one thread for each lane, but a narrow lane shares that of a wide one on its core.
 
 Lanes that share a core take turns, so one thread can run both. Then a step that begins wide and goes on narrow needs no
 hand-over on that core::
@@ -10,9 +10,9 @@ hand-over on that core::
 Only lanes of width 1 join a wide one: an op of one thread starts no team, so it leaves the team of the wide lane as it
 is, while libgomp ends and begins threads whenever a team of another size is asked for.
 
-The other half of the matter is how a worker waits. While all cores a lane is pinned to are its own it may spin; but
-when an op of another worker uses one of them, spinning would take the core from that op's team. So a worker whose core
-is taken by others sleeps until the last of them has ended, whatever else it waits for.
+It also matters how a worker waits. While no other worker uses the cores of its lane it may spin. When an op of another
+worker uses one of them, spinning would take the core from that op's team. So a worker whose core is in use by others
+sleeps until the last of them has ended, before it waits for anything else.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """All threads of a plan; the first one is the caller's.
+    """All threads of a plan. The first one is the caller's.
 
     Attributes:
-        workers: what each runs.
+        workers: lanes and ops of each thread.
         sync: the waits between them, with a worker in place of a lane, and each channel op by itself.
-        asleep: op -> ops on other workers that use a core of its lane before it; it sleeps until they have ended.
+        asleep: op -> ops on other workers that use a core of its lane before it. The worker sleeps until they end.
     """
 
     workers: tuple[Worker, ...]
@@ -53,11 +53,11 @@ def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int
     """Divide a plan's lanes among threads.
 
     Args:
-        graph: what is planned.
-        plan: a legal plan of it, on lanes of cores; channel lanes have no worker.
+        graph: the planned graph.
+        plan: a legal plan of it, on lanes of cores. Channel lanes have no worker.
         sync: its synchronisation.
-        usual_width: how many threads the caller usually has. A lane of that width goes to the caller, whose team
-            exists already; otherwise one of width 1 does; otherwise none.
+        usual_width: the caller's usual number of threads. A lane of that width goes to the caller, whose team exists
+            already. Otherwise one of width 1 does, if there is one.
     """
     lanes = [lane for lane in plan.lanes if lane.ops and lane.kind == "cores"]
     groups: list[list[Lane]] = [[lane] for lane in lanes if lane.width > 1 or not lane.cores]

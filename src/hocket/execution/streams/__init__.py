@@ -1,7 +1,7 @@
 """Lanes as CUDA streams: one host thread launches all ops, streams run them side by side, events order them.
 
-`StreamLanes` launches every op in every step and is the reference; `GraphedLanes` does so once, into a CUDA graph, and
-replays that.
+`StreamLanes` launches every op in every step and is the reference. `GraphedLanes` captures one launch in a CUDA graph
+and replays it.
 """
 
 from __future__ import annotations

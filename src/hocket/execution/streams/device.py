@@ -1,4 +1,4 @@
-"""What streams need from a device: a small interface, so that all but the device itself can be tested without one."""
+"""Interface of a device with streams. It is small, so that everything above it can be tested without a device."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class StreamDevice(ABC):
     """Streams, events between them, and graphs of both. Streams and events are opaque to the executors.
 
     Attributes:
-        index: of the CUDA device, whose random numbers its ops draw; None where they draw the CPU's.
+        index: of the CUDA device whose random generator its ops use, or None if they use the CPU's.
     """
 
     index: int | None = None
 
     @abstractmethod
     def stream(self, priority: int) -> Any:
-        """A new stream; a higher `priority` runs first, as far as the device has levels for it."""
+        """Make a stream. A higher `priority` runs first, as far as the device has levels for it."""
 
     @abstractmethod
     def current(self) -> Any:
@@ -32,7 +32,7 @@ class StreamDevice(ABC):
 
     @abstractmethod
     def event(self, timed: bool = False) -> Any:
-        """A new event, which can be recorded again and again; `timed` ones can be told apart in time."""
+        """Make an event, which can be recorded repeatedly. Only `timed` ones can be compared in time."""
 
     @abstractmethod
     def record(self, event: Any, stream: Any) -> None:
@@ -40,7 +40,7 @@ class StreamDevice(ABC):
 
     @abstractmethod
     def wait(self, stream: Any, event: Any) -> None:
-        """What `stream` is given from now on runs after `event`, as it was last recorded. The host does not wait."""
+        """Make later work of `stream` run after the last record of `event`. The host does not wait."""
 
     @abstractmethod
     def launch(self, stream: Any, work: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ class StreamDevice(ABC):
 
     @abstractmethod
     def elapsed_us(self, first: Any, second: Any) -> float:
-        """Time between two timed events; waits until both have happened."""
+        """Return the time between two timed events, after waiting for both."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -56,10 +56,10 @@ class StreamDevice(ABC):
 
     @abstractmethod
     def graph(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `work` launches, on the current stream and on those that wait for it; returns its replay.
+        """Capture the launches of `work` on the current stream and on those that wait for it. Return the replay.
 
-        Nothing has run when this returns; what the ops allocated stays theirs as long as the replay exists. Timed
-        events that are recorded meanwhile are recorded by each replay.
+        Nothing has run when this returns. Memory of the ops stays allocated as long as the replay exists. Each replay
+        records the timed events that `work` records.
         """
 
 
@@ -67,7 +67,7 @@ class CudaDevice(StreamDevice):
     """One CUDA device.
 
     Args:
-        index: of the device; the current one if not given.
+        index: of the device. The current one by default.
 
     Raises:
         ExecutionError: there is no CUDA device.

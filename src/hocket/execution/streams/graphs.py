@@ -1,13 +1,13 @@
 """`GraphedLanes`: a plan on streams, captured once as a CUDA graph and replayed.
 
-A replay launches everything at once and costs the host next to nothing. But a graph repeats what it saw: addresses,
-and numbers that were arguments. So
+A replay launches everything at once at little cost for the host. But a graph repeats the addresses and the numbers that
+it was captured with. So
 
-- the batch is copied into the tensors that the graph has seen; parameters and state must stand where they stood, and
-  where one was replaced, the graph is captured again;
-- ops whose arguments change from step to step (a learning rate, a bias correction) and all that depend on them stay
-  outside: they are launched one by one on their streams, behind the graph. In a usual step these are the updates;
-  an optimizer that keeps its numbers on the device (``capturable=True``) has none::
+- the batch is copied into the tensors of the capture. Parameters and state have to keep their addresses, and the
+  graph is captured again if one was replaced.
+- ops whose arguments change between steps (a learning rate, a bias correction) and all that depend on them are launched
+  one by one on their streams, after the graph. Usually these are the updates. An optimizer that keeps its numbers on
+  the device (``capturable=True``) has none::
 
       replay | forward, backward | --> launched: updates with this step's learning rate
 """
@@ -36,7 +36,7 @@ WARM_UP = 2
 
 
 class GraphedLanes(StreamLanes):
-    """Runs a plan on streams, as one graph; see `StreamLanes` for the arguments."""
+    """Runs a plan on streams as one CUDA graph. See `StreamLanes` for the arguments."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class GraphedLanes(StreamLanes):
                 frame.values[slot] = self._static[slot]
 
     def _moved(self, frame: Frame) -> bool:
-        """Whether something the graph reads has another address now."""
+        """Return True if an input of the graph has another address now."""
         return any(_where(frame.values[slot]) != seen for slot, seen in self._seen.items())
 
     def _capture(self, frame: Frame) -> None:

@@ -40,14 +40,14 @@ class StreamLanes(Executor):
     Args:
         captured: the step.
         plan: any plan whose lanes are streams.
-        machine: not needed; for the same signature as other executors.
+        machine: not used. Other executors have it.
         graph: the orders to keep, when they are not `captured.graph`'s (for tests of broken plans).
-        device: the current CUDA device if not given.
-        timed: record events around every op, for `timeline`; costs launch time.
+        device: the current CUDA device by default.
+        timed: record events around every op, for `timeline`. This costs launch time.
 
     Raises:
         PlanError: the plan is not one for this graph.
-        ExecutionError: a lane is no stream, or there is no device.
+        ExecutionError: a lane is not a stream, or there is no device.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Some ops of a plan that are launched together: in which order, with which waits, and what is dropped when.
+"""The launch plan of ops that are launched together: their order, their waits, and when values are dropped.
 
-All of a step is one launch plan; a CUDA graph and what stays outside of it are two, one launched behind the other. What
-one part knows of waits and of memory it works out for itself: an order that holds only by way of an op of another part
-does not hold inside this one.
+A whole step is one launch plan. A CUDA graph and the ops outside of it are two, launched one after the other. Each part
+derives its own waits and drops, since an order that only holds by way of an op of another part does not hold inside it.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ __all__ = ["LaunchPlan", "drops", "launch_plan_of"]
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a launch needs to know.
+    """Order, waits and drops of one launch.
 
     Attributes:
         order: the ops in launch order.
         lane_of: op -> number of its lane in the plan.
         sync: the waits between them.
-        last: of each lane that takes part the last op.
+        last: the last op of each lane that takes part.
         dropped: op -> slots to drop once it has been launched.
         late: slots to drop when the lanes have joined.
     """
@@ -38,7 +37,7 @@ class LaunchPlan:
 
 
 def launch_plan_of(program: Program, graph: Graph, plan: Plan, ops: Collection[str] | None = None) -> LaunchPlan:
-    """The part of `ops`; of all ops if not given. What they wait for among other ops has been launched before."""
+    """Make the launch plan of `ops`, or of all. Other ops that these wait for have been launched before."""
     if ops is not None:
         chosen = set(ops)
         graph = Graph(
@@ -61,11 +60,11 @@ def launch_plan_of(program: Program, graph: Graph, plan: Plan, ops: Collection[s
 
 
 def drops(program: Program, sync: Synchronisation, plan: Plan) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
-    """After which op's launch each value is dropped that these ops make.
+    """Find the op after whose launch each value of these ops is dropped.
 
     Returns:
-        op -> slots to drop once it has been launched: on the lane that made them, after all that use them; and the
-        slots without such an op, which are dropped when the lanes have joined.
+        Slots to drop after each op's launch (on the lane that made them, after all uses), and the slots without such
+        an op, which are dropped when the lanes have joined.
     """
     readers = program.readers()
     dropped: dict[str, list[int]] = {}
