@@ -16,7 +16,8 @@ __all__ = ["held_interrupts", "native_holders"]
 def native_holders() -> tuple[Callable[[], bool], Callable[[], None]]:
     """Return functions that begin and end a hold, at a fraction of a microsecond each.
 
-    They do nothing without the core. The first returns True if the second has to be called. It raises an interrupt that came before the hold.
+    They do nothing without the core. The first returns True if the second has to be called. It raises an interrupt
+    that came before the hold.
     """
     if not native.available():
         return (lambda: False), (lambda: None)
