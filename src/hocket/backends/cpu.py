@@ -31,7 +31,7 @@ class CpuBackend(Backend):
 
     Args:
         machine: has the cores.
-        kind: the executor that was asked for.
+        kind: the kind of executor.
         bitwise: ops run only at widths at which they give eager's bits.
     """
 

@@ -1,10 +1,10 @@
 """Hill climbing: the width at which an op is fastest, found in a few training steps.
 
 Threads help an op up to some width, then spawning and feeding them costs more than they do, so its time over its width
-falls and then rises: one valley, no local minimum that is not the global one (1,025 ops of four networks; Liu et al.:
+falls and then rises: one valley, no local minimum that is not the global one (1,025 ops of four networks, Liu et al.:
 "Runtime Concurrency Control and Operation Scheduling for High Performance Neural Network Training", IPDPS 2019,
 section III-C). So: start at one thread, add `interval` threads a step until the time rises or the cores end, and take
-the width before the rise; between measured widths the time is taken to be linear::
+the width before the rise. Between measured widths the time is assumed to be linear::
 
     us |*                                     * measured, interval 4
        |                                      . interpolated
@@ -42,7 +42,7 @@ AFFINITIES = (COMPACT, SCATTER)
 
 
 class Setting(NamedTuple):
-    """What to run an op at: so many threads, with neighbours together in a cache or apart."""
+    """The number of threads of an op, and their affinity: neighbours in one cache, or each in another one."""
 
     width: int
     affinity: str = COMPACT
@@ -50,13 +50,13 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Climb:
-    """What a climb has found out about one op.
+    """The result of a climb for one op.
 
     Attributes:
-        times_us: width -> microseconds, of the better affinity; only what was measured.
+        times_us: width -> microseconds, of the better affinity. Only measured widths.
         affinities: width -> the better affinity.
         spread_us: width -> median minus minimum of its measurements.
-        path: the widths that the climb itself visited, in order; `times_us` may have others.
+        path: the widths that the climb itself visited, in order. `times_us` may have others.
         interval: threads added a step.
         cores: all cores, in threads: the widest that was allowed.
         num_steps: training steps it took.
@@ -72,7 +72,7 @@ class Climb:
 
     @cached_property
     def best_width(self) -> int:
-        """The fastest width measured; the narrowest of them, if several are equally fast."""
+        """The fastest measured width, the narrowest one if several are equally fast."""
         return min(self.times_us, key=lambda width: (self.times_us[width], width))
 
     @property
@@ -99,7 +99,7 @@ class Climb:
 
 @dataclass(frozen=True)
 class _Rules:
-    """How to climb; see `HillClimb`."""
+    """The parameters of climbs, see `HillClimb`."""
 
     widest: int
     interval: int
@@ -150,16 +150,16 @@ class _Rules:
 
 
 class HillClimb:
-    """The climbs of all ops of a step, side by side.
+    """The climbs of all ops of a step, at the same time.
 
     Args:
         ops: the ops, such as ``graph.ops``.
         cores: cores of the machine.
-        interval: threads added a step; 4 is what the paper settles on.
+        interval: threads added a step. The paper chooses 4.
         smt: hardware threads of a core to climb onto. 1 is the paper's choice: two threads on a core slow an op down.
-        cores_per_cache: cores that share their last private cache; 2 on a Knights Landing tile.
-        also: widths that every op is measured at after its climb; 2 and all cores when not given.
-        tolerance: by which share the time must rise above the best so far to end a climb. 0 is the paper's; on a
+        cores_per_cache: cores that share their last private cache, 2 on a Knights Landing tile.
+        also: widths that every op is measured at after its climb. Defaults to 2 and all cores.
+        tolerance: the share by which the time must rise above the best so far to end a climb. 0 is the paper's. On a
             noisy machine a few percent keep a climb from ending on a flat slope.
 
     Raises:
@@ -195,7 +195,7 @@ class HillClimb:
 
     @property
     def done(self) -> bool:
-        """Whether every climb has ended."""
+        """True if every climb has ended."""
         return all(self._rules.next(samples)[1] is None for samples in self._samples.values())
 
     @property
@@ -205,7 +205,7 @@ class HillClimb:
 
     @property
     def wanted(self) -> dict[Setting, tuple[str, ...]]:
-        """What is to be measured next, and of which ops: of all whose climb goes on or misses one of the `also`."""
+        """Map settings to the ops to measure there next: those whose climb goes on, or lacks one of the `also`."""
         next_of = {id(samples): self._rules.next(samples)[1] for samples in self._samples.values()}
         found: dict[Setting, list[str]] = {}
         for op, samples in self._of.items():
@@ -215,7 +215,7 @@ class HillClimb:
         return {setting: tuple(found[setting]) for setting in sorted(found)}
 
     def next_settings(self) -> dict[str, Setting]:
-        """For each op what to run it at in the next step; its best where its climb has ended."""
+        """Map each op to its setting in the next step, the best one if its climb has ended."""
         chosen = {id(samples): self._chosen(samples) for samples in self._samples.values()}
         return {op: chosen[id(samples)] for op, samples in self._of.items()}
 
@@ -224,7 +224,7 @@ class HillClimb:
         return {op: setting.width for op, setting in self.next_settings().items()}
 
     def record(self, op: str, width: int, duration_us: float, affinity: str = COMPACT) -> None:
-        """Take in one measurement, whether it was asked for or not. At the same setting the shortest counts.
+        """Record one measurement, requested or not. Of several at the same setting the shortest counts.
 
         Raises:
             InputError: an unknown op, a width or an affinity that the machine does not have, or no duration.
@@ -243,14 +243,14 @@ class HillClimb:
         samples.setdefault(setting, []).append(duration_us)
 
     def run(self, time_us: Callable[[str, int, str], float]) -> HillClimb:
-        """Climb to the end with an oracle ``time_us(op, width, affinity)``; returns itself."""
+        """Climb to the end with an oracle ``time_us(op, width, affinity)``, and return itself."""
         while not self.done:
             for op, (width, affinity) in self.next_settings().items():
                 self.record(op, width, time_us(op, width, affinity), affinity)
         return self
 
     def climbs(self) -> dict[str, Climb]:
-        """What is known of each op by now; ops that were never measured are left out."""
+        """The results so far of all ops that were measured."""
         found = {id(samples): self._rules.result(samples) for samples in self._samples.values() if samples}
         return {op: found[id(samples)] for op, samples in self._of.items() if samples}
 
@@ -266,9 +266,9 @@ class HillClimb:
         return min(AFFINITIES, key=sums_us.__getitem__)
 
     def costs(self) -> Costs:
-        """What was measured as `Costs`, in the better affinity of the step as a whole where both were measured.
+        """Return the measurements as `Costs`, in the affinity that is better for the whole step if both were measured.
 
-        A plan has one placement: who gets which core is decided for lanes, and ops of all kinds run on one lane.
+        A plan has one placement: cores are assigned to lanes, and ops of all kinds run on one lane.
         """
         placement = self.placement
         durations: dict[str, dict[str, float]] = {}
@@ -298,7 +298,7 @@ def climb(
     also: Iterable[int] | None = None,
     tolerance: float = 0.0,
 ) -> Climb:
-    """Climb with one op whose time at a width and affinity an oracle knows; arguments as for `HillClimb`.
+    """Climb with one op whose times an oracle gives. The arguments are those of `HillClimb`.
 
     Example:
         >>> climb(lambda width, affinity: 100.0 / width + width, cores=68).best_width
@@ -312,15 +312,15 @@ def climb(
 
 
 def accuracy(found: Climb, actual_us: Mapping[int, float], widths: Iterable[int] | None = None) -> float:
-    """One minus the mean of |predicted - actual| / actual over the widths that were not measured (Table V).
+    """Return one minus the mean of |predicted - actual| / actual over the widths that were not measured (Table V).
 
     Args:
         found: the climb.
         actual_us: width -> microseconds.
-        widths: which to look at; all of `actual_us` when not given.
+        widths: the widths to compare. Defaults to all of `actual_us`.
 
     Returns:
-        The accuracy; NaN when every one of these widths was measured.
+        The accuracy, or NaN if all of these widths were measured.
     """
     judged = [width for width in (actual_us if widths is None else widths) if width not in found.times_us]
     if not judged:
