@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
+from benchmarks.climbs import accuracy, climb
 from benchmarks.curves import Curve, Curves, for_graph, kind_of, work_us
 from benchmarks.knl import TABLE_II, TABLE_VI, published_knl
 from hocket import zoo
 from hocket.errors import FormatError, InputError
 from hocket.ir import Costs, Graph, Op
-from hocket.profiling.hill_climb import accuracy, climb
 
 KNL = published_knl()
 KINDS = sorted({curve.op_type for curve in KNL})

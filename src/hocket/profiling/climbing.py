@@ -63,7 +63,7 @@ def climbing(ops: Iterable[Op], device: Device) -> Generator[Setting, Timeline, 
 
 def _next(search: HillClimb, cores: int) -> Setting | None:
     """Return the setting of the next step, the narrowest that enough of the step wants, or None at the end."""
-    known_us = {op: climb.best_us for op, climb in search.climbs().items()}
+    known_us = search.best_us()
     last = {2, cores}
     for setting, ops in search.wanted.items():
         if not known_us or setting.width in last or _share(ops, known_us) >= MIN_SHARE:
