@@ -51,7 +51,7 @@ _HFTA = ("pointnet-cls-paper", "pointnet-seg-paper", "dcgan-paper")
 _SECONDARY = ("resnet18-paper", "mobilenet-v3-large-paper", "transformer-2x128-paper", "bert-medium-paper")
 _SIZES = ("--models", "4", "--models", "8", "--models", "16", "--models", "32", "--steps", "5")
 _PRECISIONS = ("--precision", "float32", "--precision", "float16")
-_RIVALS = [("--contender", name) for name in ("processes", "mps", "mig", "vmap", "fused", "auto", "scheduled")]
+_RIVALS = [("--contender", name) for name in ("processes", "vmap", "fused", "auto", "scheduled")]
 _CORES = Part(("manycore", "--measured", "--quick"), 1.0)
 PARTS = {
     "cuda": (

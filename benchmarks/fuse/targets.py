@@ -30,7 +30,6 @@ __all__ = [
     "TARGETS",
     "Target",
     "named",
-    "partly_fused",
     "step_of",
 ]
 
@@ -240,13 +239,6 @@ def _scheduled(
 def _decide(step: Step) -> None:
     while step.schedule is not None and not step.schedule.decided:
         step()
-
-
-def partly_fused(target: Target, size: int, device: str, training: Training, separate: tuple[str, ...]) -> Step:
-    """One training step of B models of which some blocks stay separate."""
-    jobs = [target.models(seed, device)[0] for seed in range(size)]
-    array = fuse(jobs, backend="rule", shared=True, separate=separate)
-    return _in_turns(partial(_trainer(target), [Net(array, training)]), target.batches(device))
 
 
 def _trainer(target: Target) -> Callable[[list[Net], Any], Tensor]:

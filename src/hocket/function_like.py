@@ -6,7 +6,7 @@ Frameworks read the name, the signature or the code of a step, and look methods 
         @hocket.scheduled(model, optimizer)
         def training_step(self, batch): ...
 
-    Trainer().training_step(batch)      # each instance has its own schedule, of its own bound method
+    Trainer().training_step(batch)      # each instance has its own schedule, of its bound method
 
 The schedules of an instance are in its ``__dict__``, where Python's collector sees them. A copy of the instance begins
 without any, and so does one that was pickled.
@@ -22,7 +22,7 @@ from typing import Any
 
 __all__ = ["FunctionLike", "PerInstance"]
 
-# What functions say of themselves that an object which stands for one has to be asked for.
+# Attributes of functions that an object which acts as one looks up on the function.
 _OF_FUNCTIONS = frozenset(
     (
         "__builtins__", "__closure__", "__code__", "__defaults__", "__func__", "__globals__",

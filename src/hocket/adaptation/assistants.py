@@ -42,7 +42,7 @@ __all__ = [
 CANDIDATES = 16
 TAKERS = 3
 ROUNDING = 1e-9
-# Transfers may be so many times slower than their links; beyond that, something else is.
+# The largest factor by which transfers are assumed slower than their links.
 MAX_DELAY = 64.0
 
 

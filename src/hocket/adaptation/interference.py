@@ -8,19 +8,19 @@ them in later steps. A case is recognised like this::
     lane 0   |======= a =======|            a takes 190 us here, 100 alone, 60 with the cores of both lanes
     lane 1         |====== b ======|        b takes 150 us here,  90 alone, 50 with the cores of both lanes
                    |<- 120 us ->|
-                                            while both run, a does 120/190 of its work and b 120/150 of its own.
+                                            while both run, a does 120/190 of its work and b 120/150.
                                             in turn, each with all the cores, that takes
                                             120/190 * 60 + 120/150 * 50 = 78 us: less than 120, so they interfere
 
 Over the time together this is the weighted speedup of two programs on one machine (Eyerman and Eeckhout, "System-Level
 Performance Metrics for Multiprogram Workloads", IEEE Micro 28(3), 2008: system throughput, the sum of each program's
-progress): at or below 1 it gains nothing to run them at once. Costs alone would have told the planner where wide ops
+progress): at or below 1 it gains nothing to run them at once. The costs alone show the planner where wide ops
 are better run in turn, so a pair is only called interfering if each of the two was slowed as well.
 
 An op's progress is assumed to be even over its run, so a partner may be blamed for the effect of another one. Most such
-cases are excluded because the partner must have been slowed itself. One
-step on a shared machine tells little: all figures are medians over several timelines of the same plan, held against the
-costs' medians, and a pair must have met in most of the timelines.
+cases are excluded because the partner must have been slowed itself. One step on a shared machine is not enough: all
+figures are medians over several timelines of the same plan, compared with the costs' medians, and a pair must have met
+in most of the timelines.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from hocket.loading.weights import StoredTensor
 
 __all__ = ["read_cached"]
 
-# The call is to return soon: copying so much takes a quarter of a second.
+# The call must return soon: copying this many bytes takes a quarter of a second.
 MAX_BYTES = 1 << 30
 
 # Buffers of one system call; its own limit is 1,024.

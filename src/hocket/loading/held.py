@@ -140,7 +140,7 @@ class _Held:
     ) -> Any:
         return _seen(function, args, kwargs or {})
 
-    # `torch.nn.Parameter` has these two of its own, which look at the class before they look at the values.
+    # `torch.nn.Parameter` defines these two, which check the class before they read the values.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         use(self)  # type: ignore[arg-type]
         return self.__deepcopy__(memo)

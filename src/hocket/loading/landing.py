@@ -22,7 +22,7 @@ __all__ = ["CHUNK_BYTES", "Landing", "bytes_of", "landing_of"]
 # request. It is a multiple of the element size of any dtype.
 CHUNK_BYTES = 4 << 20
 
-# A copy of so many elements runs on the thread that asks for it: above its grain size (32,768), torch hands parts of
+# A copy of up to this many elements runs on the calling thread: above its grain size (32,768), torch hands parts of
 # it to threads of OpenMP, and those of the reading thread would be others than those that compute.
 SERIAL_ELEMENTS = 32_768
 

@@ -55,7 +55,7 @@ def recorded_first_use(model: torch.nn.Module) -> Iterator[list[str]]:
     """
     named = named_tensors(model)
     if reason := structure_reason(model, named):
-        raise InputError(f"the order of first use cannot be told: {reason}")
+        raise InputError(f"the order of first use cannot be observed: {reason}")
     finish(model)
     found: list[str] = []
     names: dict[Any, list[str]] = defaultdict(list)

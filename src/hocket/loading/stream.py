@@ -29,7 +29,7 @@ from hocket.loading.weights import StoredTensor, Weights
 
 __all__ = ["PendingTensor", "WeightStream"]
 
-# Tensors that lie side by side are read together, at most so many (the system's own limit is 1,024).
+# The most adjacent tensors that are read together (the system's limit is 1,024).
 MAX_TOGETHER = 256
 
 

@@ -37,7 +37,7 @@ def structure_reason(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
             torch.nn.Module.load_state_dict,
         )
         if loads_itself or kind.set_extra_state is not torch.nn.Module.set_extra_state:
-            return f"{where} has a way of its own to load a state"
+            return f"{where} overrides how a state is loaded"
         if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
             return f"{where} has hooks on loading a state"
     for name, tensor in tensors.items():
