@@ -43,7 +43,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Of the bench."""
+        """The name of the bench."""
         return self.words[0]
 
 
@@ -115,7 +115,7 @@ def run(
 
 
 def _run_part(part: Part, own_s: float, command: Sequence[str]) -> tuple[dict[str, Any], str, str]:
-    """What a part saved, and a line if it was stopped, or one if it failed."""
+    """Run a part, and return its saved result, a line if it was stopped, and a line if it failed."""
     stopped = failed = ""
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
         path = Path(folder, "result.json")

@@ -181,7 +181,7 @@ def _where(device: str) -> dict[str, Any]:
 
 
 def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
-    """What cannot be had here, and why, in one line each."""
+    """Return a line for each contender that is not available here."""
     found = {}
     if "jax" in wanted and (why := "jax: is measured on CPUs" if device != "cpu" else jax_missing()):
         found["jax"] = why

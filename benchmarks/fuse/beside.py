@@ -128,7 +128,7 @@ def _allocated(name: str, target: Target, size: int, training: Training) -> floa
 
 
 def _in_process(function: Callable[..., None], *args: Any) -> float:
-    """What a function puts into a queue, from a new process."""
+    """Return the value that a function puts into a queue in a new process."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     worker = context.Process(target=function, args=(queue, *args), daemon=True)
