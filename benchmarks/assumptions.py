@@ -1,4 +1,4 @@
-"""What a simulation on published curves takes for granted, and what comes of it if that is otherwise.
+"""Assumptions of a simulation on published curves, and the results if one of them is changed.
 
 Every assumption that a figure of `benchmarks.manycore` rests on can be changed here on its own: a `Setup` goes in and
 comes out with one thing different. Which change moves the result most says how far to trust it.
@@ -56,7 +56,7 @@ class Setup:
     alone_us: float = 0.0
 
     def makespan_us(self, plan: Plan) -> float:
-        """What a step by this plan takes."""
+        """Return the duration of a step by this plan."""
         return timeline_of(self, plan).makespan_us + self.alone_us
 
 
@@ -138,7 +138,7 @@ def best_widths(factor: float) -> Callable[[Setup], Setup]:
 
 
 def siblings(speedup: float) -> Callable[[Setup], Setup]:
-    """What two threads of a core get done, over what one does alone."""
+    """Set the work of two threads of a core, relative to that of one."""
 
     def change(setup: Setup) -> Setup:
         (device,) = setup.machine.devices

@@ -1,4 +1,4 @@
-"""What the compiling process takes, and what it costs the training beside which it runs.
+"""The cost of the compiling process: its time, and the slowdown of the training beside it.
 
     python -m benchmarks compiling mlp resnet20 -o compiling.json
 
@@ -148,7 +148,7 @@ def _cached_s(target: str, folder: str) -> float:
 
 
 def _children_s() -> float:
-    """What processes that this one has waited for have used of the cores, theirs included, in seconds."""
+    """Return the CPU seconds of finished child processes and their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

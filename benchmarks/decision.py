@@ -1,4 +1,4 @@
-"""What it takes until a schedule has decided: calls, seconds, and how much longer than eager steps would have taken.
+"""Calls and seconds until a schedule has decided, and the excess over eager steps.
 
 Cold, where nothing is remembered; and warm, in another process that finds what the first one has decided. Only the
 public face is used, so that an older version can be measured by the same file (its sources first on the path).

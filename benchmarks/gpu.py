@@ -43,7 +43,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Of the bench."""
+        """The name of the bench."""
         return self.words[0]
 
 
@@ -51,7 +51,7 @@ _HFTA = ("pointnet-cls-paper", "pointnet-seg-paper", "dcgan-paper")
 _SECONDARY = ("resnet18-paper", "mobilenet-v3-large-paper", "transformer-2x128-paper", "bert-medium-paper")
 _SIZES = ("--models", "4", "--models", "8", "--models", "16", "--models", "32", "--steps", "5")
 _PRECISIONS = ("--precision", "float32", "--precision", "float16")
-_RIVALS = [("--contender", name) for name in ("processes", "mps", "mig", "vmap", "fused", "auto", "scheduled")]
+_RIVALS = [("--contender", name) for name in ("processes", "vmap", "fused", "auto", "scheduled")]
 _CORES = Part(("manycore", "--measured", "--quick"), 1.0)
 PARTS = {
     "cuda": (
@@ -115,7 +115,7 @@ def run(
 
 
 def _run_part(part: Part, own_s: float, command: Sequence[str]) -> tuple[dict[str, Any], str, str]:
-    """What a part saved, and a line if it was stopped, or one if it failed."""
+    """Run a part, and return its saved result, a line if it was stopped, and a line if it failed."""
     stopped = failed = ""
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
         path = Path(folder, "result.json")

@@ -59,7 +59,7 @@ class JaxStep(JaxProcess):
         return self.loss
 
     def seconds(self, _: Any = None) -> float:
-        """What such a step took, in its own process, in the mean."""
+        """Take such a step and return its mean seconds, measured in its process."""
         took_s, self.loss = self.ask("step")
         return float(took_s)
 

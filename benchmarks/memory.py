@@ -1,4 +1,4 @@
-"""What a scheduled step holds at most, by stage: ``python -m benchmarks memory resnet20/64 -o memory.json``.
+"""Peak memory of a scheduled step, by stage: ``python -m benchmarks memory resnet20/64 -o memory.json``.
 
 Each target in a process of its own. First eager steps; then the same job through `hocket.schedule`, searched, and on
 Linux the peak of the process's resident memory is set back after each step, so that it is known which stage made it.

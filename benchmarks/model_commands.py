@@ -24,8 +24,7 @@ __all__ = ["VERBS"]
 
 def _fuse(args: Namespace, save: Save) -> dict[str, Any]:
     policy = wait_policy()
-    from benchmarks.fuse import CONTENDERS, Training, run
-    from benchmarks.fuse.partial import partial
+    from benchmarks.fuse import CONTENDERS, run
 
     sizes, precisions = tuple(args.models) or (1, 2, 4, 8), tuple(args.precision) or ("float32",)
     result = run(
@@ -42,22 +41,15 @@ def _fuse(args: Namespace, save: Save) -> dict[str, Any]:
         budget_s=args.budget_s,
         save=save,
     )
-    if args.partial:
-        options: dict[str, Any] = {"device": args.device, "size": max(sizes), "steps": args.steps}
-        result["partial"] = {name: partial(name, training=Training(precisions[0]), **options) for name in args.partial}
     result["wait_policy"] = policy
     return result
 
 
-def _fuse_tables(args: Namespace, result: dict[str, Any]) -> Iterator[Any]:
+def _fuse_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Any]:
     where = f"{result['device']} ({result['machine']}), torch {result['torch']}"
     yield _fused_table(f"training B models, {where}: speedup over serial", result["targets"])
     for each in result["precisions"][1:]:
         yield _fused_table(f"the same in {each}", result[f"targets_{each}"])
-    for name, rows in result.get("partial", {}).items():
-        shown = [(str(row["fused"]), f"{row['to_serial']:.2f}", ", ".join(row["separate"])) for row in rows]
-        title = f"{name}, {max(args.models or [8])} models, fused block by block: speedup over serial"
-        yield table(title, ("fused blocks", "speedup", "separate"), shown)
     for target, found in result["crossover"].items():
         pays = [f"{name} {_range(size)}" for name, size in found.items()]
         yield f"no slower than serial: {target}: {', '.join(pays)}"
@@ -415,7 +407,6 @@ VERBS = (
             arg("--optimizer", choices=("sgd", "adam"), default="sgd", help="what updates (sgd, with momentum)"),
             arg("--own-rates", action="store_true", help="a rate and a weight decay for each model"),
             arg("--own-batches", action="store_true", help="a batch for each model"),
-            arg("--partial", metavar="TARGET", help="fuse it block by block, too", **_SEVERAL),
             arg("--no-memory", action="store_true", help="leave the measurement of memory out"),
             *BUDGET,
             targets("such as mlp-128 or pointnet-cls (a selection)"),

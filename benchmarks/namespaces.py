@@ -31,7 +31,7 @@ class Namespace:
     address: str
 
     def command(self, *words: str) -> list[str]:
-        """What runs `words` in there."""
+        """Return the command that runs `words` in the namespace."""
         return ["ip", "netns", "exec", self.name, *words]
 
 

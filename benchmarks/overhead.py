@@ -1,4 +1,4 @@
-"""What Hocket itself costs: capturing a step, profiling it, and the time between ops in the Python executor.
+"""Costs of Hocket itself: capturing a step, profiling it, and the time between ops in the Python executor.
 
     python -m benchmarks overhead mlp resnet20
 

@@ -1,12 +1,11 @@
 """Regression, the paper's first performance model.
 
-What an op is (its flops and bytes, events of the hardware counters where the machine offers them) and its times at N
-sampled widths should tell its time at any other width. So one regressor is trained for each width to be predicted
-(one for all of them comes down to 25% accuracy), on ops that are known at every width, and asked about ops that are
-not among them (Liu et al., IPDPS 2019, section III-B and Table IV).
+The flops and bytes of an op and its times at N sampled widths should predict its time at any other width. So one
+regressor is trained for each width to be predicted (one for all of them reaches only 25% accuracy), on ops that are
+known at every width, and tested on other ops (Liu et al., IPDPS 2019, section III-B and Table IV).
 
 In the paper R² is good, since the few large ops are predicted well, and accuracy is not: one model has to fit times
-that span five orders of magnitude, and counters of short ops are unreliable. A climb knows no other op and no machine
+that span five orders of magnitude. A climb knows no other op and no machine
 and needs no training, so hill climbing is what the planner uses. On curves that were built from a formula (as
 `published_knl`'s) regression looks better than it is: a formula is easily learnt. Table IV is worth reproducing on
 recorded curves.
@@ -27,11 +26,9 @@ from typing import Any, NamedTuple
 from benchmarks.curves import Curve, Curves
 from hocket.errors import InputError, MissingDependencyError
 
-__all__ = ["MODELS", "Counters", "Regression", "Score", "evaluate", "train"]
+__all__ = ["MODELS", "Regression", "Score", "evaluate", "train"]
 
 MODELS = ("Gradient Boosting", "K-Neighbors", "TSR", "OLS", "PAR")
-
-Counters = Mapping[str, Mapping[str, float]]  # shape of a curve -> event -> count per instruction
 
 
 class Score(NamedTuple):
@@ -47,21 +44,19 @@ class Regression:
 
     Attributes:
         sampled: the widths whose times are features.
-        events: the counters that are features, in order.
         models: width -> fitted scikit-learn model.
     """
 
     sampled: tuple[int, ...]
-    events: tuple[str, ...]
     models: Mapping[int, Any]
 
-    def predict_us(self, curves: Sequence[Curve], width: int, counters: Counters | None = None) -> list[float]:
+    def predict_us(self, curves: Sequence[Curve], width: int) -> list[float]:
         """Predicted microseconds of each of `curves` at `width`, of which only the sampled widths are looked at."""
         if width in self.sampled:
             return [curve.best_us[width] for curve in curves]
         if width not in self.models:
             raise InputError(f"regression: not trained for width {width}; for {', '.join(map(str, self.models))}")
-        rows = [_features(curve, self.sampled, self.events, counters) for curve in curves]
+        rows = [_features(curve, self.sampled) for curve in curves]
         return [float(value) for value in self.models[width].predict(rows)]
 
 
@@ -71,7 +66,6 @@ def train(
     n: int,
     *,
     widths: Iterable[int] | None = None,
-    counters: Counters | None = None,
     seed: int = 0,
 ) -> Regression:
     """Train one of `MODELS` on ops that are known at every width.
@@ -81,11 +75,10 @@ def train(
         model: one of `MODELS`.
         n: how many widths are sampled, spread evenly over the cores.
         widths: which widths to be able to predict; all that are not sampled when not given.
-        counters: events of the hardware counters, if the machine has them.
         seed: of the models that draw random numbers.
 
     Raises:
-        InputError: an unknown model, more samples than widths, no curves, or an op without its counters.
+        InputError: an unknown model, more samples than widths, no curves.
         MissingDependencyError: scikit-learn is not installed.
     """
     known = list(curves)
@@ -93,15 +86,14 @@ def train(
         raise InputError("regression: no curves to train on")
     cores = len(known[0].compact_us)
     sampled = sampled_widths(n, cores)
-    events = tuple(sorted({event for counts in (counters or {}).values() for event in counts}))
-    rows = [_features(curve, sampled, events, counters) for curve in known]
+    rows = [_features(curve, sampled) for curve in known]
     models = {}
     for width in range(1, cores + 1) if widths is None else widths:
         if width not in sampled:
             actual = [curve.best_us[width] for curve in known]
             regressor = _regressor(model, len(known), seed)
             models[width] = _fitted(regressor, rows, actual)
-    return Regression(sampled, events, models)
+    return Regression(sampled, models)
 
 
 def evaluate(
@@ -111,7 +103,6 @@ def evaluate(
     *,
     test: Curves | None = None,
     widths: Iterable[int] | None = None,
-    counters: Counters | None = None,
     seed: int = 0,
 ) -> Score:
     """How well `model` predicts ops it was not trained on, over all widths that were not sampled.
@@ -123,7 +114,6 @@ def evaluate(
         n: how many widths are sampled.
         test: the ops to test on; the paper trains on three networks and tests on DCGAN.
         widths: as for `train`.
-        counters: as for `train`.
         seed: as for `train`, and of the split.
 
     Example:
@@ -137,10 +127,10 @@ def evaluate(
         asked, known = known[: len(known) // 4], known[len(known) // 4 :]
     if not asked:
         raise InputError("regression: no op left to test on")
-    trained = train(known, model, n, widths=widths, counters=counters, seed=seed)
+    trained = train(known, model, n, widths=widths, seed=seed)
     pairs: list[tuple[float, float]] = []
     for width in trained.models:
-        predicted = trained.predict_us(asked, width, counters)
+        predicted = trained.predict_us(asked, width)
         pairs += zip(predicted, (curve.best_us[width] for curve in asked), strict=True)
     if not pairs:
         raise InputError("regression: no width left to test on: all of them are sampled")
@@ -158,13 +148,8 @@ def sampled_widths(n: int, cores: int) -> tuple[int, ...]:
     return tuple(math.ceil((part + 0.5) * cores / n) for part in range(n))
 
 
-def _features(curve: Curve, sampled: Sequence[int], events: Sequence[str], counters: Counters | None) -> list[float]:
-    plain = [curve.flops, curve.size_bytes, *(curve.best_us[width] for width in sampled)]
-    counts = (counters or {}).get(curve.shape, {})
-    missing = [event for event in events if event not in counts]
-    if missing:
-        raise InputError(f"regression: op {curve.op_type} {curve.shape} has no counter {', '.join(missing)}")
-    return [*plain, *(counts[event] for event in events)]
+def _features(curve: Curve, sampled: Sequence[int]) -> list[float]:
+    return [curve.flops, curve.size_bytes, *(curve.best_us[width] for width in sampled)]
 
 
 def _fitted(regressor: Any, rows: list[list[float]], actual_us: list[float]) -> Any:

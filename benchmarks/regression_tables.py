@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.climbs import accuracy, climb
 from benchmarks.curves import Curves
 from benchmarks.knl import published_knl
 from benchmarks.regression import MODELS, Score, evaluate
-from hocket.profiling.hill_climb import accuracy, climb
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -72,7 +72,7 @@ def run(
 def _turns(
     model: str, sizes: Mapping[str, int], batch: int, mbit: int, orders: Sequence[str], calls: int
 ) -> list[dict[str, Any]]:
-    """What the agent says of each turn."""
+    """Run the agent, and return what it reports of each turn."""
     with linked(mbit) as (agent, job):
         settings = {"model": model, "sizes": sizes, "address": f"{job.address}:{PORT}"}
         store, module = (job.address, PORT), "transfers_agents"

@@ -38,7 +38,7 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Turn:
-    """What rank 0 says of one order's turn."""
+    """The report of rank 0 on one order's turn."""
 
     order: str
     steps_us: list[float]

@@ -129,7 +129,7 @@ def _gradients_s(job: Job, batch: Any) -> float:
 
 
 def _job(model: str, sizes: Mapping[str, int], mbit: int, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What rank 0 says of each turn."""
+    """Run both ranks, and return what rank 0 reports of each turn."""
     told = json.dumps({"model": model, "sizes": sizes, "timeout_s": 300.0, **settings})
     processes = []
     with linked(mbit) as (worker, server):

@@ -28,7 +28,7 @@ WARM_UP = 2
 
 @dataclass
 class Turns:
-    """What one contender took.
+    """The times of one contender.
 
     Attributes:
         steps_ms: each counted step.

@@ -55,7 +55,7 @@ def run(mbit: int = 200, rounds: int = 5) -> dict[str, Any]:
 
 
 def _summary(sent: list[list[int]], arrived: list[list[int]]) -> dict[str, float]:
-    """Of the clocks of each round: the large value's, then those of small ones."""
+    """Summarise the clocks of each round: the large value's, then those of small ones."""
     pairs = [list(zip(one, other, strict=True)) for one, other in zip(sent, arrived, strict=True)]
     large_s = median((there - here) / 1e9 for (here, there), *_ in pairs)
     delays_ms = sorted((there - here) / 1e6 for _, *small in pairs for here, there in small)

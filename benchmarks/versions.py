@@ -183,7 +183,7 @@ def _worker(sources: Path, target: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _fused(name: str, size: str) -> str:
-    """What `_FUSED` takes."""
+    """Return the argument of `_FUSED`."""
     target = TARGETS.get(name, Target(name))
     if not size.isdecimal() or target.kind == "gan":
         raise InputError(

@@ -248,5 +248,5 @@ def _layers(name: str) -> int:
 
 
 def _geomeans(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Of each that has any; JSON has no word for the mean of nothing."""
+    """Return the geometric means of all lists that have values: JSON has no NaN."""
     return {name: geometric_mean(found) for name, found in values.items() if found}

@@ -3,8 +3,6 @@
     serial         a loop over B models, each with its optimizer
     channels-last  the same with weights and images that have their channels last (where there are images)
     processes      B processes side by side, each with its model and one thread (HFTA calls it concurrent)
-    mps            such processes whose kernels share a GPU (where MPS can be started)
-    mig            such processes on the parts of a GPU (where somebody made such parts)
     vmap           `hocket.fuse` with ``backend="vmap"``
     fused          with rules everywhere
     auto           with whatever was timed to be the fastest
@@ -25,9 +23,7 @@ Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from itertools import product
 from queue import Empty
 from threading import BrokenBarrierError
@@ -37,7 +33,7 @@ from typing import Any
 import torch
 
 from benchmarks.budget import Budget
-from benchmarks.fuse import beside, counters
+from benchmarks.fuse import beside
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed, took_s
 from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
@@ -50,8 +46,6 @@ CONTENDERS = (
     "serial",
     "channels-last",
     "processes",
-    "mps",
-    "mig",
     "vmap",
     "fused",
     "auto",
@@ -101,7 +95,7 @@ def run(
         ``to_serial``, ``to_own_one`` (models per second over those of the same contender at B = 1), ``first_steps``
         (its first step in steps of serial: models are traced and plans timed), ``chosen`` (by auto, in the
         order of its choices, and why a plan was kept or not), ``memory_bytes``, ``memory_to_singles`` (to B times what
-        one model alone needs), ``counters``.
+        one model alone needs),.
         ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
         ``stops_at``, the next one at which it is; None where there is none.
         ``targets_float16``, ``crossover_float16``: the same in further precisions, by name.
@@ -187,18 +181,10 @@ def _where(device: str) -> dict[str, Any]:
 
 
 def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
-    """What cannot be had here, and why, in one line each."""
+    """Return a line for each contender that is not available here."""
     found = {}
     if "jax" in wanted and (why := "jax: is measured on CPUs" if device != "cpu" else jax_missing()):
         found["jax"] = why
-    if device != "cuda":
-        return found | {name: f"{name}: needs a GPU" for name in ("mps", "mig") if name in wanted}
-    if "mps" in wanted and (why := beside.mps_missing()):
-        found["mps"] = why
-    if "mig" in wanted and not beside.mig_devices():
-        found["mig"] = "mig: nvidia-smi lists no MIG device"
-    if why := counters.counters_missing():
-        found["counters"] = why
     return found
 
 
@@ -224,16 +210,11 @@ def _measure(
     for name, step in in_turn.items():
         if step.chosen():
             found[name]["chosen"] = step.chosen()
-    if device == "cuda" and "counters" not in left_out:
-        for name, step in in_turn.items():
-            found[name]["counters"] = counters.counted(step)
     in_turn.clear()  # their memory is needed
-    if size <= MAX_PROCESSES[device]:
-        for name in names:
-            if name in ("processes", "mps", "mig") and name not in left_out:
-                step_s = _beside(name, target, size, device, steps, training, left_out, left_s)
-                if step_s is not None:
-                    found[name] = {"step_ms": step_s * 1e3}
+    if size <= MAX_PROCESSES[device] and "processes" in names:
+        step_s = _beside(target, size, device, steps, training, left_out, left_s)
+        if step_s is not None:
+            found["processes"] = {"step_ms": step_s * 1e3}
     serial_ms = found["serial"]["step_ms"]
     for row in found.values():
         row["models_per_s"] = size / row["step_ms"] * 1e3
@@ -242,7 +223,6 @@ def _measure(
 
 
 def _beside(
-    name: str,
     target: Target,
     size: int,
     device: str,
@@ -251,22 +231,14 @@ def _beside(
     left_out: dict[str, str],
     left_s: float,
 ) -> float | None:
-    """Seconds of a step of processes side by side; None, and a line in `left_out`, where they do not come about."""
+    """Return the seconds of a step of processes side by side, or None, and a line in `left_out`, if they fail."""
     begin = perf_counter()
-    environments: Sequence[dict[str, str]] = ({},)
     try:
-        with ExitStack() as stack:
-            if name == "mps":
-                environments = [stack.enter_context(beside.mps())]
-            elif name == "mig":
-                environments = [{"CUDA_VISIBLE_DEVICES": uuid} for uuid in beside.mig_devices()]
-            patience_s = min(PATIENCE_S, max(1.0, left_s - (perf_counter() - begin)))
-            return beside.side_by_side(target, size, device, steps, training, environments, patience_s=patience_s)
+        patience_s = min(PATIENCE_S, max(1.0, left_s))
+        return beside.side_by_side(target, size, device, steps, training, patience_s=patience_s)
     except BrokenBarrierError:
-        what = f"{name}, {_words(target.entry, size, training)}"
+        what = f"processes, {_words(target.entry, size, training)}"
         left_out[what] = f"{what}: not done in {perf_counter() - begin:.0f} s, or one of the processes failed"
-    except (OSError, subprocess.SubprocessError) as error:
-        left_out[name] = f"{name}: its daemon does not start: {str(error).splitlines()[0]}"
     return None
 
 

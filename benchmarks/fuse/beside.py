@@ -1,19 +1,10 @@
-"""Processes of the fuse bench: models side by side (plain, under MPS, on MIG devices), and memory, each in its own.
-
-MPS lets kernels of several processes run on a GPU at once; its control daemon is started here in a folder of its own,
-and stopped afterwards. MIG devices are used where somebody has made them: the GPU's setting is left as it is.
-"""
+"""Processes of the fuse bench: models side by side, and memory, each in its own."""
 
 from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
-import re
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -27,10 +18,9 @@ from benchmarks.resident import peak_bytes, resident_bytes, set_back_peak
 from hocket import optim as fused_optim
 from hocket.fusion import fuse
 
-__all__ = ["WARM_UP", "memory_of", "mig_devices", "mps", "mps_missing", "settle", "side_by_side"]
+__all__ = ["WARM_UP", "memory_of", "settle", "side_by_side"]
 
 WARM_UP = 2
-MPS = "nvidia-cuda-mps-control"
 
 
 def settle(device: str) -> None:
@@ -45,7 +35,6 @@ def side_by_side(
     device: str,
     steps: int,
     training: Training,
-    environments: Sequence[Mapping[str, str]] = ({},),
     *,
     patience_s: float = 300.0,
 ) -> float:
@@ -57,7 +46,6 @@ def side_by_side(
         device: "cpu" or "cuda".
         steps: counted steps of each.
         training: how they are trained.
-        environments: variables of the processes, dealt out in turn.
         patience_s: how long they may take to begin, and then to end.
 
     Raises:
@@ -71,9 +59,8 @@ def side_by_side(
         for seed in range(size)
     ]
     with _stopped(workers):
-        for number, worker in enumerate(workers):
-            with _environment(environments[number % len(environments)]):
-                worker.start()
+        for worker in workers:
+            worker.start()
         start.wait(timeout=patience_s)
         before = perf_counter()
         end.wait(timeout=patience_s)
@@ -96,51 +83,6 @@ def _one_of_many(target: Target, seed: int, device: str, steps: int, training: T
         start.abort()
         end.abort()
         raise
-
-
-def mps_missing() -> str:
-    """Why no MPS can be had here; empty where it can."""
-    return "" if shutil.which(MPS) else f"mps: {MPS} is not installed"
-
-
-@contextmanager
-def mps() -> Iterator[dict[str, str]]:
-    """A control daemon of our own; gives what its clients need in their environment.
-
-    Raises:
-        OSError, subprocess.SubprocessError: it does not start.
-    """
-    with tempfile.TemporaryDirectory(prefix="hocket-mps-") as folder:
-        found = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        environment = {**os.environ, **found}
-        subprocess.run([MPS, "-d"], env=environment, check=True, capture_output=True, timeout=30)
-        try:
-            yield found
-        finally:
-            subprocess.run([MPS], input="quit\n", text=True, env=environment, capture_output=True, timeout=60)
-
-
-def mig_devices() -> list[str]:
-    """The names of the MIG devices that are there."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30).stdout
-    return re.findall(r"UUID: (MIG-[^)\s]+)", listed)
-
-
-@contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """A new process takes these variables along."""
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
@@ -186,7 +128,7 @@ def _allocated(name: str, target: Target, size: int, training: Training) -> floa
 
 
 def _in_process(function: Callable[..., None], *args: Any) -> float:
-    """What a function puts into a queue, from a new process."""
+    """Return the value that a function puts into a queue in a new process."""
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     worker = context.Process(target=function, args=(queue, *args), daemon=True)

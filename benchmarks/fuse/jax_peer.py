@@ -1,6 +1,6 @@
-"""What a user with many small models could take instead: the same perceptrons in JAX, ``jit(vmap(value_and_grad))``.
+"""An alternative for many small models: the same perceptrons in JAX, ``jit(vmap(value_and_grad))``.
 
-JAX has a process of its own; see `benchmarks.jax_process`.
+JAX runs in a separate process, see `benchmarks.jax_process`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the fuse bench trains: entries of the zoo in suitable sizes, and one training step of B of them at once.
+"""Targets of the fuse bench: entries of the zoo in suitable sizes, and one training step of B of them at once.
 
 The same lines train one plain model and B fused ones: a `Net` is either, and knows how its loss is taken.
 """
@@ -30,7 +30,6 @@ __all__ = [
     "TARGETS",
     "Target",
     "named",
-    "partly_fused",
     "step_of",
 ]
 
@@ -65,7 +64,7 @@ class Target:
         return list(self._job(seed, device, num_batches=1).models)
 
     def batches(self, device: str, seed: int = 0) -> list[Any]:
-        """What steps take in turns, by a seed; a classifier's have some wrong labels, as people's data do."""
+        """Return the batches that steps take in turns, by a seed. A classifier's have some wrong labels, as real data."""
         batches = list(self._job(seed, device, NUM_BATCHES).batches)
         if self.kind != "classifier":
             return batches
@@ -74,7 +73,7 @@ class Target:
         return [(inputs, _partly_wrong(labels, number)) for number, (inputs, labels) in enumerate(batches)]
 
     def has_images(self) -> bool:
-        """Whether there are convolutions for which it matters where the channels are."""
+        """Return True if there are convolutions, for which the memory format matters."""
         convolutions = (nn.Conv2d, nn.ConvTranspose2d)
         return any(isinstance(each, convolutions) for model in self.models(0, "cpu") for each in model.modules())
 
@@ -146,16 +145,16 @@ class Step:
         self.run()
 
     def chosen(self) -> list[str]:
-        """What ``backend="auto"`` has chosen so far, in the order of the choices, and why a plan runs or does not."""
+        """Return the choices of ``backend="auto"`` so far, in order, and the verdict of the schedule."""
         chosen = [str(choice.winner) for array in self.arrays for choice in array.choices]
         return chosen + ([f"{self.schedule.verdict}: {self.schedule.why}"] if self.schedule else [])
 
     def is_settled(self) -> bool:
-        """Whether ``backend="auto"`` needs no more steps to choose by."""
+        """Return True if ``backend="auto"`` has made all choices."""
         return all(choice.is_settled for array in self.arrays for choice in array.choices)
 
     def close(self) -> None:
-        """End the lanes' threads, of which others would have to think; the next step starts them again."""
+        """End the lanes' threads, which would slow other contenders down. The next step starts them again."""
         if self.schedule is not None:
             self.schedule.close()
 
@@ -240,13 +239,6 @@ def _scheduled(
 def _decide(step: Step) -> None:
     while step.schedule is not None and not step.schedule.decided:
         step()
-
-
-def partly_fused(target: Target, size: int, device: str, training: Training, separate: tuple[str, ...]) -> Step:
-    """One training step of B models of which some blocks stay separate."""
-    jobs = [target.models(seed, device)[0] for seed in range(size)]
-    array = fuse(jobs, backend="rule", shared=True, separate=separate)
-    return _in_turns(partial(_trainer(target), [Net(array, training)]), target.batches(device))
 
 
 def _trainer(target: Target) -> Callable[[list[Net], Any], Tensor]:

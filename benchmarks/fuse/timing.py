@@ -27,7 +27,7 @@ def check_device(device: str) -> None:
 
 
 def timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) -> dict[str, list[float]]:
-    """What each one's steps took, in ms: in blocks, in turns there and back, so nobody always follows the same one.
+    """Time steps in ms, in blocks that alternate forth and back, so that none always follows the same contender.
 
     The first step of a block finds the caches and the heap as another contender left them, and does not count.
     """

@@ -47,11 +47,11 @@ class Training:
 
     @property
     def amp(self) -> bool:
-        """Whether forwards run under autocast."""
+        """True if forwards run under autocast."""
         return self.precision != "float32"
 
     def autocast(self, device: str) -> torch.autocast:
-        """What forwards run under."""
+        """Return the context of forwards."""
         return torch.autocast(device, torch.float16 if self.precision == "float16" else torch.bfloat16, self.amp)
 
     def scaler_of(self, model: nn.Module, device: str) -> Any:

@@ -1,4 +1,4 @@
-"""What is loaded: models, the batch of their first forward, and the order that planner `transfers` finds for it."""
+"""Models to load, the batch of their first forward, and the order that planner `transfers` finds for it."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def _cluster(work: Workload, workers: int, servers: int, mbit: int, steps: int) 
 
 
 def _summary(work: Workload, steps: list[list[StepRecord]], card_bytes_per_s: tuple[float, float]) -> dict[str, Any]:
-    """Of the steps, each with a record of every worker, and the rates of a worker's and a server's card."""
+    """Summarise steps, given a record of every worker for each, and the rates of a worker's and a server's card."""
     takes_us = [(max(r.end_ns for r in step) - min(r.begin_ns for r in step)) / 1e3 for step in steps]
     ends_us = [predicted_us(work, [record.order for record in step], *card_bytes_per_s) for step in steps]
     shares = [

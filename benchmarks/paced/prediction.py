@@ -1,4 +1,4 @@
-"""What a step of several paced workers takes by simulation: all their transfers at once, over shared network cards.
+"""Predict the step of several paced workers by simulation of all their transfers over shared network cards.
 
 A worker's card carries what all servers send it, and a server's what it sends all workers, each transfer a max-min fair
 part (`hocket.simulation.cards`). Workers in the same order want the same value of the same server at the same moment;

@@ -35,7 +35,7 @@ GO, FINISHED = "go", "finished"
 
 @dataclass(frozen=True)
 class Place:
-    """Of one rank in a cluster: workers come first."""
+    """The position of one rank in a cluster: workers come first."""
 
     rank: int
     workers: int
@@ -143,7 +143,7 @@ class _Pace:
         self._changed = threading.Condition()
 
     def arrival(self, index: int) -> Any:
-        """What a wire calls when a value is there."""
+        """Return the function that a wire calls when a value has arrived."""
 
         def arrived(error: BaseException | None) -> None:
             with self._changed:

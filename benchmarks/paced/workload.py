@@ -1,4 +1,4 @@
-"""What paced workers do: a recorded step of a zoo model, whose computing is slept and whose parameters are received.
+"""The work of paced workers: a recorded step of a zoo model, whose computing is slept and whose parameters are received.
 
 Each op is timed once on this machine; a worker of many then sleeps these times, for two cores cannot compute for eight
 workers. Parameters of one layer travel as one value, as a wire would pack the small ones.
@@ -45,7 +45,7 @@ class Workload:
 
     @property
     def lower_us(self) -> float:
-        """What the busier one of wire and computing takes."""
+        """The duration of the busier one of wire and computing."""
         links = [0.0] * len(self.receives.channels)
         for link, us in zip(self.receives.links, self.receives.times_us, strict=True):
             links[link] += us

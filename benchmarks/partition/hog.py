@@ -87,7 +87,7 @@ def run(
 
 
 def summary_of(fixed: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
-    """What the hog costs, how much of it is won back, and how many units moved when.
+    """Summarise the cost of the hog, the part of it that is won back, and the units that moved.
 
     Args:
         fixed: of the job without moves: ``steps_us``, and ``hog_from``, the first step beside the hog.

@@ -38,7 +38,7 @@ TIMEOUT_S = 60.0
 
 
 class PacedTimes(NamedTuple):
-    """What a stage sleeps, and the numbers (4 bytes each) that come over the border before and behind it."""
+    """The durations that a stage sleeps, and the numbers (4 bytes each) that it receives and sends."""
 
     forward_us: float
     backward_us: float

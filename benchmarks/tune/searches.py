@@ -1,4 +1,4 @@
-"""What the tune bench searches over: entries of the zoo, with the hyper-parameters of HFHT.
+"""Searches of the tune bench: entries of the zoo, with the hyper-parameters of HFHT.
 
 Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Table 12: rate, both betas and weight decay of
 Adam, factor and period of the schedule, batch size, and an option of the model. PointNet's option is whether points are

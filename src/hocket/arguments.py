@@ -10,7 +10,7 @@ __all__ = ["Arguments", "Unfolded", "packed", "spreading"]
 
 
 class Arguments(NamedTuple):
-    """Arguments of a step that is not called with one positional argument."""
+    """The arguments of a step, if they are not one positional argument."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -32,7 +32,7 @@ class Unfolded:
 
 
 def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pack all arguments into one value. A single positional one is returned as it is.
+    """Pack all arguments into one value. A single positional argument stays as it is.
 
     Example:
         >>> packed((1,), {}), packed((1, 2), {"key": 3})
@@ -42,7 +42,7 @@ def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def spreading(step: Callable[..., Any]) -> Callable[[Any], Any]:
-    """`step` as a function of what `packed` makes.
+    """Return `step` as a function of one packed value.
 
     Example:
         >>> spreading(max)(packed((1, 2), {"key": abs}))

@@ -13,11 +13,11 @@ __all__ = ["scheduled"]
 
 
 class ScheduledMethod(FunctionLike):
-    """A method whose model and optimizer are those of the instance: each instance has a schedule of its own.
+    """A method whose model and optimizer are those of the instance. Each instance has its own schedule.
 
     Args:
         method: the function in the class body.
-        model, optimizer: what it trains, or functions that give them for an instance.
+        model, optimizer: the objects, or functions that return them for an instance.
         options: of `hocket.schedule`.
     """
 

@@ -1,5 +1,7 @@
-"""Several processes that torchrun starts, as one job: `worker` and `server` train with parameter servers, to which an
-`agent` may come and go; `stages` divides one training step between ranks.
+"""Jobs of several processes that torchrun starts.
+
+`worker` and `server` train with parameter servers, and an `agent` may join and leave such a job. `stages` divides one
+training step between ranks.
 """
 
 from hocket.distributed.agent import Agent, agent

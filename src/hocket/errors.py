@@ -55,7 +55,7 @@ class ExecutionError(HocketError):
 
 
 class StaleCaptureError(ExecutionError):
-    """A number that the step branches on has changed since it was captured. Nothing was run."""
+    """A number that the step branches on has changed since the capture. No op was run."""
 
 
 class PeerError(ExecutionError):
@@ -63,7 +63,7 @@ class PeerError(ExecutionError):
 
 
 class VersionGoneError(InputError):
-    """A version of the parameters that the servers do not have any more, or never had: names it, and what they have."""
+    """A version of the parameters that the servers no longer have, or never had. Names it and those they have."""
 
 
 class MissingDependencyError(HocketError, ImportError):

@@ -1,12 +1,12 @@
-"""`FunctionLike`: what a schedule shows of the step that it wraps, as `functools.wraps` does, and how it binds.
+"""`FunctionLike`: gives a schedule the attributes of the step that it wraps, as `functools.wraps` does, and binding.
 
-Frameworks ask a step for its name, its signature or its code, and look methods up on a class::
+Frameworks read the name, the signature or the code of a step, and look methods up on a class::
 
     class Trainer:
         @hocket.scheduled(model, optimizer)
         def training_step(self, batch): ...
 
-    Trainer().training_step(batch)      # each instance has a schedule of its own, of its own bound method
+    Trainer().training_step(batch)      # each instance has its own schedule, of its bound method
 
 The schedules of an instance are in its ``__dict__``, where Python's collector sees them. A copy of the instance begins
 without any, and so does one that was pickled.
@@ -22,7 +22,7 @@ from typing import Any
 
 __all__ = ["FunctionLike", "PerInstance"]
 
-# What functions say of themselves that an object which stands for one has to be asked for.
+# Attributes of functions that an object which acts as one looks up on the function.
 _OF_FUNCTIONS = frozenset(
     (
         "__builtins__", "__closure__", "__code__", "__defaults__", "__func__", "__globals__",
@@ -43,10 +43,10 @@ class PerInstance(dict[Any, Any]):
 
 
 class FunctionLike(ABC):
-    """Stands for a function: has its name, documentation, signature and attributes, and binds as it does.
+    """Acts as a function: has its name, documentation, signature and attributes, and binds as it does.
 
     Attributes:
-        step: the function, also named ``__wrapped__``.
+        step: the function, also available as ``__wrapped__``.
     """
 
     step: Callable[..., Any]

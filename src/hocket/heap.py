@@ -1,12 +1,12 @@
-"""The process's heap: freed memory goes back to the operating system, and Python's collector waits.
+"""The process's heap: return freed memory to the operating system, and hold back Python's collector.
 
-Eager and planned steps keep freed memory separately: glibc that of eager ops, lanes their own (`memory.h`). A change
-from one to the other has to release it, or the process holds both: 1.35 times eager's peak on ResNet-20 at batch 64,
-and for good after a single eager step between planned ones.
+Eager and planned steps keep separate memory: glibc keeps blocks that eager ops have freed, and lanes keep theirs
+(`memory.h`). On a change between them, the kept memory is returned, or the process holds both: 1.35 times eager's peak
+on ResNet-20 at batch 64, permanently after a single eager step between planned ones.
 
-A capture runs the step with copies of all that it changes. glibc keeps such memory for the process when it is freed in
-the wrong order (a ResNet-18 at batch 2: 130 MiB, a third of the process, and 45 MiB more when a planned step has
-replaced the gradients). These pages are not needed again, since a planned step has memory of its own.
+A capture runs the step with copies of all that it changes, and glibc keeps such memory if it is freed in the wrong
+order (a ResNet-18 at batch 2: 130 MiB, a third of the process, and 45 MiB more when a planned step has replaced the
+gradients). Those pages are not reused, because a planned step has its own memory.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAX_DYNAMIC_BYTES = 32 * 2**20  # glibc's largest threshold that adapts by itsel
 
 @contextmanager
 def collections_held() -> Iterator[None]:
-    """Python's cyclic collector does not run by itself in the block.
+    """Disable the automatic runs of Python's cyclic collector in the block.
 
-    It runs finalizers and callbacks (`gc.callbacks`) wherever it happens to start: code that is no part of the step,
-    and would be taken for one.
+    The collector runs finalizers and callbacks (`gc.callbacks`) wherever it starts: code that would be mistaken for a
+    part of the step.
 
     Example:
         >>> with collections_held():
@@ -78,10 +78,10 @@ def _libc() -> ctypes.CDLL:
 
 
 class HeapTrimmer:
-    """Trims the heap each time so much was made: what was freed between values that live adds up otherwise.
+    """Trims the heap at regular amounts of allocation, because freed memory between live values adds up otherwise.
 
     Args:
-        every_bytes: so much.
+        every_bytes: trim after this many allocated bytes.
     """
 
     def __init__(self, every_bytes: int = 32 * 2**20) -> None:
@@ -89,7 +89,7 @@ class HeapTrimmer:
         self._made_bytes = 0
 
     def made(self, size_bytes: int) -> None:
-        """So many bytes were made."""
+        """Count allocated bytes."""
         self._made_bytes += size_bytes
         if self._made_bytes > self._every_bytes:
             trim_heap()
@@ -97,12 +97,13 @@ class HeapTrimmer:
 
 
 def keep_freed_blocks() -> None:
-    """Let the process keep freed blocks of up to 32 MiB, and 64 MiB at the end of the heap, for what it makes next.
+    """Let the process keep freed blocks of up to 32 MiB, and 64 MiB at the end of the heap, for reuse.
 
-    glibc gives blocks from 128 KiB on back to the system until the process has freed a larger one, by whose size its
-    thresholds then go. An eager step of stacked models, whose activations are of that size, pays for each of its pages
-    again in every step: 3,000 page faults and a third of the time with 8 digits CNNs. A program with one large batch
-    has these thresholds anyway. The block is never written to, so it costs no memory. Without glibc this does nothing.
+    glibc returns blocks from 128 KiB on to the system until the process has freed a larger one, whose size then becomes
+    the threshold. An eager step of stacked models, whose activations have such sizes, pays for each of its pages again
+    in every step: 3,000 page faults and a third of the time with 8 digits CNNs. A program with one large batch has
+    these thresholds anyway. The block that sets them is never written to, so it costs no memory. Without glibc, this
+    does nothing.
     """
     libc = _libc()
     malloc, free = getattr(libc, "malloc", None), getattr(libc, "free", None)
@@ -112,7 +113,7 @@ def keep_freed_blocks() -> None:
 
 
 def trim_heap() -> bool:
-    """Give freed memory back to the system. Return False if the C library has no such call (glibc has).
+    """Return freed memory to the system. Returns False without glibc, which alone has such a call.
 
     Example:
         >>> trim_heap() in (True, False)

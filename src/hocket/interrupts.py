@@ -14,10 +14,10 @@ __all__ = ["held_interrupts", "native_holders"]
 
 
 def native_holders() -> tuple[Callable[[], bool], Callable[[], None]]:
-    """Return functions that begin and end a hold, at a fraction of a microsecond each.
+    """Return functions that begin and end a hold, at a fraction of a microsecond each. Without the core they are
+    no-ops.
 
-    They do nothing without the core. The first returns True if the second has to be called. It raises an interrupt
-    that came before the hold.
+    The first returns True if the second has to be called. It raises an interrupt that came before the hold.
     """
     if not native.available():
         return (lambda: False), (lambda: None)
@@ -27,9 +27,9 @@ def native_holders() -> tuple[Callable[[], bool], Callable[[], None]]:
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Delay SIGINT until the end of the block. A second one goes through at once.
+    """Hold SIGINT back until the end of the block. A second one goes through at once.
 
-    Where the native core cannot be built, only the main thread can hold it back (Python allows no other to).
+    Without the native core, only the main thread can hold it back (Python allows no other to).
 
     Example:
         >>> with held_interrupts():

@@ -74,10 +74,10 @@ class Job:
         return _as_tuple(self.optimizer)
 
     def batch(self, index: int) -> Any:
-        """The batch for step ``index`` (0, 1, 2, ...), starting over after the last one.
+        """Return the batch for step ``index`` (0, 1, 2, ...), starting over after the last one.
 
-        Batches that can only be iterated are read on from the last one that was asked for; an earlier one, and the
-        end of them, begins anew (a shuffling ``DataLoader`` shuffles again): give a list where that matters.
+        Batches that can only be iterated are read on from the last one that was returned. An earlier index, and the end
+        of the batches, begins anew (a shuffling ``DataLoader`` shuffles again). Pass a list if that matters.
         """
         if index < 0:
             raise InputError(f"Job.batch: expected an index of 0 or more, got {index}")
@@ -139,7 +139,7 @@ def _length(batches: Any) -> int | None:
 
 
 def _check_members(field: str, members: tuple[Any, ...], needed: tuple[str, ...], expected: str) -> None:
-    """Every member looks like what it should be (told by its attributes, so that torch stays unloaded)."""
+    """Check every member by its attributes, so that torch stays unloaded."""
     if not members:
         raise InputError(f"Job.{field}: expected {expected} or a list of them, got an empty list")
     for position, member in enumerate(members):

@@ -22,7 +22,7 @@ _LISTENERS: dict[int, Listener] = {}  # by thread
 
 
 class Sink:
-    """A function that a step calls for its effect alone. A call returns None.
+    """A function that a step calls only for its effect. A call returns None.
 
     Args:
         function: the user's own.
@@ -52,9 +52,9 @@ class Sink:
 def sink(function: Callable[..., Any]) -> Sink:
     """Make a function that a scheduled step may call for its effect: to log, to print, to show progress.
 
-    A planned step calls it after its ops, in the order of the step, with the numbers of that step. What the function
-    reads and writes is not watched: it gets what it needs by its arguments (numbers, text, and lists, tuples and dicts
-    of these), and the step does not read what it writes. Its result is dropped, and its errors are the step's.
+    A planned step calls it after its ops, in the order of the step, with the numbers of that step. Its reads and writes
+    are not watched: it must get all that it needs by its arguments (numbers, text, and lists, tuples and dicts of
+    these), and the step must not read what it writes. Its result is dropped, and its exceptions are raised by the step.
 
     Args:
         function: called with the arguments of the step's call.

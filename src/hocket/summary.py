@@ -1,4 +1,4 @@
-"""What a decision amounts to, for a table or a report: eager and planned side by side, the bounds, and notes."""
+"""A decision as figures for a table or a report: eager and planned side by side, the bounds, and notes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def comparison_of(
     eager_ms: Sequence[float] = (),
     planned_ms: Sequence[float] = (),
 ) -> Comparison:
-    """Eager and the best plan of a decision side by side.
+    """Compare eager with the best plan of a decision.
 
     Args:
-        target: what it is called.
+        target: the name of the step.
         decision: one that has a candidate.
-        backend: what it ran on.
-        difference: what a verification found.
-        eager_ms: times of eager steps; those of the decision where none are given.
-        planned_ms: times of planned steps, in turns with these.
+        backend: the device it ran on.
+        difference: the result of a verification.
+        eager_ms: times of eager steps. Defaults to those of the decision.
+        planned_ms: times of planned steps, interleaved with these.
     """
     found = decision.candidate
     assert found is not None, "there is a plan to compare"
@@ -63,7 +63,7 @@ def comparison_of(
 
 
 def notes_of(decision: Decision, history: Sequence[Verdict]) -> tuple[str, ...]:
-    """What a report adds in words: earlier verdicts, and how pairs of ops fared side by side."""
+    """Return the notes of a report: earlier verdicts, and pairs of ops that gained or lost by running at once."""
     lines = [f"before that: {verdict}, because {verdict.why}" for verdict in history[-2::-1]]
     bad = [pair for pair in decision.co_runs if pair.interfered]
     good = [pair for pair in reversed(decision.co_runs) if pair.faster_together][:REPORTED_PAIRS]
@@ -79,7 +79,7 @@ def notes_of(decision: Decision, history: Sequence[Verdict]) -> tuple[str, ...]:
 
 
 def _for_their_bits(decision: Decision) -> Iterator[str]:
-    """The ops that run at one width only, so that nothing may run beside them where that is all cores."""
+    """Yield a note on ops that run at one width only, so that nothing can run beside them if that is all cores."""
     costs = decision.candidate.costs if decision.candidate else None
     if costs is None or not costs.only_listed:
         return

@@ -1,7 +1,7 @@
-"""The main job: take a training step, plan it, run it beside eager, and say what came of it.
+"""The main job of `hocket run`: plan a training step, run the plan beside eager, and compare both.
 
-Everything is measured in one process, interleaved, on steps that train; what is compared is compared over five steps
-from one state.
+Everything is measured in one process, interleaved, on steps that train. Results are compared over five steps from one
+state.
 """
 
 from __future__ import annotations
@@ -42,14 +42,18 @@ MAX_PASSED_OVER = 1000
 
 @dataclass(frozen=True)
 class Trial:
-    """What `try_out` found: the comparison, and what it takes to draw it."""
+    """The result of `try_out`: the comparison, and the data of its report."""
 
     comparison: Comparison
     fast: Schedule
     timelines: dict[str, Timeline]
 
     def report(self, directory: str | os.PathLike[str]) -> dict[str, Path]:
-        """Write the page, the trace and the files behind them; nothing where no plan was made."""
+        """Write the page, the trace and the files behind them.
+
+        Raises:
+            HocketError: no plan was made.
+        """
         candidate = self.fast.candidate
         if candidate is None:
             raise HocketError(f"there is nothing to report, the step was not planned: {self.comparison.why}")
@@ -91,13 +95,13 @@ def try_out(
         cache: the same.
         runs: interleaved steps of each kind that are measured after the verdict.
         strict: raise where the step cannot be captured.
-        simulated: has a GPU whose times are simulated; see `hocket.backends.SimulatedBackend`.
+        simulated: has a GPU whose times are simulated, see `hocket.backends.SimulatedBackend`.
         progress: called as ``progress(what, done, total)`` after every step.
 
     Raises:
         CaptureError: the step cannot be captured, under `strict`.
         InputError: there is no GPU in `simulated` whose rates are known.
-        HocketError: there is no plan, and no time to be had without one, since times are simulated.
+        HocketError: there is no plan, and simulated times need one.
     """
     options: dict[str, Any] = {"planner": planner, "plan": plan, "numerics": numerics, "strict": strict}
     clock: Callable[[], float] = perf_counter
@@ -156,7 +160,7 @@ def try_out(
 
 
 def _timelines(fast: Schedule, candidate: Candidate, batches: Iterator[Any]) -> dict[str, Timeline]:
-    """Timelines of a serial step, a planned one, and the prediction. Each step trains."""
+    """Return the timelines of a serial step, a planned one, and the prediction. Each step trains."""
     serial = fast.backend.executor(candidate.captured, fast.backend.serial_plan(candidate.captured))
     serial(next(batches))
     found = {"serial": serial.timeline()}
@@ -168,10 +172,10 @@ def _timelines(fast: Schedule, candidate: Candidate, batches: Iterator[Any]) -> 
 
 
 def _batches(job: Job, number: int, captured: Captured | None, eager: Callable[[Any], Any]) -> Iterator[Any]:
-    """Batches from `number` on that the plan is for, if there is one.
+    """Yield the batches from `number` on that fit the plan, if there is one.
 
-    The last batch of an epoch may be shorter than the others and is passed over. A step that takes another branch now
-    (by its own count) is made by eager.
+    The last batch of an epoch may be shorter than the others and is passed over. A step that takes another branch (by a
+    count, for instance) runs eagerly.
     """
     passed_over = 0
     for position in itertools.count(number):

@@ -45,50 +45,50 @@ def tune(
     cache: bool | str | os.PathLike[str] = True,
     report: str | os.PathLike[str] | None = None,
 ) -> optuna.Study:
-    """Search for hyper-parameters; trials that agree on all shapes train as one fused model.
+    """Search for hyper-parameters. Trials that agree on all shapes train as one fused model.
 
-    Every trial's values are those that it has alone, whatever it trains beside: its weights and random numbers follow
-    from its parameters and `seed`, and the order of its data from `seed` and the epoch.
+    Every trial has the values that it would have alone: its weights and random numbers follow from its parameters and
+    `seed`, and the order of its data from `seed` and the epoch.
 
     Args:
         train: the user's own ``train(params) -> hocket.Training``, a function of one trial.
-        space: Optuna's distributions by name. Without it, `train` itself says what there is to propose:
+        space: Optuna's distributions by name. Without it, `train` itself defines the space:
             ``params.suggest_float("lr", 1e-4, 1e-1, log=True)``, as Optuna's trials do.
-        trials: how many trials (60); `Hyperband` says itself how many it takes.
+        trials: how many trials (60). `Hyperband` determines the number itself.
         epochs: how many epochs a trial trains at most.
         halving: `hocket.Halving`, `hocket.Hyperband` or `hocket.Asha`, which end the worse trials early, or
-            `hocket.Population`, by which they go on from the better ones; all trials go all epochs if None. The study's
-            pruner is not asked: pruners decide one trial at a time, while all trials of a rung report at once here.
+            `hocket.Population`, by which they continue from the better ones. If None, all trials train all epochs. The
+            study's pruner is not used: pruners decide one trial at a time, while all trials of a rung report at once.
         study: an Optuna study of one direction, with its sampler, storage and enqueued trials.
-        direction: without a study, ``"minimize"`` or ``"maximize"``; such a study proposes by TPE.
-        storage: without a study, where its trials are kept: whatever `optuna.create_study` takes. In memory if None.
-        name: without a study, its name; a study of this name is gone on with, if the storage has one.
-        executor: ``"fused"``; ``"scheduled"``: fused, and the fused step planned by `hocket.schedule`; ``"serial"``:
-            one trial after another; ``"processes"``: several processes with one trial each; or ``"auto"``: fused,
-            unless that is measured to be slower than one at a time. Where trials cannot be fused, they train one at a
-            time, and a warning says why.
+        direction: without a study, ``"minimize"`` or ``"maximize"``. Such a study proposes by TPE.
+        storage: without a study, where its trials are kept: a value for `optuna.create_study`. In memory if None.
+        name: without a study, its name. If the storage has a study of this name, it is continued.
+        executor: ``"fused"``, ``"scheduled"`` (fused, and the fused step planned by `hocket.schedule`), ``"serial"``
+            (one trial after another), ``"processes"`` (several processes with one trial each), or ``"auto"`` (fused,
+            unless that is measured to be slower than one at a time). Trials that cannot be fused train one at a time,
+            and a warning gives the reason.
         slots: how many trials are fused at most (64).
-        memory_bytes: what the models of one group may take, with their optimizers and what their backward needs.
-        fusible: names of the parameters that change no shapes; found by trying if None.
+        memory_bytes: limit for the models of one group, with their optimizers and the memory of their backward.
+        fusible: names of the parameters that change no shapes. Found by trying if None.
         seed: of weights, random numbers, the order of data, and proposals.
-        timeout: seconds after which the search ends, at the next epoch. Trials that are not over are pruned; with
-            `checkpoints` they stay, and the same call goes on with them.
-        patience: after so many epochs without a better value a trial is complete; None for no such end.
+        timeout: seconds after which the search ends, at the next epoch. Unfinished trials are pruned. With
+            `checkpoints` they stay, and the same call continues them.
+        patience: a trial is complete after this many epochs without a better value. None for no limit.
         value: ``"last"`` or ``"best"``: which of its epochs' values counts for a trial, in the study and at rungs.
         checkpoints: a folder for the states of unfinished trials, and of the best one (``best.pt``). A search that was
-            killed goes on when it is called again with the same study and folder.
-        callbacks: called with the study and each trial that is over, as by ``study.optimize``; may call
+            killed continues when it is called again with the same study and folder.
+        callbacks: called with the study and each finished trial, as by ``study.optimize``. They may call
             ``study.stop()``.
-        processes: how many, for ``executor="processes"``; half the processors if None, at least two.
+        processes: how many, for ``executor="processes"``. Half the processors if None, at least two.
         cache: of `hocket.schedule`, for ``executor="scheduled"``.
-        report: a folder for a page that shows what ran with what and when, and how the values went; needs plotly.
+        report: a folder for a page that shows which trials ran together and when, and their values. Needs plotly.
 
     Returns:
         The study, whose trials have a value for each epoch.
 
     Raises:
-        InputError: an argument, a batch or a metric that nothing can be done with.
-        ExecutionError: the storage failed, or all trials did; otherwise a trial that raises or whose loss is not finite
+        InputError: an invalid argument, batch or metric.
+        ExecutionError: the storage failed, or all trials did. Otherwise a trial that raises or whose loss is not finite
             fails alone.
         MissingDependencyError: Optuna is not installed (or plotly, for a report).
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hocket
-from benchmarks.curves import Curve, Curves, for_graph, kind_of, work_us
+from benchmarks.climbs import accuracy, climb
+from benchmarks.curves import Curve, Curves, for_graph
 from benchmarks.knl import TABLE_II, TABLE_VI, published_knl
 from hocket import zoo
 from hocket.errors import FormatError, InputError
 from hocket.ir import Costs, Graph, Op
-from hocket.profiling.hill_climb import accuracy, climb
 
 KNL = published_knl()
 KINDS = sorted({curve.op_type for curve in KNL})
@@ -74,13 +74,6 @@ def test_a_curve_of_any_size_has_one_valley(kind: str, wanted_us: float) -> None
     assert all(b >= a - 1e-5 * max(times) for a, b in pairwise(slopes))
 
 
-@given(st.sampled_from(KINDS), st.floats(0.01, 1e7), st.floats(1, 10))
-def test_a_larger_op_takes_longer_at_every_width(kind: str, wanted_us: float, factor: float) -> None:
-    small, _ = KNL.times_us(op_of(kind, wanted_us))
-    large, _ = KNL.times_us(op_of(kind, factor * wanted_us))
-    assert all(a <= b * (1 + 1e-6) for a, b in zip(small, large, strict=True))
-
-
 @given(st.sampled_from(KINDS), st.floats(0.01, 1e8))
 def test_climbs_at_interval_4_choose_within_2_percent(kind: str, wanted_us: float) -> None:
     times, _ = KNL.times_us(op_of(kind, wanted_us))
@@ -101,20 +94,6 @@ def test_climbs_at_interval_4_predict_95_percent_on_the_published_set() -> None:
     [("dcgan", {"batch_size": 8, "image_size": 16, "width": 16}), ("lstm-cells", {"steps": 3})],
 )
 def test_climbs_at_interval_4_predict_95_percent_of_a_captured_step(name, size) -> None:
-    check_step(zoo.load(name, **size))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("resnet50", {"batch_size": 64, "image_size": 32, "optimizer": "adam"}),
-        ("dcgan", {"batch_size": 64}),
-        ("inception-v3", {"batch_size": 4}),
-        ("lstm-cells", {"batch_size": 20}),
-    ],
-)
-def test_climbs_at_interval_4_predict_95_percent_of_the_papers_models(name, size) -> None:
     check_step(zoo.load(name, **size))
 
 
@@ -140,17 +119,6 @@ def test_the_published_set_is_said_not_to_be_recorded_and_reads_back_from_its_fi
     assert Costs.load(tmp_path / "again.json").note == KNL.note
 
 
-def test_noise_is_off_unless_asked_for_and_seeded() -> None:
-    assert published_knl() == KNL
-    assert published_knl(noise=0.02) == published_knl(noise=0.02)
-    assert published_knl(noise=0.02) != published_knl(noise=0.02, seed=1)
-    noisy = published_knl(noise=0.02)
-    assert "noise of 2.0%" in noisy.note
-    factors = [a / b for n, c in zip(noisy, KNL, strict=True) for a, b in zip(n.compact_us, c.compact_us, strict=True)]
-    assert fmean(factors) == pytest.approx(1, abs=0.002)
-    assert fmean((factor - 1) ** 2 for factor in factors) ** 0.5 == pytest.approx(0.02, rel=0.05)
-
-
 def test_sixteen_cores_are_the_first_of_the_68() -> None:
     narrow = published_knl(16)
     assert narrow.cores == 16
@@ -158,23 +126,6 @@ def test_sixteen_cores_are_the_first_of_the_68() -> None:
     for cores in (0, 69):
         with pytest.raises(InputError, match=f"cores from 1 to 68, got {cores}"):
             published_knl(cores)
-
-
-def test_a_file_reads_back_with_both_affinities(tmp_path) -> None:
-    curves = Curves(
-        (
-            Curve("aten.mm:forward", "2x3", 12.0, 72.0, (4.0, 3.0, 2.5, 2.0), (4.0, 2.75)),
-            Curve("Mul", "7", 7.0, 84.0, (1.0, 1.0, 1.0, 1.0)),
-        ),
-        "by hand",
-        "measured",
-    )
-    curves.save(tmp_path / "curves.json")
-    assert Curves.load(tmp_path / "curves.json") == curves
-    curve = curves.curves[0]
-    assert curve.best_us == {1: 4.0, 2: 2.75, 3: 2.5, 4: 2.0}
-    assert [curve.time_us(2, affinity) for affinity in ("compact", "scatter")] == [3.0, 2.75]
-    assert curves.curves[1].time_us(2, "scatter") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -191,13 +142,6 @@ def test_costs_that_are_no_curves_are_refused(tmp_path, durations, message) -> N
     with pytest.raises(FormatError, match=message) as caught:
         Curves.load(tmp_path / "costs.json")
     assert "costs.json" in str(caught.value)
-
-
-def test_curves_of_different_lengths_are_refused() -> None:
-    with pytest.raises(InputError, match="all of the same number of widths"):
-        Curves((Curve("Mul", "1", 1.0, 1.0, (1.0,)), Curve("Mul", "2", 1.0, 1.0, (1.0, 2.0))))
-    with pytest.raises(InputError, match="at least one curve"):
-        Curves(())
 
 
 def by_hand() -> Curves:
@@ -225,40 +169,6 @@ def test_sizes_between_and_beyond_those_that_are_known(flops, times, source) -> 
     assert costs.lookup("mine").source == source
 
 
-def test_the_kernel_itself_goes_before_its_kind() -> None:
-    own = Curve("aten.mm:forward", "own", 1e4, 0.0, (1.0,) * 68)
-    graph = Graph((Op("own", "aten.mm", "forward", flops=1e4), Op("kind", "aten.mm", "weight_grad", flops=1e4)))
-    costs = for_graph(graph, Curves((*KNL, own), source="published"))
-    assert costs.duration_us("own") == 1.0
-    assert costs.duration_us("kind") == KNL.times_us(graph["kind"])[0][0]
-    assert costs.lookup("kind").source == "published"
-
-
 def test_an_op_of_a_type_that_is_not_there_is_named() -> None:
     with pytest.raises(InputError, match=r"no curve for op 'relu', a aten.relu \(Mul\)"):
         for_graph(Graph((Op("relu", "aten.relu", "forward"),)), by_hand())
-
-
-def test_curves_are_recorded_once_a_kind_and_only_whole() -> None:
-    ops = (Op("a", "mm", flops=1.0), Op("b", "mm", flops=1.0), Op("c", "mm", flops=2.0))
-    times = {"1": 2.0, "2": 1.0}
-    costs = Costs({"a": times, "b": times, "c": times}, note="here")
-    curves = Curves.recorded(Graph(ops), costs)
-    assert [(c.op_type, c.shape, c.compact_us) for c in curves] == [
-        ("mm:other", "a", (2.0, 1.0)),
-        ("mm:other", "c", (2.0, 1.0)),
-    ]
-    assert (curves.note, curves.source) == ("here", "measured")
-    with pytest.raises(InputError, match="op 'c' has no duration at width 2"):
-        Curves.recorded(Graph(ops), Costs({"a": times, "c": {"1": 3.0}}))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_the_set_is_some_kernels(kind: str) -> None:
-    target, role = TARGETS[kind]
-    assert kind_of(Op("op", target, role)) == kind
-
-
-def test_work_is_the_longer_of_arithmetic_and_traffic() -> None:
-    assert work_us(1e10, 0.0) == work_us(0.0, 5.9e9) == 1e6
-    assert work_us(1e10, 5.9e8) == 1e6

@@ -69,12 +69,6 @@ def test_one_that_crashes_or_hangs_costs_itself_alone(faked):
         assert found["parts"][name]["words"], "what was saved is kept"
 
 
-def test_time_is_shared_out_and_what_one_leaves_the_next_may_use(faked):
-    found = gpu.run(device="cpu", budget_s=100.0, parts=[Part(("a",), 3.0), Part(("b",), 1.0)], command=faked)
-    assert found["parts"]["a"]["budget_s"] == pytest.approx(100 * 3 / 4 * (1 - gpu.GRACE), abs=1)
-    assert found["parts"]["b"]["budget_s"] == pytest.approx(100 * (1 - gpu.GRACE), abs=4), "the first took no time"
-
-
 @pytest.mark.parametrize("device", PARTS)
 def test_the_words_of_every_part_are_understood(device):
     for part in PARTS[device]:
@@ -96,24 +90,10 @@ def test_a_real_part_leaves_one_whole_file(tmp_path, monkeypatch, capsys):
     assert str(path) in capsys.readouterr().out
 
 
-def test_a_part_that_fails_is_told_and_the_file_is_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(gpu.PARTS, "cpu", (Part(("fuse", "nosuch", "--device", "cpu"), 1.0),))
-    path = tmp_path / "gpu.json"
-    assert main(["gpu", "--device", "cpu", "--budget-s", "60", "-o", str(path)]) == 1
-    assert "no zoo entry is called 'nosuch'" in capsys.readouterr().err
-    assert "nosuch" in json.loads(path.read_text())["failed"]["fuse"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so():
     with pytest.raises(InputError, match="torch sees no GPU"):
         gpu.run()
-
-
-@pytest.mark.parametrize("words", [("critical-path",), ("manycore",)])
-def test_a_simulation_takes_no_budget(words, capsys):
-    assert main([*words, "--budget-s", "9"]) == 2
-    assert "a simulation is as long as it is" in capsys.readouterr().err
 
 
 class Forgetful(Budget):
@@ -151,16 +131,3 @@ def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_nam
     assert list(short["networks"]) == ["lenet/2"]
     assert set(short["left_out"]) >= {"mlp/2", "lenet/4", "mlp/4"}
     assert short["geomean"]["large"] == {}, "of nothing there is no mean, and JSON has no word for NaN"
-
-
-def test_a_step_that_cannot_be_compiled_is_left_out(monkeypatch):
-    def broken(name, size, device):
-        def step(batch):
-            raise RuntimeError("no compiler\nat all")
-
-        return step
-
-    monkeypatch.setattr(measured, "_compiled", broken)
-    found = measured.on_streams(nowhere(), "cpu", {"mlp": (2, 2)}, 1, 1, Budget(), lambda _: None)
-    assert found["left_out"] == {"mlp/2: compile": "mlp/2: compile: no compiler"}
-    assert "compile" not in found["networks"]["mlp/2"]["speedup"]

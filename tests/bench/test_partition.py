@@ -7,8 +7,6 @@ import pytest
 from benchmarks.partition import _summary, run
 from benchmarks.partition.hog import REACTION, summary_of
 from benchmarks.partition.hog import run as run_beside_hog
-from benchmarks.partition.models import MODELS
-from benchmarks.partition.paced import begins_of_layers, recorded
 from benchmarks.partition.paced import run as run_paced
 from benchmarks.partition.workloads import DYNAMIC_PROGRAMME
 from hocket.errors import InputError
@@ -38,16 +36,6 @@ def test_only_who_keeps_the_balance_is_compared_with():
     assert (summary["graphs"], summary["at_most"]) == (2, 0.5)
     assert summary["to_best"] == pytest.approx(1.0)
     assert summary["to_metis"] == 2.0
-
-
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
-def test_stages_of_equal_numbers_of_layers_begin_with_a_layer():
-    layered = MODELS["unet"]()
-    ops, chain = recorded(layered)
-    begins = begins_of_layers(ops, chain, layered.layers, 3)  # three, three and two layers
-    assert [ops[begin].name for begin in begins] == ["conv_transpose2d", "conv2d_4"]
-    assert chain.forward_us[0] > 0
-    assert chain.backward_us[0] > 0
 
 
 @pytest.mark.slow

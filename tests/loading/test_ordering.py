@@ -41,7 +41,7 @@ def test_a_block_that_raises_leaves_ordinary_tensors():
 def test_a_compiled_model_is_refused():
     model = torch.nn.Linear(3, 2)
     model.compile(backend="eager")
-    with pytest.raises(InputError, match=r"order of first use cannot be told: the model .Linear. is compiled"):
+    with pytest.raises(InputError, match=r"order of first use cannot be observed: the model .Linear. is compiled"):
         first_use(model, torch.ones(3))
 
 

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.climbs import accuracy, climb
 from hocket.errors import InputError
-from hocket.ir import Costs, Op
-from hocket.profiling.hill_climb import Climb, HillClimb, Setting, accuracy, climb
+from hocket.ir import Op
+from hocket.profiling.hill_climb import HillClimb, Setting
 
 TIMES = st.floats(0.5, 1e6)
 INTERVALS = st.sampled_from([1, 2, 3, 4, 8, 16])
@@ -71,27 +72,8 @@ def test_a_climb_one_by_one_finds_the_best_of_a_valley_without_flat_parts(times:
         assert climb(oracle(times), len(times), 1).best_us == min(times)
 
 
-@given(curves(), curves(), INTERVALS, st.integers(1, 4), st.floats(0, 0.2))
-def test_step_by_step_finds_what_one_call_finds(
-    compact: list[float], scatter: list[float], interval: int, cores_per_cache: int, tolerance: float
-) -> None:
-    cores = min(len(compact), len(scatter))
-
-    def time_us(width: int, affinity: str) -> float:
-        return (scatter if affinity == "scatter" else compact)[width - 1]
-
-    options = {"cores_per_cache": cores_per_cache, "tolerance": tolerance}
-    search = HillClimb([Op("a"), Op("b", "other")], cores, interval, **options)
-    asked = 0
-    while not search.done:
-        settings = search.next_settings()
-        assert search.next_widths() == {op: setting.width for op, setting in settings.items()}
-        for op, setting in settings.items():
-            search.record(op, setting.width, time_us(*setting), setting.affinity)
-        asked += 1
-    found = climb(time_us, cores, interval, **options)
-    assert search.climbs() == {"a": found, "b": found}
-    assert asked == search.num_steps == found.num_steps <= 2 * (math.ceil(cores / interval) + 3)
+def durations(search: HillClimb, op: str) -> dict[int, float]:
+    return {int(width): us for width, us in search.costs().durations_us.get(op, {}).items()}
 
 
 @given(curves(), INTERVALS, st.data())
@@ -101,15 +83,14 @@ def test_every_record_counts_asked_for_or_not(times: list[float], interval: int,
     extra = data.draw(st.dictionaries(st.integers(1, cores), TIMES, max_size=5))
     for width, time_us in extra.items():
         search.record("a", width, time_us)
-    recorded = {width: [time_us] for width, time_us in extra.items()}
-    while not search.done:
-        ((_, width),) = search.next_widths().items()
-        search.record("a", width, times[width - 1])
-        recorded.setdefault(width, []).append(times[width - 1])
-    found = search.climbs()["a"]
-    assert found.times_us == {width: min(values) for width, values in recorded.items()}
-    assert found.num_steps == len(recorded)
-    assert not any(width in extra and len(values) > 1 for width, values in recorded.items()), "measured twice"
+    recorded = dict(extra)
+    while search.wanted:
+        ((setting, _),) = search.wanted.items()
+        assert setting.width not in recorded, "measured twice"
+        recorded[setting.width] = times[setting.width - 1]
+        search.record("a", setting.width, times[setting.width - 1])
+    assert durations(search, "a") == recorded
+    assert search.best_us() == {"a": min(recorded.values())}
 
 
 @given(curves(), INTERVALS, st.data())
@@ -140,33 +121,30 @@ def test_the_example_of_the_paper() -> None:
     assert math.isnan(accuracy(found, actual, [1, 4]))
 
 
-def test_ops_climb_side_by_side_and_rest_at_their_best() -> None:
+def test_ops_climb_side_by_side_and_are_told_by_setting() -> None:
     times = {"wide": [100.0 / w for w in range(1, 10)], "narrow": [10.0 + w for w in range(1, 10)]}
     search = HillClimb([Op("wide", "w"), Op("narrow", "n")], 9, 2, also=())
-    widths = []
-    while not search.done:
-        widths.append(search.next_widths())
-        for op, width in widths[-1].items():
-            search.record(op, width, times[op][width - 1])
-    assert [step["wide"] for step in widths] == [1, 3, 5, 7, 9]
-    assert [step["narrow"] for step in widths] == [1, 3, 1, 1, 1]
-    assert search.next_widths() == {"wide": 9, "narrow": 1}
+    asked = []
+    while wanted := search.wanted:
+        asked.append({setting.width: ops for setting, ops in wanted.items()})
+        for setting, ops in wanted.items():
+            for op in ops:
+                search.record(op, setting.width, times[op][setting.width - 1])
+    assert asked == [{1: ("wide", "narrow")}, {3: ("wide", "narrow")}, {5: ("wide",)}, {7: ("wide",)}, {9: ("wide",)}]
+    assert HillClimb([], 4).wanted == HillClimb([], 4).best_us() == {}
 
 
 def test_ops_of_one_kind_climb_together_and_the_shortest_time_counts() -> None:
     ops = [Op("a", "mm", flops=8.0), Op("b", "mm", flops=8.0), Op("c", "mm", flops=9.0)]
     search = HillClimb(ops, 2, 1)
     search.record("a", 1, 30.0)
-    assert search.next_widths() == {"a": 2, "b": 2, "c": 1}
-    search.record("b", 1, 20.0)
-    search.record("a", 2, 25.0)
-    search.record("b", 2, 24.0)
-    found = search.climbs()
-    assert found["a"] == found["b"]
-    assert found["a"].times_us == {1: 20.0, 2: 24.0}
-    assert found["a"].spread_us == {1: 5.0, 2: 0.5}
-    assert "c" not in found
-    assert not search.done
+    assert search.wanted == {Setting(1): ("c",), Setting(2): ("a", "b")}
+    for op, width, time_us in (("b", 1, 20.0), ("a", 2, 25.0), ("b", 2, 24.0)):
+        search.record(op, width, time_us)
+    costs = search.costs()
+    assert costs.durations_us == {"a": {"1": 20.0, "2": 24.0}, "b": {"1": 20.0, "2": 24.0}}
+    assert costs.spread_us["a"] == {"1": 5.0, "2": 0.5}
+    assert search.wanted == {Setting(1): ("c",)}
 
 
 def test_each_width_is_measured_in_both_affinities_while_there_are_caches() -> None:
@@ -175,20 +153,11 @@ def test_each_width_is_measured_in_both_affinities_while_there_are_caches() -> N
 
     found = climb(time_us, 8, 3, cores_per_cache=2, also=(2,))
     assert found.times_us == {1: 106.0, 2: 52.0, 4: 29.0, 7: pytest.approx(100 / 7 + 12), 8: 25.5}
-    assert found.affinities == {1: "compact", 2: "scatter", 4: "scatter", 7: "compact", 8: "compact"}
     assert found.num_steps == 7, "1, 7 and 8 once; 2 and 4 twice, since 8 cores have 4 caches"
-    assert (found.best_width, found.best_affinity) == (8, "compact")
+    assert found.best_width == 8
     asked = HillClimb([Op("a")], 8, 3, cores_per_cache=2)
     asked.record("a", 1, 106.0)
-    assert asked.next_settings() == {"a": Setting(4, "compact")}
-
-
-def test_hardware_threads_are_climbed_only_when_asked_for() -> None:
-    def falling(width: int, affinity: str) -> float:
-        return 1.0 / width
-
-    assert climb(falling, 68, 16).best_width == 68
-    assert climb(falling, 68, 16, smt=4).best_width == 272
+    assert asked.wanted == {Setting(4, "compact"): ("a",)}
 
 
 def test_a_tolerance_carries_a_climb_over_a_bump() -> None:
@@ -201,19 +170,13 @@ def test_the_narrowest_of_equals_is_best() -> None:
     assert climb(oracle([5.0, 3.0, 3.0, 3.0]), 4, 1).best_width == 2
 
 
-def test_costs_are_what_was_measured(tmp_path) -> None:
-    search = HillClimb([Op("a", "x"), Op("b", "y")], 6, 2)
-    search.run(lambda op, width, affinity: (30.0 if op == "a" else 60.0) / width + 2 * width)
-    costs = search.costs()
-    for op, found in search.climbs().items():
-        assert isinstance(found, Climb)
-        assert costs.durations_us[op] == found.durations_us
-        for width in range(1, 7):
-            assert costs.duration_us(op, width=width) == found.predict_us(width)
-        assert costs.lookup(op, width=found.best_width).source == "measured"
-    assert "steps of 2" in costs.note
-    costs.save(tmp_path / "costs.json")
-    assert Costs.load(tmp_path / "costs.json") == costs
+def climbed(ops: list[Op], cores: int, interval: int, time_us, **options) -> HillClimb:
+    search = HillClimb(ops, cores, interval, **options)
+    while wanted := search.wanted:
+        for (width, affinity), names in wanted.items():
+            for op in names:
+                search.record(op, width, time_us(op, width, affinity), affinity)
+    return search
 
 
 def test_costs_have_one_placement_that_of_the_step_as_a_whole() -> None:
@@ -221,30 +184,13 @@ def test_costs_have_one_placement_that_of_the_step_as_a_whole() -> None:
         apart = {"a": -3.0, "b": 1.0}[op] if affinity == "scatter" else 0.0
         return 100.0 / width + width + apart
 
-    search = HillClimb([Op("a", "x"), Op("b", "y")], 8, 3, cores_per_cache=2).run(time_us)
+    search = climbed([Op("a", "x"), Op("b", "y")], 8, 3, time_us, cores_per_cache=2)
     costs = search.costs()
+    assert "steps of 3" in costs.note
     assert search.placement == costs.placement == "scatter", "`a` gains more than `b` loses"
     assert costs.durations_us["b"]["4"] == 100.0 / 4 + 4 + 1.0
     assert costs.durations_us["b"]["7"] == 100.0 / 7 + 7, "wider than there are caches: no other way"
-    assert HillClimb([Op("b", "y")], 8, 3, cores_per_cache=2).run(time_us).costs().placement == "compact"
-
-
-def test_what_is_wanted_next_is_told_by_setting() -> None:
-    search = HillClimb([Op("a", "x"), Op("b", "y")], 4, 3, also=())
-    assert search.wanted == {Setting(1): ("a", "b")}
-    search.record("a", 1, 5.0)
-    assert search.wanted == {Setting(1): ("b",), Setting(4): ("a",)}
-    search.record("b", 1, 5.0)
-    search.record("a", 4, 2.0)
-    search.record("b", 4, 9.0)
-    assert search.wanted == {}
-
-
-def test_no_ops_are_done_at_once() -> None:
-    search = HillClimb([], 4)
-    assert search.done
-    assert search.num_steps == 0
-    assert search.climbs() == {}
+    assert climbed([Op("b", "y")], 8, 3, time_us, cores_per_cache=2).costs().placement == "compact"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +199,7 @@ def test_no_ops_are_done_at_once() -> None:
         ({"cores": 0}, "cores to be a whole number"),
         ({"interval": 0}, "interval to be a whole number"),
         ({"interval": 2.5}, "interval to be a whole number"),
-        ({"smt": True}, "smt to be a whole number"),
+        ({"interval": True}, "interval to be a whole number"),
         ({"cores_per_cache": -1}, "cores_per_cache to be a whole number"),
         ({"also": (5,)}, "widths from 1 to 4, got 5"),
         ({"tolerance": -0.1}, "tolerance >= 0"),
@@ -281,7 +227,7 @@ def test_impossible_records_are_refused(record, message) -> None:
     search = HillClimb([Op("a")], 4)
     with pytest.raises(InputError, match=message):
         search.record(*record)
-    assert search.climbs() == {}
+    assert search.best_us() == {}
 
 
 def test_an_op_named_twice_is_refused() -> None:

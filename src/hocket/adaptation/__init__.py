@@ -1,4 +1,4 @@
-"""From what was measured to the next plan: what to keep apart, when to look again, what moves elsewhere. No torch."""
+"""Adapt plans to measurements: pairs of ops that interfere, drift of step times, and ops that move. No torch."""
 
 from hocket.adaptation.assistant_rules import AssistantRules, assistant_rules
 from hocket.adaptation.assistants import DeviceShare, OpMove, decide, shares_of

@@ -1,8 +1,8 @@
-"""What scheduling assistants know beforehand: ops with their tags, flows between them, and the thresholds; only data.
+"""Rules of scheduling assistants, as data: ops with their tags, flows between them, and thresholds.
 
 Tavarageri et al., "Automatic Model Parallelism for Deep Neural Networks with Compiler and Hardware Support", section 3:
-each op is tagged by its bottleneck, and the planner programs the assistants with rules. The tag is the roofline's: what
-takes longest of arithmetic, memory traffic and moving the op's tensors to another device.
+each op is tagged by its bottleneck, and the planner programs the assistants with rules. The tag follows the roofline:
+it is the longest of arithmetic, memory traffic, and moving the op's tensors to another device.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class RuledOp(NamedTuple):
 
     Attributes:
         name: of the op.
-        resource: what it is bound by.
-        takes_us: on each device.
-        state_bytes: what moves with it, once: parameters and optimizer state.
-        is_movable: not where something of another unit writes the same lasting memory, which has one home.
-        unit: those of one unit that are on one device move together; empty: it moves alone.
+        resource: its bottleneck.
+        takes_us: its duration on each device.
+        state_bytes: parameters and optimizer state that move with it, once.
+        is_movable: False if an op of another unit writes the same lasting memory, which is on one device.
+        unit: ops of one unit that are on one device move together. If empty, it moves alone.
     """
 
     name: str
@@ -51,20 +51,20 @@ class RuledFlow(NamedTuple):
 
 @dataclass(frozen=True)
 class AssistantRules:
-    """The rules of all assistants; every rank has the same.
+    """The rules of all assistants, the same on every rank.
 
     Attributes:
         devices: names, in the order of `RuledOp.takes_us`.
         ops: in a topological order.
         flows: between them.
-        theta: a device that is used more than this puts ops into its out-box.
-        gamma: one that is used less takes first.
-        margin: the part of a step that moves have to save together, as predicted, to be made.
-        horizon_steps: in so many steps they have to save what moving the state takes, once.
-        settle_steps: after moves, steps that are not looked at.
-        max_moves: how many units move at once.
-        state_bytes_per_s: how fast state moves.
-        migration_us: what moves take besides, however many at once: no step runs meanwhile.
+        theta: a device with a higher use puts ops into its out-box.
+        gamma: a device with a lower use takes ops first.
+        margin: the predicted saving of all moves together must be at least this part of a step.
+        horizon_steps: the moves must pay for moving the state within this number of steps.
+        settle_steps: steps after moves that are not measured.
+        max_moves: the number of units that move at once.
+        state_bytes_per_s: the rate at which state moves.
+        migration_us: the fixed duration of moves, during which no step runs.
 
     Raises `InputError` at construction for thresholds out of (0, 1), numbers below their least, an op without a time
     for each device, or flows that do not go onward.
@@ -148,17 +148,17 @@ def assistant_rules(
     units: Iterable[Sequence[str]] = (),
     **thresholds: float,
 ) -> AssistantRules:
-    """The rules for a graph on the devices of a machine.
+    """Return the rules for a graph on the devices of a machine.
 
     Args:
         graph: one step, its ops in a topological order.
         costs: how long each op takes on each device.
-        machine: rates of its devices and links; where a device has none, an op is compute-bound.
-        units: ops that move as one, some at a time (see `hocket.adaptation.units`); all others move alone.
+        machine: rates of its devices and links. On a device without rates, ops are compute-bound.
+        units: groups of ops that move as one (see `hocket.adaptation.units`). All others move alone.
         thresholds: fields of `AssistantRules`.
 
     Raises:
-        InputError: an op without a cost, or what `AssistantRules` refuses.
+        InputError: an op without a cost, or values that `AssistantRules` refuses.
     """
     names = [device.name for device in machine.devices]
     known = [link for link in machine.links if link.src in names and link.dst in names]

@@ -1,18 +1,17 @@
-"""Assistants: which ops go from a device that is overloaded to one that is not, by numbers that all ranks have.
+"""Assistants decide which ops move from an overloaded device to another one, by numbers that all ranks have.
 
 Tavarageri et al., section 3: a device whose use of a resource passes theta puts an op so tagged into its out-box, and a
-device below gamma takes it. By the paper alone this neither ends nor goes far enough, and it says nothing of three
-things; chosen here are
+device below gamma takes it. By the paper alone this neither ends nor goes far enough. Three choices are added here:
 
 - **which op**: the unit (see `units.py`) with which the predicted step is the shortest. The step is predicted by list
-  scheduling on the devices, each op as much slower as its device was measured to be, a flow between devices with its
-  transfer time; and devices run their ops in that order. What the measured step takes longer than that is put down to
-  transfers, all by one factor: beside a hog they wait for a core, too;
-- **who takes**: devices below gamma first, then any other that is not above theta. Of two devices of which one has
-  become half as fast, the other is above gamma after the first move, with most of the loss still to win back;
-- **when to stop**: moves are made if together they save `margin` of the predicted step, in `horizon_steps` pay for the
-  state that moves along and for the pause, and leave no device more loaded than the most loaded one was. With numbers
-  that stay as they are each decision makes the predicted step shorter by that, so they end, and none is taken back.
+  scheduling on the devices, with the measured slowdown of each device and the transfer time of each flow between
+  devices, and devices run their ops in that order. If the measured step takes longer, transfers are scaled by one
+  factor: beside another program they wait for a core, too.
+- **the receiver**: devices below gamma first, then any other that is not above theta. If one of two devices has become
+  half as fast, the other is above gamma after the first move, with most of the loss still to recover.
+- **when to stop**: moves are made if together they save `margin` of the predicted step, pay within `horizon_steps` for
+  the state that moves and for the pause, and leave no device more loaded than the most loaded one was. With constant
+  measurements each decision shortens the predicted step by that, so decisions end, and none is reversed.
 
     gathered numbers --decide--> moves      the same on every rank: no vote, no clock, nothing drawn
 """
@@ -43,21 +42,21 @@ __all__ = [
 CANDIDATES = 16
 TAKERS = 3
 ROUNDING = 1e-9
-# Transfers may be so many times slower than their links; beyond that, something else is.
+# The largest factor by which transfers are assumed slower than their links.
 MAX_DELAY = 64.0
 
 
 @dataclass(frozen=True)
 class DeviceShare:
-    """What was measured of a device since the last moves.
+    """Measurements of a device since the last moves.
 
     Attributes:
-        compute: how much of its arithmetic was used, by this job or others, between 0 and 1.
+        compute: the share of its arithmetic that was used, by this job or others, between 0 and 1.
         memory: the same of its memory traffic.
         network: the same of its links.
-        slowdown: how long its ops took over what they were planned to take.
-        steps: how many steps this was measured over.
-        step_us: how long a step took there, waiting included; 0: not known.
+        slowdown: measured over planned duration of its ops.
+        steps: the number of measured steps.
+        step_us: the duration of a step there, waiting included. 0 if not known.
 
     Raises `InputError` at construction for a share outside of [0, 1], a slowdown that is not above 0, or a negative
     number of steps or microseconds.
@@ -90,12 +89,12 @@ class OpMove(NamedTuple):
 
 
 def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> tuple[OpMove, ...]:
-    """The ops that move now; none in most steps.
+    """Return the ops that move now, which are none in most steps.
 
     Args:
         shares: of each device, as every rank knows them.
         rules: the same on every rank.
-        assignment: for each op of the rules the position of its device.
+        assignment: the position of the device of each op of the rules.
 
     Raises:
         InputError: numbers of devices or ops that do not fit the rules.
@@ -228,12 +227,12 @@ def predicted_loads_us(
 def shares_of(
     timeline: Timeline, rules: AssistantRules, *, activity: Mapping[str, float] | None = None, steps: int = 1_000_000
 ) -> tuple[DeviceShare, ...]:
-    """What a measured step says of each device; its lanes are called as the devices are.
+    """Return the share of each device from a measured step, whose lanes have the names of the devices.
 
     Args:
         timeline: of one step, or the median of several.
-        rules: what the ops were planned to take.
-        activity: how much of a device is used by anybody, as its system says; where it says nothing, this step's part.
+        rules: with the planned durations of ops.
+        activity: the use of a device by all programs, as its system reports it. Defaults to the use by this step.
         steps: since the last moves.
     """
     planned = {op.name: op for op in rules.ops}
@@ -316,6 +315,6 @@ def _units_at(rules: AssistantRules, now: Sequence[int], device: int, resource: 
 def _part(
     rules: AssistantRules, unit: Sequence[int], device: int, slowdown: Sequence[float], excess_us: float
 ) -> float:
-    """How much of the excess a unit takes; more than all of it counts as nothing."""
+    """Return the part of the excess that a unit takes. More than all of it counts as nothing."""
     part = sum(rules.ops[position].takes_us[device] for position in unit) * slowdown[device] / excess_us
     return part if part <= 1.0 else 0.0

@@ -1,4 +1,4 @@
-"""Drift: when the step has left the times that its verdict was made with, and it is worth measuring again.
+"""Drift: step times have left those of the verdict, and it is worth measuring again.
 
 A verdict is a comparison made once. Another program on the machine, a core taken away, a warmer processor or a
 different phase of the training may turn it round. Every step's time is kept at hand anyway, so it is watched::
@@ -7,10 +7,10 @@ different phase of the training may turn it round. Every step's time is kept at 
     3.0  |- - - - - - - - - - -.:- - - - - -   expected x factor
     2.0  |.:. . :.  . :. . .:.                 expected: what was compared, or the first window if less
     1.3  |- - - - - - - - - - - - - - - - -    expected / factor: too fast is a change of circumstances, too
-         +--|-----|-----|-----|-----|-----|-->  windows; what counts is the median of each
+         +--|-----|-----|-----|-----|-----|-->  windows: the median of each counts
 
-What the comparison measured alternated with eager steps on cold caches, so a step may settle below it; the lower of the
-two is what to expect. Measuring again costs steps that are slower than need be. So it waits until enough steps have
+The comparison alternated with eager steps on cold caches, so steps may become faster than it measured. The lower of the
+two is expected. Measuring again costs steps that are slower than need be. So it waits until enough steps have
 passed since the verdict, and until what the last search took is a small share of the time since then: a training run
 never spends more than that share, however much its times jump about.
 """
@@ -98,7 +98,7 @@ class DriftDetector:
         self._departed: deque[float] = deque(maxlen=limits.patience)
 
     def observe(self, took_ms: float) -> Drift | None:
-        """Take note of one step; a `Drift` when it is time to measure again."""
+        """Record one step, and return a `Drift` when it is time to measure again."""
         self._steps += 1
         self._elapsed_ms += took_ms
         self._window.append(took_ms)

@@ -1,26 +1,26 @@
-"""Interference: which ops that ran side by side had better taken turns, by measurement in place.
+"""Interference: pairs of ops that ran at the same time and would have been faster in turn, measured in place.
 
-A cost is what an op takes when it runs alone. Two ops at once share caches and memory, so a plan made from costs may
-promise what the machine does not keep. Liu et al. ("Runtime Concurrency Control and Operation Scheduling for High
-Performance Neural Network Training", IPDPS 2019, section III-D, discussion) record such cases and avoid co-running them
-in later steps. Here is how a case is told::
+A cost is the duration of an op that runs alone. Two ops at once share caches and memory, so a plan made from costs may
+predict times that the machine does not reach. Liu et al. ("Runtime Concurrency Control and Operation Scheduling for
+High Performance Neural Network Training", IPDPS 2019, section III-D, discussion) record such cases and avoid co-running
+them in later steps. A case is recognised like this::
 
     lane 0   |======= a =======|            a takes 190 us here, 100 alone, 60 with the cores of both lanes
     lane 1         |====== b ======|        b takes 150 us here,  90 alone, 50 with the cores of both lanes
                    |<- 120 us ->|
-                                            while both run, a does 120/190 of its work and b 120/150 of its own;
+                                            while both run, a does 120/190 of its work and b 120/150.
                                             in turn, each with all the cores, that takes
                                             120/190 * 60 + 120/150 * 50 = 78 us: less than 120, so they interfere
 
 Over the time together this is the weighted speedup of two programs on one machine (Eyerman and Eeckhout, "System-Level
 Performance Metrics for Multiprogram Workloads", IEEE Micro 28(3), 2008: system throughput, the sum of each program's
-progress): at or below 1 it gains nothing to run them at once. Costs alone would have told the planner where wide ops
-are better run in turn; so a pair is only called interfering when each of the two was slowed as well.
+progress): at or below 1 it gains nothing to run them at once. The costs alone show the planner where wide ops
+are better run in turn, so a pair is only called interfering if each of the two was slowed as well.
 
-An op's progress is taken as even over its run, so an op is judged by how it fared on the whole, and a partner that
-disturbed nobody may be blamed for another one's doing; that it must have been slowed itself clears most of these. One
-step on a shared machine tells little: all figures are medians over several timelines of the same plan, held against the
-costs' medians, and a pair must have met in most of the timelines.
+An op's progress is assumed to be even over its run, so a partner may be blamed for the effect of another one. Most such
+cases are excluded because the partner must have been slowed itself. One step on a shared machine is not enough: all
+figures are medians over several timelines of the same plan, compared with the costs' medians, and a pair must have met
+in most of the timelines.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CoRun:
 
     @property
     def gain_us(self) -> float:
-        """How much time it saved to run them at once; below zero if it cost time."""
+        """The time that running them at once saved, negative if it cost time."""
         return self.in_turn_us - self.overlap_us
 
     @property
@@ -75,7 +75,7 @@ class CoRun:
 
     @property
     def interfered(self) -> bool:
-        """Whether each slowed the other, and running them in turn would have been no slower."""
+        """True if each slowed the other, and running them in turn would have been no slower."""
         return not self.faster_together and min(self.first_slowdown, self.second_slowdown) >= SLOWED
 
 
@@ -121,7 +121,7 @@ def co_runs(
 
 
 class _Alone:
-    """What ops take when nothing runs beside them: medians, where the costs keep minimum and spread."""
+    """Durations of ops that run alone: medians, computed from the minimum and spread of the costs."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs

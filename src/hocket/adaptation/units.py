@@ -1,11 +1,11 @@
-"""Units: ops that assistants move as one, since apart they would send each other more than moving them saves.
+"""Units: ops that assistants move as one, because separately they would transfer more than moving them saves.
 
-Paths of modules say what belongs together. The forward, the backward and the update of a layer read and write its
-parameters, which travel once if all of them go, and in each step if some stay; and what the layers of a block hand on
-would cross twice if one of them went alone. Three rules, in this order:
+Units follow the paths of modules. The forward, the backward and the update of a layer read and write its parameters,
+which are sent once if all of them move, and in each step if some stay. And the tensors between the layers of a block
+would cross twice if one layer moved alone. Three rules, in this order:
 
     ops that have to share a device     one unit
-    ops of one module                   one unit: the outermost module that is not large, or the layer itself; not where
+    ops of one module                   one unit: the outermost module that is not large, or the layer itself, unless
                                         the first rule joined some of them with other layers
     a unit of next to no time           goes with the unit with which it exchanges most, until that has enough of them
 """
@@ -31,11 +31,11 @@ def units_of(
 
     Args:
         graph: one step.
-        takes_us: how long each op takes.
-        together: ops that have to share a device, some at a time.
+        takes_us: the duration of each op.
+        together: groups of ops that have to share a device.
 
     Returns:
-        The ops of each unit, in program order; every op is in one.
+        The ops of each unit, in program order. Every op is in one.
 
     Example:
         >>> from hocket.ir import Op
@@ -63,11 +63,11 @@ def units_of(
 
 
 def _modules(ops: Sequence[tuple[str, float]], whole_us: float) -> dict[str, str]:
-    """For each layer the outermost module around it that is not large; itself if there is none.
+    """Map each layer to the outermost module around it that is not large, or to itself.
 
     Args:
-        ops: of each op its layer, and how long it takes.
-        whole_us: of all ops together.
+        ops: the layer and the duration of each op.
+        whole_us: the duration of all ops together.
     """
     module_us: dict[str, float] = {}
     around: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""What a tuner has to know about a device, and nothing above a backend says which device it is."""
+"""The interface of a device for the tuner. No code above a backend depends on the kind of device."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["PROFILE_RUNS", "ROUNDING", "Backend"]
 
 # Real training steps spent on a profile: timed runs at each key, after one that is not counted.
 PROFILE_RUNS = 3
-# What another number of threads does to sums in single precision, relative to the largest value of a tensor, with room
-# for a few steps to carry it on. A wrong rate or a lost gradient is orders of magnitude beyond it.
+# The effect of another number of threads on sums in single precision, relative to the largest value of a tensor, with a
+# margin for its growth over a few steps. A wrong rate or a lost gradient is orders of magnitude beyond it.
 ROUNDING = 1e-4
 
 
@@ -25,11 +25,11 @@ class Backend(ABC):
     """A device: its machine and label, executors, profiling, planners, synchronisation, bounds.
 
     Attributes:
-        machine: what plans are made for.
-        label: what it is called in a report, such as ``2 CPU cores``.
-        notes: what a report has to say about times on it.
-        tolerance: how far a planned step may be from eager's, relative to the largest value of a tensor. 0: every bit
-            is eager's.
+        machine: the machine that plans are made for.
+        label: its name in a report, such as ``2 CPU cores``.
+        notes: lines about its times in a report.
+        tolerance: the largest allowed difference of a planned step from eager's, relative to the largest value of a
+            tensor. 0 requires eager's exact bits.
     """
 
     machine: Machine
@@ -44,35 +44,35 @@ class Backend(ABC):
 
     @property
     def splits(self) -> bool:
-        """Whether a joint backward may be worth taking apart."""
+        """True if splitting a joint backward may be worthwhile."""
         return True
 
     def distrust_widths(self) -> bool:
-        """Run every op at eager's width from now on. False where they do, or where rounding may differ."""
+        """Run every op at eager's width from now on. Returns False if they do, or if rounding may differ."""
         return False
 
     def eager(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The user's own step as it goes on this device."""
+        """Return the user's step as it runs on this device."""
         return step
 
     @abstractmethod
     def serial_plan(self, captured: Captured) -> Plan:
-        """The ops in eager's order on one lane."""
+        """Return the plan that runs the ops in eager's order on one lane."""
 
     @abstractmethod
     def executor(self, captured: Captured, plan: Plan) -> Executor:
-        """What runs `plan`."""
+        """Return the executor of `plan`."""
 
     @abstractmethod
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
-        """What to time the ops with: the key of their costs, and an executor that makes timelines."""
+        """Return the executors that time the ops, each with the key of their costs."""
 
     @abstractmethod
     def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
-        """The costs that these timelines, by key, say."""
+        """Compute costs from these timelines, given by key."""
 
     def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
-        """Measure how long ops take: yields what makes the next step, and goes on when it has been made."""
+        """Measure the ops: yield the executor of the next step, and continue when the step has been made."""
         measured: dict[str, list[Timeline]] = {}
         for key, executor in self.profilers(captured):
             for run in range(PROFILE_RUNS + 1):
@@ -84,24 +84,24 @@ class Backend(ABC):
 
     @abstractmethod
     def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
-        """Planners and their options, for what a schedule was asked for.
+        """Return the planners to try, with their options, for the `planner` of a schedule.
 
         Raises:
             InputError: this planner makes plans for other devices.
         """
 
     def predict(self, captured: Captured, plan: Plan, costs: Costs) -> Timeline:
-        """The simulated timeline of a step by `plan`, as its executor launches the ops."""
+        """Simulate the timeline of a step by `plan`, as its executor launches the ops."""
         return simulate(captured.graph, plan, costs, self.machine)
 
     def bounds(self, graph: Graph, costs: Costs) -> Bounds:
-        """Between which times any plan of `graph` lies."""
+        """Return the bounds of all plans of `graph`."""
         return bounds(graph, costs, self.machine)
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until what has been launched is done."""
+        """Wait until all launched work is done."""
 
     @abstractmethod
     def release(self, executor: Executor) -> None:
-        """After a turn of this executor, let others have the device as if they were alone."""
+        """Free the device after this executor has run, so that others are not slowed down by it."""

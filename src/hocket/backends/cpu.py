@@ -22,7 +22,7 @@ from hocket.tracing.captured import Captured
 
 __all__ = ["CpuBackend"]
 
-# Up to so many cores every width that a plan may use is one of 1, 2, 4 and all: there is nothing to climb.
+# Up to this many cores, every width that a plan may use is one of 1, 2, 4 and all: there is nothing to climb.
 FEW_CORES = 4
 
 
@@ -31,7 +31,7 @@ class CpuBackend(Backend):
 
     Args:
         machine: has the cores.
-        kind: the executor that was asked for.
+        kind: the kind of executor.
         bitwise: ops run only at widths at which they give eager's bits.
     """
 
@@ -67,18 +67,18 @@ class CpuBackend(Backend):
         measured: set[int] = set()
         climb = climbing(captured.graph.ops, cpu_devices(self.machine)[0])
         lanes: Executor | None = None
-        asked: Setting | None = None
+        current: Setting | None = None
         try:
             setting = next(climb)
             while True:
-                if lanes is None or setting != asked:
+                if lanes is None or setting != current:
                     if lanes is not None:
                         lanes.close()
                     measured.add(setting.width)
                     exact = self._exact(captured, measured)
                     plan = serial_plan(captured, setting.width, self.machine, exact)
                     apart = setting.affinity == "scatter"
-                    lanes, asked = self.executor(captured, scattered(plan, self.machine) if apart else plan), setting
+                    lanes, current = self.executor(captured, scattered(plan, self.machine) if apart else plan), setting
                 yield lanes
                 setting = climb.send(lanes.timeline())
         except StopIteration as end:

@@ -40,7 +40,7 @@ class CudaBackend(StreamBackend):
 
 
 def _published(name: str) -> Device:
-    """The published rates of the GPU of this name; none where they do not come with Hocket.
+    """Return the published rates of the GPU of this name, or none if Hocket does not have them.
 
     Example:
         >>> _published("Tesla P100-PCIE-16GB").launch_us, _published("some other").flops_per_s

@@ -1,14 +1,14 @@
-"""A GPU that is not there: steps are computed on the CPU, and a clock moves on by what they would take on the GPU.
+"""A simulated GPU: steps are computed on the CPU, and a clock advances by their predicted duration on the GPU.
 
-What a schedule would decide on a GPU can so be tried, and tested, without one::
+So the decisions of a schedule on a GPU can be tried and tested without one::
 
     step           computed on                     takes
     eager          CPU, the user's own Python      simulated: one stream, each op launched by itself
     planned        CPU, by the executor of GPUs    simulated: the plan's streams as one CUDA graph, and what cannot be
                                                    part of it (updates, where the rate is a number) launched behind it
 
-An op takes what `hocket.profiling.gpu` estimates from its flops and bytes; launches and events take what the machine
-says. Nothing is measured.
+The duration of an op is the estimate of `hocket.profiling.gpu` from its flops and bytes, and those of launches and
+events are the machine's. Nothing is measured.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ __all__ = ["SimulatedBackend", "SimulatedClock"]
 
 
 class SimulatedClock:
-    """Counts the seconds that simulated steps take; it stands still in between.
+    """Counts the seconds that simulated steps take, and none in between.
 
     Attributes:
-        slowdown: factor on what is simulated, above 1 for a GPU that is throttled.
+        slowdown: factor on simulated times, above 1 for a GPU that is throttled.
 
     Example:
         >>> clock = SimulatedClock()
@@ -49,7 +49,7 @@ class SimulatedClock:
         return self._now_us / 1e6
 
     def advance(self, duration_us: float) -> None:
-        """Let so many microseconds pass."""
+        """Advance the clock."""
         self._now_us += duration_us * self.slowdown
 
 
@@ -57,8 +57,8 @@ class SimulatedBackend(StreamBackend):
     """The streams of a simulated GPU, for the steps of one signature.
 
     Args:
-        machine: has a GPU with rates, such as ``Machine.preset("a100")``; the first one is simulated.
-        clock: what `Schedule` reads the time from.
+        machine: has a GPU with rates, such as ``Machine.preset("a100")``. The first one is simulated.
+        clock: the clock of the `Schedule`.
 
     Raises:
         InputError: there is no such GPU.
@@ -83,7 +83,7 @@ class SimulatedBackend(StreamBackend):
         self._eager_us = 0.0
 
     def eager(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The user's own step; it takes no time before its ops are known, that is, before `executor` was asked for."""
+        """Return the user's step, which takes no simulated time until its ops are known from a call of `executor`."""
 
         def simulated(batch: Any) -> Any:
             result = step(batch)
@@ -131,13 +131,13 @@ class _HostDevice(StreamDevice):
         self._captured: list[Callable[[], None]] | None = None
 
     def stream(self, priority: int) -> None:
-        """Nothing to tell streams apart by."""
+        """Return None: there is only one stream."""
 
     def current(self) -> None:
-        """Nothing, likewise."""
+        """Return None, likewise."""
 
     def event(self, timed: bool = False) -> None:
-        """Nothing: what was launched is done."""
+        """No-op: launched work is done."""
 
     def record(self, event: Any, stream: Any) -> None:
         """No-op, likewise."""

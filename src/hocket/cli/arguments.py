@@ -14,7 +14,7 @@ from typing import Any
 from hocket.cli.console import UsageError
 from hocket.errors import HocketError
 
-__all__ = ["Argument", "Group", "Verb", "arg", "count", "make_parser_of", "output", "run_command"]
+__all__ = ["Argument", "ArgumentGroup", "Verb", "arg", "count", "make_parser_of", "output", "run_command"]
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -28,7 +28,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Group:
+class ArgumentGroup:
     """Arguments under a heading of the help, or, without a title, arguments that exclude each other."""
 
     title: str
@@ -52,7 +52,7 @@ class Verb:
     work: Callable[[argparse.Namespace], None]
     summary: str
     example: str
-    arguments: tuple[Argument | Group, ...] = ()
+    arguments: tuple[Argument | ArgumentGroup, ...] = ()
     more: str = ""
 
 
@@ -104,7 +104,7 @@ def make_parser_of(
     return parser
 
 
-def _add(place: argparse._ActionsContainer, arguments: Iterable[Argument | Group]) -> None:
+def _add(place: argparse._ActionsContainer, arguments: Iterable[Argument | ArgumentGroup]) -> None:
     for each in arguments:
         if isinstance(each, Argument):
             place.add_argument(*each.flags, **each.settings)

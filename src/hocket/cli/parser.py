@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from hocket.cli import files, partitions, pipelines, servers, steps
-from hocket.cli.arguments import Argument, Group, Verb, arg, count, make_parser_of, output
+from hocket.cli.arguments import Argument, ArgumentGroup, Verb, arg, count, make_parser_of, output
 from hocket.errors import HocketError
 from hocket.ir import Machine
 from hocket.planning import planners
@@ -83,7 +83,7 @@ def setting(text: str) -> tuple[str, int | float | str]:
     return key, value
 
 
-def _target(name: str = "TARGET", *more: Argument) -> tuple[Argument, Group]:
+def _target(name: str = "TARGET", *more: Argument) -> tuple[Argument, ArgumentGroup]:
     """Make the target and the options of zoo targets."""
     options = (
         arg("--batch-size", type=count, metavar="N", help="examples in a batch (the entry's own)"),
@@ -102,7 +102,7 @@ def _target(name: str = "TARGET", *more: Argument) -> tuple[Argument, Group]:
     )
     return (
         arg("target", metavar=name, help="a zoo name, or file.py:function"),
-        Group("options of zoo targets", options),
+        ArgumentGroup("options of zoo targets", options),
     )
 
 
@@ -128,7 +128,7 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
     device = arg("--device", choices=("cpu", "cuda"), metavar="NAME", help="where to train: cpu or cuda (cpu)")
     run = (
         *_target("TARGET", device),
-        Group(
+        ArgumentGroup(
             "",
             (
                 _choice("--planner", ("auto", *planners()), "auto", f"auto (the default) tries all; or {names}"),
@@ -152,7 +152,7 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
         ),
         arg("--strict", action="store_true", help="fail where the step cannot be captured"),
         arg("--report", type=Path, metavar="DIR", help="write the page, the trace and all files there"),
-        Group(
+        ArgumentGroup(
             "as a pipeline over processes",
             (
                 arg("--ranks", type=count, metavar="K", help="cut the model into stages, for K processes"),
@@ -304,7 +304,7 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
             "hocket partition mlp --devices 2 --objective cut -o plan.txt",
             (
                 *_target(),
-                Group(
+                ArgumentGroup(
                     "",
                     (
                         arg(

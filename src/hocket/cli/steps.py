@@ -66,7 +66,7 @@ def run_verb(args: Namespace) -> None:
         tables.append(f"report: {where}")
     emit(args, trial.comparison.to_json() | ({} if page is None else {"report": str(page)}), *tables)
     if folder is not None and planned is None:
-        trial.report(folder)  # raises: the exit status tells that the report that was asked for is missing
+        trial.report(folder)  # raises, so that the exit status tells that there is no report
 
 
 def explain_verb(args: Namespace) -> None:

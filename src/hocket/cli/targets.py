@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["StepError", "Target", "only_model", "wait_policy", "working"]
 
-# What `hocket.zoo.load` takes beside the sizes of an entry, where the command line has no option of its own.
+# Arguments of `hocket.zoo.load` beside the sizes of an entry that have no option on the command line.
 _FURTHER_SETTINGS = ("lr", "num_batches")
 
 
@@ -221,7 +221,7 @@ def _imported(path: Path) -> Any:
     folder = str(path.absolute().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # Under a name of its own: a file called json.py must not stand in for the module of that name.
+    # Under another name, because a file called json.py must not replace the module of that name.
     name = f"hocket_target_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None

@@ -1,8 +1,8 @@
-"""What the system has in memory already is read at once: to wait for it takes longer than to copy it.
+"""Read what is in the page cache at once: to wait for it takes longer than to copy it.
 
-Holding a tensor until it arrives costs some 45 us of Python, and its bytes come out of the page cache at gigabytes per
-second, on a core that the forward could use. So what a file of the disk has there is read by the call, without holding
-anything, until something is found missing (``preadv`` with ``RWF_NOWAIT``); the rest streams.
+Holding a tensor until it arrives costs some 45 us of Python, and the page cache delivers gigabytes per second. So the
+call to `hocket.load` reads the cached part of a file on disk itself, up to the first page that is missing (``preadv``
+with ``RWF_NOWAIT``), and the remaining tensors stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hocket.loading.weights import StoredTensor
 
 __all__ = ["read_cached"]
 
-# The call is to return soon: copying so much takes a quarter of a second.
+# The call must return soon: copying this many bytes takes a quarter of a second.
 MAX_BYTES = 1 << 30
 
 # Buffers of one system call; its own limit is 1,024.
@@ -25,13 +25,14 @@ MAX_TOGETHER = 256
 
 
 def read_cached(landings: Mapping[str, tuple[StoredTensor, Landing]]) -> frozenset[str]:
-    """Read what is in memory already, as the files have it, up to the first byte that is not.
+    """Read cached tensors in the order of their files, up to the first byte that is not cached.
 
     Args:
-        landings: for each name what is to be read, and where to; nothing, if it is more than `MAX_BYTES`.
+        landings: maps each name to the tensor to read and the memory to read it into. Nothing is read if they have more
+            than `MAX_BYTES` together.
 
     Returns:
-        The names of those that have arrived; of all others nothing counts.
+        The names of the tensors that have arrived. The memory of all others is undefined.
     """
     if sum(stored.entry.size_bytes for stored, _ in landings.values()) > MAX_BYTES:
         return frozenset()
@@ -46,7 +47,7 @@ def read_cached(landings: Mapping[str, tuple[StoredTensor, Landing]]) -> frozens
         try:
             count = source.read_now(stored.entry.offset, buffers)
         except OSError:
-            return frozenset(found)  # who reads it again is told why
+            return frozenset(found)  # the thread that reads it again reports the error
         if count < sum(sizes):
             return frozenset(found)
         with torch.inference_mode():  # as the thread that streams
@@ -57,7 +58,7 @@ def read_cached(landings: Mapping[str, tuple[StoredTensor, Landing]]) -> frozens
 
 
 def _side_by_side(tensors: Mapping[str, StoredTensor]) -> list[list[str]]:
-    """Names in the order of their files, those of one row of bytes together, as far as one call may read them."""
+    """Group names in the order of their files, adjacent tensors together, up to the limits of one call."""
     found: list[list[str]] = []
     size_bytes = 0
     before: StoredTensor | None = None

@@ -1,8 +1,8 @@
-"""Modules of torch that ask whether their tensors are special, and if so compute in another way.
+"""Modules of torch that check their tensors for ``__torch_function__``, and then compute in another way.
 
-Attention and encoder layers have a fast path in C++ for inference, and leave it where some tensor has a
-``__torch_function__``, as a held one has. So that they take the way that they take for ordinary tensors, their forward
-waits at its beginning for all that it may ask about. The hook is gone before it asks: it asks about hooks, too.
+Attention and encoder layers have a fast path in C++ for inference, and avoid it if a tensor has a
+``__torch_function__``, as a held one has. To take the same path as for ordinary tensors, their forward first waits for
+all tensors that it may check. The hook that waits removes itself before that, because hooks are checked, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["add_gate", "asked_about"]
 
 
 class _Gate:
-    """A forward pre-hook that waits, and removes itself and those of the modules that its own asks about."""
+    """A forward pre-hook that waits, and then removes itself and the gates of the modules that its module checks."""
 
     def __init__(self, waits: Sequence[Callable[[], object]]) -> None:
         self._waits = tuple(waits)
@@ -31,12 +31,12 @@ class _Gate:
             _remove(part)
 
     def __deepcopy__(self, memo: Any) -> _Gate:
-        """A copy of the module waits for the same, and goes through its own forward."""
+        """Share the gate with a copy of the module, which waits for the same tensors."""
         return self
 
 
 def add_gate(module: torch.nn.Module, waits: Sequence[Callable[[], object]]) -> Callable[[], None]:
-    """Let the next forward of a module begin with all `waits`; returns what removes that.
+    """Let the next forward of a module begin with all `waits`, and return a function that removes the gate.
 
     Example:
         >>> layer = torch.nn.MultiheadAttention(2, 1)
@@ -50,7 +50,7 @@ def add_gate(module: torch.nn.Module, waits: Sequence[Callable[[], object]]) -> 
 
 
 def asked_about(module: torch.nn.Module) -> list[torch.Tensor]:
-    """The tensors that the forward of a module asks about; none for most modules."""
+    """Return the tensors that the forward of a module checks. Most modules check none."""
     asking = _asking(module)
     return [] if asking is None else list(dict.fromkeys((*asking.parameters(), *asking.buffers())))
 

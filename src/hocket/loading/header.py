@@ -1,8 +1,8 @@
-"""The header of a safetensors file, read and checked before anything is made of it.
+"""The header of a safetensors file, parsed and checked.
 
 A file is eight bytes that say how long the header is, the header as JSON, and the tensors' bytes one after another
-(https://github.com/huggingface/safetensors, "Format"). The header comes from wherever the file comes from, so every
-number in it is checked: what is accepted here lies in the file, whole, in its own place.
+(https://github.com/huggingface/safetensors, "Format"). Files may come from untrusted sources, so every number is
+checked: accepted tensors lie inside the file and do not overlap.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FIRST_USE_KEY = "hocket.first_use"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies in its file, and how it is to be read.
+    """Position and type of a tensor in its file.
 
     Attributes:
         name: its key.
@@ -74,7 +74,7 @@ class Header:
 
 
 def header_size(source: str, prefix: bytes, size_bytes: int | None) -> int:
-    """How many bytes of header follow the first eight.
+    """Return the number of bytes of header that follow the first eight.
 
     Raises:
         FormatError: the number cannot be true.

@@ -3,17 +3,17 @@
 A parameter that has not arrived must not be read, and Python has many ways to read one: ``F.linear(x, other.weight)``,
 a tied weight, ``model.state_dict()``, an optimizer, ``copy.deepcopy``. So the tensor itself tells: its class is
 exchanged for a subclass whose ``__torch_function__`` is called before any function or method of torch that gets it,
-and put back before the function runs. (`torch.nn.parameter.UninitializedParameter` changes class in place, too.)
+and restored before the function runs. (`torch.nn.parameter.UninitializedParameter` changes class in place, too.)
 
-Few ways go round that: functions of C++ that are bound by hand (DLPack, process groups, extensions). None of
-them may find what happens to lie in memory, so a held tensor has none: it is one of the meta device, and where that is
-used an error says so. Its memory, gradient and flags lie in a tensor beside it until it is released::
+Few functions bypass that: those of C++ that are bound by hand (DLPack, process groups, extensions). They must not read
+uninitialised memory, so a held tensor has none: it is on the meta device, and its use raises an error. Its memory,
+gradient and flags are kept in another tensor until it is released::
 
     held      weight: ArrivingParameter, meta          memory: Tensor, the weight's own storage and gradient
     released  weight: Parameter, its own storage and gradient
 
-It is the same object all the time, so ties, optimizers and a module's own lists of weights hold.
-What says something about a tensor without looking at its values (`shape`, `dtype`, `requires_grad`) is no use.
+It stays the same object, so ties, optimizers and a module's lists of weights remain valid. Attributes that do not
+depend on the values (`shape`, `dtype`, `requires_grad`) do not count as a use.
 """
 
 from __future__ import annotations
@@ -88,22 +88,22 @@ def _seen(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def mark_changed(tensor: torch.Tensor) -> None:
-    """Whoever saved its values for a backward is told that they have changed."""
+    """Increment the version of a tensor, so that a backward that saved its values raises an error."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
 
 
 class _Hold:
-    """What is kept of a tensor while it is held.
+    """The state of a held tensor.
 
     Attributes:
-        first_use: what is called then.
-        memory: an ordinary tensor in place of the held one.
+        first_use: called at the first use.
+        memory: an ordinary tensor that has the held one's memory, gradient and flags.
     """
 
     def __init__(self, tensor: torch.Tensor, first_use: Callable[[], object]) -> None:
         self.first_use = first_use
-        # Exchanging two tensors takes several steps, and who asks meanwhile must not see one half of it.
+        # Exchanging two tensors takes several steps, and no other thread may see an intermediate state.
         self._lock = threading.RLock()
         self.memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self.memory.requires_grad_(tensor.requires_grad)
@@ -113,12 +113,12 @@ class _Hold:
         tensor.__class__ = _CLASSES[type(tensor)]
 
     def ask(self, tensor: torch.Tensor, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function that looks at no values, on what has the tensor's memory."""
+        """Call a function that does not depend on values, on the tensor that has the memory."""
         with self._lock, torch._C.DisableTorchFunctionSubclass():
             if not is_held(tensor):
                 return function(tensor, *args)
             answer = function(self.memory, *args)
-            # A graph that gets the stand-in must fail in its backward, and not go without this gradient.
+            # A graph that gets the held tensor must fail in its backward, and not lose this gradient.
             tensor.requires_grad_(self.memory.requires_grad)
             return tensor if answer is self.memory else answer
 
@@ -132,7 +132,7 @@ class _Hold:
 
 
 class _Held:
-    """What makes a tensor's first use noticed."""
+    """Methods of a held tensor, which make its first use noticed."""
 
     @classmethod
     def __torch_function__(
@@ -140,7 +140,7 @@ class _Held:
     ) -> Any:
         return _seen(function, args, kwargs or {})
 
-    # `torch.nn.Parameter` has these two of its own, which look at the class before they look at the values.
+    # `torch.nn.Parameter` defines these two, which check the class before they read the values.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         use(self)  # type: ignore[arg-type]
         return self.__deepcopy__(memo)
@@ -161,15 +161,15 @@ class ArrivingTensor(_Held, torch.Tensor):
 _CLASSES: dict[type, type] = {torch.nn.Parameter: ArrivingParameter, torch.Tensor: ArrivingTensor}
 _PLAIN = {held: plain for plain, held in _CLASSES.items()}
 
-# Of these very classes tensors can be held; subclasses have ideas of their own about `__torch_function__`.
+# Tensors of exactly these classes can be held: subclasses may define `__torch_function__` themselves.
 HOLDABLE = (*_CLASSES, *_PLAIN)
 
 
 def hold(tensor: torch.Tensor, first_use: Callable[[], object]) -> None:
-    """Have `first_use` called before anything looks at the values of `tensor`, from whatever thread that is.
+    """Have `first_use` called before anything reads the values of `tensor`, in any thread.
 
-    The tensor is an ordinary one again when that returns, or by `release`. A tensor that is held already is from now
-    on held for this.
+    The tensor is an ordinary one again when that returns, or by `release`. For a tensor that is already held,
+    `first_use` is replaced.
 
     Args:
         tensor: of a class in `HOLDABLE`.
@@ -197,7 +197,7 @@ def release(tensor: torch.Tensor) -> None:
 
 
 def use(tensor: torch.Tensor) -> None:
-    """Use a tensor: afterwards it is an ordinary one.
+    """Use a tensor, which is an ordinary one afterwards.
 
     Raises:
         Exception: whatever its first use raises.
@@ -207,24 +207,24 @@ def use(tensor: torch.Tensor) -> None:
         held.first_use()
         held.release(tensor)
     elif is_held(tensor):
-        # Somebody has made a tensor of the class of a held one: it has its own values.
+        # The tensor was created with the class of a held one, and has values.
         tensor.__class__ = _PLAIN[type(tensor)]
 
 
 def waiting_for(tensor: torch.Tensor) -> Callable[[], object] | None:
-    """What is called at the first use of a tensor; None for an ordinary one."""
+    """Return the function that is called at the first use of a tensor, or None for an ordinary one."""
     held = _hold_of(tensor)
     return None if held is None else held.first_use
 
 
 def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that has the memory of this one, held or not, whatever is in it."""
+    """Return a tensor with the memory of this one, held or not, whatever its content."""
     held = _hold_of(tensor)
     return tensor if held is None else held.memory
 
 
 def is_held(value: object) -> bool:
-    """Whether this is a tensor whose first use is still to come."""
+    """Return True if this is a tensor that has not been used yet."""
     return type(value) in _PLAIN
 
 

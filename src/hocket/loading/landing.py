@@ -1,4 +1,4 @@
-"""How bytes become the values of a tensor: straight into its memory where that is the file's own form, else by a copy.
+"""Bytes become the values of a tensor: read directly into its memory if the format is the same, else copied.
 
 ::
 
@@ -18,11 +18,11 @@ from hocket.loading.weights import StoredTensor
 
 __all__ = ["CHUNK_BYTES", "Landing", "bytes_of", "landing_of"]
 
-# What is read at once: an urgent tensor waits for no more than that, and a system call or a request is worth it. Parts
-# of a large tensor are whole elements of any dtype.
+# Size of a read: small enough that an urgent tensor does not wait long, and large enough for a system call or a
+# request. It is a multiple of the element size of any dtype.
 CHUNK_BYTES = 4 << 20
 
-# A copy of so many elements runs on the thread that asks for it: above its grain size (32,768), torch hands parts of
+# A copy of up to this many elements runs on the calling thread: above its grain size (32,768), torch hands parts of
 # it to threads of OpenMP, and those of the reading thread would be others than those that compute.
 SERIAL_ELEMENTS = 32_768
 
@@ -31,15 +31,15 @@ _PLAIN = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, to
 
 
 class Landing(ABC):
-    """The memory that the chunks of one tensor are read into, one chunk after another from its beginning."""
+    """The memory that the chunks of one tensor are read into, in order."""
 
     @abstractmethod
     def buffer(self, begin: int, end: int) -> memoryview:
-        """Where bytes `begin` to `end` of the tensor are to be read into."""
+        """Return the memory for bytes `begin` to `end` of the tensor."""
 
     @abstractmethod
     def landed(self, begin: int, end: int) -> None:
-        """They have been read."""
+        """Record that these bytes have been read."""
 
 
 class DirectLanding(Landing):
@@ -56,7 +56,7 @@ class DirectLanding(Landing):
 
 
 class StagedLanding(Landing):
-    """Memory of a chunk, copied into the tensor each time; of the whole file tensor where strides differ."""
+    """Memory for a chunk, which is then copied into the tensor, or for the whole file tensor if strides differ."""
 
     def __init__(self, tensor: torch.Tensor, dtype: torch.dtype) -> None:
         self._tensor = tensor
@@ -101,7 +101,7 @@ class StagedLanding(Landing):
 
 
 def landing_of(tensor: torch.Tensor, stored: StoredTensor) -> Landing:
-    r"""How a file's tensor gets into this one, which has memory and is of the same shape.
+    r"""Return the landing that moves a file's tensor into this one, which has memory and the same shape.
 
     Example:
         >>> from hocket.loading.weights import open_weights
@@ -122,7 +122,7 @@ def landing_of(tensor: torch.Tensor, stored: StoredTensor) -> Landing:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor of the CPU, for writing."""
+    """Return the memory of a contiguous CPU tensor, for writing."""
     array: Any
     if tensor.dtype in _PLAIN and tensor.numel():
         array = tensor.numpy()

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Awaiting:
-    """What the first use of a tensor that is still being read does."""
+    """Waits for a tensor at its first use."""
 
     stream: WeightStream
     arrival: PendingTensor
@@ -49,38 +49,40 @@ def load(
     device: str | torch.device | None = None,
     strict: bool = True,
 ) -> _Model:
-    """Load weights into a model while its first forward runs: the call returns at once, and whatever is computed
-    waits for the parameters that it uses, one by one. Of a file on the disk that the system has in memory, up to a
-    gigabyte is read before the call returns, for that is sooner than to wait.
+    """Load weights into a model while its first forward runs.
 
-    What is computed is what it would be after ``model.load_state_dict(...)``. Where that cannot be told beforehand (a
-    compiled or scripted model, a module that loads its state in a way of its own, memory that others see, too), all is
-    read before the call returns, and the log says why. When all has arrived nothing is left of the loading: no thread,
-    no hook, and tensors are what they were. `hocket.loading.finish` waits for that.
+    The call returns at once, and each op waits for the parameters that it uses. If a file on disk is in the page cache,
+    up to a gigabyte of it is read before the call returns, because that is faster than waiting.
 
-    The default order needs no trial run. A user's forward runs one op after another, and for that no order is better
-    than the order of first use (each op's work also waits for all before it; see `hocket.planning.transfers` for steps
-    of which that is not so). Modules are mostly registered in this order; where the forward needs something else, that
-    is read next, and reading goes on from there.
+    The results are those after ``model.load_state_dict(...)``. If that cannot be guaranteed (a compiled or scripted
+    model, a module that overrides the loading of its state, memory that is shared with other tensors), all weights are
+    read before the call returns, and the log gives the reason. When all weights have arrived, no thread or hook is
+    left, and tensors have their ordinary class. `hocket.loading.finish` waits for that.
+
+    The default order needs no trial run. A forward runs one op after another, and then no order is better than that of
+    first use (each op's work also waits for all ops before it, see `hocket.planning.transfers` for other steps).
+    Modules are mostly registered in this order. If the forward needs another tensor, it is read next, and reading
+    continues after it.
 
     Args:
-        model: changed in place; parameters on the meta device become new ones, as with ``to_empty``.
-        file: a safetensors file: its path, a file object, or an object with ``read_at(offset, length)``; the index of
-            several (``*.json``), the folder they are in, or a list of files.
-        order: ``"auto"``: as the file has it where `hocket.loading.reorder` has written it, else ``"registration"``;
-            ``"file"``; or names of tensors, as `hocket.loading.first_use` finds them, and then all others. A file
-            object that cannot seek is read as it comes.
-        device: where the model goes to; None leaves it where it is, and a model on the meta device goes to the CPU.
-        strict: the names have to be the same on both sides; else only those that are on both sides are loaded.
+        model: changed in place. Parameters on the meta device become new ones, as with ``to_empty``.
+        file: a safetensors file: its path, a file object, or an object with ``read_at(offset, length)``. Or the index
+            of several files (``*.json``), the folder they are in, or a list of files.
+        order: ``"auto"`` (the file's if `hocket.loading.reorder` has written it, else ``"registration"``),
+            ``"registration"``, ``"file"``, or names of tensors, as `hocket.loading.first_use` finds them, which are
+            followed by all others. A file object that cannot seek is read in its order.
+        device: the device of the model. If None, the model stays where it is, except that one on the meta device goes
+            to the CPU.
+        strict: require the same names on both sides. If False, only names that are on both sides are loaded.
 
     Returns:
         The model.
 
     Raises:
-        InputError: the file is of another model, told as ``load_state_dict`` does; an argument that cannot be used.
-        FormatError: a file that is no safetensors file, or a truncated one; nothing has been changed.
+        InputError: the file is of another model (with the text of ``load_state_dict``), or an argument is invalid.
+        FormatError: the file is no safetensors file, or truncated. Nothing has been changed.
         OSError: there is no such file.
-        ExecutionError: not here but in the forward: reading has failed since; names the tensor.
+        ExecutionError: raised in the forward if reading has failed since. Names the tensor.
 
     Example:
         >>> import tempfile
@@ -115,7 +117,7 @@ def finish(model: torch.nn.Module) -> None:
     """Wait until everything that `hocket.load` reads for a model has arrived.
 
     Raises:
-        ExecutionError: reading has failed; names a tensor that has not arrived.
+        ExecutionError: reading has failed. Names a tensor that has not arrived.
 
     Example:
         >>> finish(torch.nn.Linear(3, 2))  # one that nothing is read for
@@ -131,7 +133,7 @@ def finish(model: torch.nn.Module) -> None:
 def _begun(
     model: torch.nn.Module, weights: Weights, order: str | Sequence[str], device: torch.device | None, strict: bool
 ) -> WeightStream | None:
-    """Everything but the start of the stream; None where nothing is left to stream."""
+    """Prepare the model and the stream, which is not started. Returns None if nothing is left to stream."""
     tensors = named_tensors(model)
     for stream in _streams(tensors):
         stream.join()
@@ -150,13 +152,11 @@ def _begun(
 
 
 def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Destination]) -> WeightStream | None:
-    """What the system has in memory is there; other tensors of the model are exchanged for ones that wait, and what
-    reads them is ready to start. None where nothing is left to read.
-    """
+    """Read cached tensors, hold the others until they arrive, and return the stream that reads them, if any."""
     tensors = named_tensors(model)
     landings: dict[str, tuple[StoredTensor, Landing]] = {}
     for target in targets:
-        # An alias that waits for nobody, for the thread that writes; whoever reads finds the tensor itself.
+        # An alias for the thread that writes, which must not wait. Readers use the tensor itself.
         memory = memory_of(tensors[target.names[0]]).detach()
         if memory.numel():
             landings[target.names[-1]] = target.stored, landing_of(memory, target.stored)
@@ -187,7 +187,7 @@ def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Desti
 
 
 def _ordered(targets: Sequence[Destination], weights: Weights, order: str | Sequence[str]) -> list[Destination]:
-    """The order in which tensors are read as long as nobody waits."""
+    """Sort tensors into the order in which they are read as long as no thread waits for one."""
     by_file = weights.is_sequential or order == "file" or (order == "auto" and weights.is_in_first_use_order)
     if not isinstance(order, str):
         known = {name for target in targets for name in target.names}
@@ -203,6 +203,6 @@ def _ordered(targets: Sequence[Destination], weights: Weights, order: str | Sequ
 
 
 def _streams(tensors: Mapping[str, torch.Tensor]) -> list[WeightStream]:
-    """What is being read into these."""
+    """Return the streams that read into these tensors."""
     waits = map(waiting_for, tensors.values())
     return list(dict.fromkeys(wait.stream for wait in waits if isinstance(wait, _Awaiting)))

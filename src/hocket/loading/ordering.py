@@ -1,9 +1,9 @@
 """The order in which a model first uses its tensors, and files that have them in this order.
 
 A file that is read from its beginning to its end (from a disk that seeks slowly, over HTTP, through a decompressor)
-overlaps with the forward only if what is needed first lies first. safetensors sorts tensors by dtype and name, so of a
-GPT-2 the token embedding lies last. The order is found once, by a forward that is watched, and written into a copy of
-the file; every reader of safetensors reads it.
+overlaps with the forward only if the tensors that are needed first are stored first. safetensors sorts tensors by dtype
+and name, so the token embedding of a GPT-2 is stored last. The order is found once, by an observed forward, and written
+into a copy of the file, which every reader of safetensors can read.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ALIGNMENT = 8
 
 @contextmanager
 def recorded_first_use(model: torch.nn.Module) -> Iterator[list[str]]:
-    """Note in which order the tensors of a model are first used in the block.
+    """Record the order in which the tensors of a model are first used in the block.
 
     Yields:
-        A list that is filled with their names. At the end of the block those that were not used are added, each after
-        the others of its module (`with_siblings`).
+        A list that is filled with their names. At the end of the block, tensors that were not used are added, each
+        after the others of its module (`with_siblings`).
 
     Raises:
-        InputError: a model whose uses nobody can tell, such as a compiled one.
+        InputError: the uses cannot be observed, as in a compiled model.
 
     Example:
         >>> model = torch.nn.ModuleDict({"last": torch.nn.Linear(2, 1), "first": torch.nn.Linear(1, 2)})
@@ -55,7 +55,7 @@ def recorded_first_use(model: torch.nn.Module) -> Iterator[list[str]]:
     """
     named = named_tensors(model)
     if reason := structure_reason(model, named):
-        raise InputError(f"the order of first use cannot be told: {reason}")
+        raise InputError(f"the order of first use cannot be observed: {reason}")
     finish(model)
     found: list[str] = []
     names: dict[Any, list[str]] = defaultdict(list)
@@ -77,9 +77,9 @@ def recorded_first_use(model: torch.nn.Module) -> Iterator[list[str]]:
 
 
 def with_siblings(order: Sequence[str], known: Iterable[str]) -> list[str]:
-    """All names that are known: those of the order, and after the last one of a module what else the module has.
+    """Return all known names: those of the order, with the other tensors of a module after its last one.
 
-    What one forward leaves alone (a batch norm's count, while it does not train) another may use with the rest.
+    A tensor that one forward does not use (a batch norm's count in evaluation) may be used by another one.
 
     Example:
         >>> with_siblings(["b.x", "a.x"], ["a.x", "a.y", "b.x", "b.y", "c.x"])
@@ -101,9 +101,9 @@ def with_siblings(order: Sequence[str], known: Iterable[str]) -> list[str]:
 
 
 def first_use(model: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[str, ...]:
-    """The names of a model's tensors in the order in which a forward first uses them.
+    """Return the names of a model's tensors in the order in which a forward first uses them.
 
-    The forward runs once, without gradients; buffers and random numbers are afterwards what they were.
+    The forward runs once, without gradients. Buffers and the random state are restored afterwards.
 
     Args:
         model: with any values in its parameters.
@@ -111,7 +111,7 @@ def first_use(model: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[str, .
         **kwargs: likewise.
 
     Raises:
-        InputError: a model whose uses nobody can tell, such as a compiled one.
+        InputError: the uses cannot be observed, as in a compiled model.
 
     Example:
         >>> first_use(torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Linear(2, 1)), torch.ones(1))
@@ -128,20 +128,20 @@ def first_use(model: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[str, .
 
 
 def reorder(file: File | Sequence[File], target: str | os.PathLike[str], order: Sequence[str]) -> None:
-    """Write the tensors of a file, or of several, into one, in this order; it is written whole or not at all.
+    """Write the tensors of one or several files into one file, in this order, atomically.
 
-    It has them in this very order, aligned or not: safetensors takes both, and to put a number of four bytes off until
-    the end of the file would be to wait for all of it.
+    Alignment does not change the order: safetensors reads unaligned tensors, too, and moving a small one to the end
+    would make its user wait for the whole file.
 
     Args:
         file: as for `hocket.load`.
         target: the new file.
-        order: names, as `first_use` finds them; those that no file has (a tied weight's other names) are passed over,
-            and tensors that are not named come after the others.
+        order: names, as `first_use` finds them. Names that no file has (other names of a tied weight) are ignored, and
+            tensors that are not named come last.
 
     Raises:
         InputError: none of the names is in the file, or the file can only be read from its beginning to its end.
-        FormatError: a file that is no safetensors file, or a truncated one.
+        FormatError: a file is no safetensors file, or truncated.
         OSError: a file cannot be read or written.
     """
     path = Path(target)

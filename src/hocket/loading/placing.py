@@ -1,4 +1,4 @@
-"""Memory for a model's tensors: on the meta device there is none yet, and another device may be asked for."""
+"""Memory for a model's tensors: those on the meta device have none, and others may move to another device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["checked_device", "place"]
 
 
 def checked_device(device: str | torch.device | None) -> torch.device | None:
-    """The device by its full name (``cuda:0``, not ``cuda``).
+    """Return the device with its index (``cuda:0``, not ``cuda``).
 
     Raises:
         InputError: there is no such device here.
@@ -37,8 +37,8 @@ def place(
 ) -> None:
     """Give every tensor of the model memory, on `device` where one is given.
 
-    Tensors of the meta device become new ones, as with `torch.nn.Module.to_empty`, and stay tied; others that move stay
-    the same objects, as with `torch.nn.Module.to`, and keep their values unless these are about to arrive.
+    Tensors on the meta device become new ones, as with `torch.nn.Module.to_empty`, and stay tied. Others that move stay
+    the same objects, as with `torch.nn.Module.to`, and keep their values unless new ones are about to arrive.
 
     Args:
         model: changed in place.
@@ -47,7 +47,7 @@ def place(
         device: None leaves tensors where they are, and those of the meta device become the CPU's.
 
     Raises:
-        InputError: a tensor on the meta device is in no file; nothing has been changed.
+        InputError: a tensor on the meta device is in no file. Nothing has been changed.
     """
     tables = (table for _, module in modules_by_path(model) for table in (module._parameters, module._buffers))
     if not any(tensor is not None and _moves(tensor, device) for table in tables for tensor in table.values()):

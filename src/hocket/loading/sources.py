@@ -1,6 +1,6 @@
-"""Where bytes come from: a file, an object that reads at an offset, or a stream that only goes forward.
+"""Sources of bytes: a file, an object that reads at an offset, or a stream that only goes forward.
 
-All of them fill memory that they are given; of a file that is one system call for many tensors (``preadv``).
+All of them fill given memory. For a file, one system call (``preadv``) fills that of many tensors.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ PIECE_BYTES = 1 << 20
 
 @runtime_checkable
 class OffsetReader(Protocol):
-    """Whatever reads bytes of a file by their place in it, such as a client of an object store.
+    """Reads bytes of a file at an offset, such as a client of an object store.
 
-    It is called from a thread of its own, one call at a time, and may return fewer bytes than it was asked for; none
-    at all mean that the file ends there. A whole number as its attribute `size` says how long the file is, so that a
-    truncated one is refused before anything of it is read.
+    It is called from a separate thread, one call at a time, and may return fewer bytes than requested. No bytes mean
+    the end of the file. An optional attribute `size` is the length of the file in bytes, so that a truncated file is
+    refused before it is read.
     """
 
     def read_at(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset` on."""
+        """Return at most `length` bytes from `offset` on."""
 
 
 class Source(ABC):
     """The bytes of one file.
 
     Attributes:
-        name: what errors call it.
-        size_bytes: how long it is; None where only reading tells.
+        name: used in errors.
+        size_bytes: its length, or None if unknown.
         is_sequential: it can be read once, from the beginning to the end.
     """
 
@@ -65,12 +65,12 @@ class Source(ABC):
             if count:
                 left[0] = left[0][count:]
 
-    def close(self) -> None:  # noqa: B027 - what the user opened, the user closes
-        """Give up what was opened here."""
+    def close(self) -> None:  # noqa: B027 - files that the user opened stay open
+        """Close what was opened here."""
 
     @abstractmethod
     def _read(self, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill some of the buffers; returns how many bytes there were, 0 at the end of the file."""
+        """Fill some of the buffers, and return the number of bytes, 0 at the end of the file."""
 
 
 class DiskSource(Source):
@@ -91,10 +91,10 @@ class DiskSource(Source):
         return os.preadv(self._file, buffers, offset)
 
     def read_now(self, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill as much of the buffers as the system has in memory, from their beginning; returns how many bytes.
+        """Fill the buffers from their beginning with cached bytes, and return how many there were.
 
         Raises:
-            OSError: nothing is there, or this file system cannot tell.
+            OSError: nothing is cached, or this file system does not support the question.
         """
         if self._file is None or not (flag := getattr(os, "RWF_NOWAIT", 0)):
             return 0
@@ -120,7 +120,7 @@ class ReaderSource(Source):
 
 
 class StreamSource(Source):
-    """A file object, which is read from where it stands; one that cannot seek, from the beginning to the end."""
+    """A file object, read from its current position on. One that cannot seek is read in order."""
 
     def __init__(self, file: Any) -> None:
         seekable = getattr(file, "seekable", None)
@@ -161,12 +161,12 @@ class StreamSource(Source):
 
 
 def is_reader(file: object) -> bool:
-    """Whether this is read by what it can do, and is no path."""
+    """Return True if this has methods to read it, and is no path."""
     return isinstance(file, OffsetReader) or hasattr(file, "readinto") or hasattr(file, "read")
 
 
 def source_of(file: Any) -> Source:
-    """The bytes of a path, of a `OffsetReader`, or of a file object opened in binary mode.
+    """Return the source for a path, an `OffsetReader`, or a file object opened in binary mode.
 
     Raises:
         InputError: it is none of these.

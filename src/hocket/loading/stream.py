@@ -1,15 +1,15 @@
-"""The thread that reads tensors in an order, and what waits for them.
+"""The thread that reads tensors in an order, and how others wait for them.
 
-It reads on along the order, a chunk at a time, until all have arrived. Whoever needs a tensor that is not there yet
-sleeps, and that tensor is read next; then the order goes on from there, for what follows the needed one in a model is
-mostly needed after it::
+It reads along the order, a chunk at a time, until all tensors have arrived. A thread that needs a tensor sleeps until
+it is there, and that tensor is read next. Then the order continues after it, because the tensors that follow it in a
+model are mostly needed next::
 
     order       a  b  c  d  e  f
     read        a  b                    the forward asks for d
                          d  e  f
-                   c                    and what was passed over comes last
+                   c                    tensors that were passed over come last
 
-A source that cannot go back is read from its beginning to its end, whoever waits.
+A source that cannot go back is read in its order, whichever tensor is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hocket.loading.weights import StoredTensor, Weights
 
 __all__ = ["PendingTensor", "WeightStream"]
 
-# Tensors that lie side by side are read together, at most so many (the system's own limit is 1,024).
+# The most adjacent tensors that are read together (the system's limit is 1,024).
 MAX_TOGETHER = 256
 
 
@@ -38,13 +38,13 @@ class PendingTensor:
     """A tensor that is to arrive.
 
     Attributes:
-        name: what it is called in errors.
-        stored: what is read: one byte at least.
-        landing: where it is read to; None once it is there, or will not be any more.
-        on_arrival: called when it is there, before anyone who waits for it goes on.
-        place: in the order.
-        read_bytes: how much of it has been read, or is being read.
-        is_there: it has arrived.
+        name: used in errors.
+        stored: the tensor of the file, of at least one byte.
+        landing: the memory that it is read into, or None once it has arrived or reading has failed.
+        on_arrival: called when it has arrived, before waiting threads continue.
+        place: position in the order.
+        read_bytes: how many bytes have been read or are being read.
+        is_there: True if it has arrived.
     """
 
     name: str
@@ -57,7 +57,7 @@ class PendingTensor:
 
     @property
     def is_read(self) -> bool:
-        """Nothing is left to begin."""
+        """True if all of its reads have begun."""
         return self.read_bytes == self.stored.entry.size_bytes
 
 
@@ -72,11 +72,11 @@ class _Piece:
 
 
 class WeightStream:
-    """Reads `arrivals` in their order from a thread of its own.
+    """Reads `arrivals` in their order in a separate thread.
 
     Args:
-        weights: the opened files; they are closed when all has been read, or reading has failed.
-        arrivals: in the order in which they are read as long as nobody waits.
+        weights: the opened files, which are closed when all has been read, or reading has failed.
+        arrivals: in the order in which they are read as long as no thread waits for one.
 
     Attributes:
         at_end: called when all has been read, or reading has failed.
@@ -99,7 +99,7 @@ class WeightStream:
         """Begin to read.
 
         Raises:
-            RuntimeError: the system has no thread left; whoever waits is told so, too.
+            RuntimeError: the system has no thread left. Waiting threads get the same error.
         """
         try:
             self._thread.start()
@@ -108,7 +108,7 @@ class WeightStream:
             raise
 
     def wait(self, arrival: PendingTensor) -> None:
-        """Sleep until a tensor has arrived; it is read next.
+        """Sleep until a tensor has arrived. It is read next.
 
         Raises:
             ExecutionError: reading has failed, or the thread that reads is in another process.
@@ -131,7 +131,7 @@ class WeightStream:
                 ) from self._failure
 
     def join(self) -> None:
-        """Sleep until nothing is being read any more, whether or not that went well; not in the thread that reads."""
+        """Sleep until reading has ended or failed. The thread that reads returns at once."""
         if os.getpid() == self._process and self._thread.ident not in (None, threading.get_ident()):
             self._thread.join()
 
@@ -141,13 +141,13 @@ class WeightStream:
             with torch.inference_mode():
                 while pieces := self._next():
                     self._read(pieces)
-        except BaseException as error:  # noqa: BLE001 - the user's reader; raised again for whoever waits
+        except BaseException as error:  # noqa: BLE001 - of the user's reader, raised again in waiting threads
             self._fail(error)
         else:
             self._end()
 
     def _fail(self, error: BaseException) -> None:
-        # Nobody keeps memory that is the user's, not even the frame in which reading failed.
+        # The user's memory must not be kept alive, not even by the frame in which reading failed.
         traceback.clear_frames(error.__traceback__)
         with self._changed:
             self._failure = error
@@ -181,7 +181,7 @@ class WeightStream:
             self._changed.notify_all()
 
     def _next(self) -> list[_Piece]:
-        """What is read next: a part of a large tensor, or small ones that lie side by side; nothing at the end."""
+        """Return what to read next: a part of a large tensor, or adjacent small ones, or nothing at the end."""
         with self._changed:
             first = self._choose()
             if first is None:
@@ -192,7 +192,7 @@ class WeightStream:
             return [_begun(arrival) for arrival in _side_by_side(first, self._window(first))]
 
     def _window(self, first: PendingTensor) -> list[PendingTensor]:
-        """A tensor, and those that follow it in the order, as many as may be read with it."""
+        """Return a tensor and those after it in the order that may be read with it."""
         found, size_bytes = [], 0
         for arrival in self._arrivals[first.place : first.place + MAX_TOGETHER]:
             size_bytes += arrival.stored.entry.size_bytes
@@ -203,7 +203,7 @@ class WeightStream:
         return found
 
     def _choose(self) -> PendingTensor | None:
-        """The next tensor that has not been read: one that is waited for, or the next in the order."""
+        """Return the next tensor that has not been read: one that a thread waits for, or the next in the order."""
         while self._wanted:
             wanted = self._wanted.popleft()
             if not wanted.is_read and not self._weights.is_sequential:
@@ -224,7 +224,7 @@ def _begun(arrival: PendingTensor) -> _Piece:
 
 
 def _side_by_side(first: PendingTensor, window: Sequence[PendingTensor]) -> list[PendingTensor]:
-    """Those of `window` that lie in an unbroken row with `first`, which is one of them, as they lie in the file."""
+    """Return the tensors of `window` that form a contiguous range with `first`, in the order of the file."""
     by_place = sorted(window, key=lambda arrival: arrival.stored.place)
     begin = at = by_place.index(first)
     while begin and _touch(by_place[begin - 1], by_place[begin]):

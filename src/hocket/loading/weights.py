@@ -1,4 +1,4 @@
-"""The tensors of one file or of several, by their names."""
+"""The tensors of one or several files, by name."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class StoredTensor:
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Sorts tensors as they lie in their files; one without bytes comes before the one that begins there."""
+        """Sort key for the order of the files. An empty tensor comes before the one that begins at its offset."""
         return self.number, self.entry.offset, self.entry.end
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Files that were opened together; to be closed.
+    """Files that were opened together, and have to be closed.
 
     Attributes:
         sources: the files' bytes.
-        tensors: all their tensors by name, as they lie there.
-        metadata: for each file what its header has beside tensors.
+        tensors: all their tensors by name, in the order of the files.
+        metadata: the metadata in the header of each file.
     """
 
     sources: tuple[Source, ...]
@@ -59,22 +59,22 @@ class Weights:
 
     @property
     def name(self) -> str:
-        """What errors call these files."""
+        """The name of these files in errors."""
         return self.sources[0].name if len(self.sources) == 1 else f"{self.sources[0].name} and others"
 
     @cached_property
     def is_in_first_use_order(self) -> bool:
-        """Whether tensors lie in the order of their first use, as `hocket.loading.reorder` writes them."""
+        """True if tensors are stored in the order of first use, as `hocket.loading.reorder` writes them."""
         return all(FIRST_USE_KEY in found for found in self.metadata)
 
     @property
     def is_sequential(self) -> bool:
-        """Whether some file can only be read from its beginning to its end."""
+        """True if a file can only be read from its beginning to its end."""
         return any(source.is_sequential for source in self.sources)
 
     @property
     def size_bytes(self) -> int:
-        """Of all tensors together."""
+        """The size of all tensors together."""
         return sum(tensor.entry.size_bytes for tensor in self.tensors.values())
 
     def close(self) -> None:
@@ -84,14 +84,14 @@ class Weights:
 
 
 def open_weights(file: File | Sequence[File]) -> Weights:
-    """Open a safetensors file, or several, and check their headers; no tensor is read.
+    """Open one or several safetensors files and check their headers, without reading tensors.
 
     Args:
-        file: a path; a folder with a ``model.safetensors`` or an index; the index of several files (``*.json``); a
-            `OffsetReader`; a file object; or a list of files.
+        file: a path, a folder with a ``model.safetensors`` or an index, the index of several files (``*.json``), an
+            `OffsetReader`, a file object, or a list of files.
 
     Raises:
-        FormatError: a header or an index that cannot be right; names the file and the tensor.
+        FormatError: a header or an index is invalid. Names the file and the tensor.
         InputError: this is no file, or a tensor stands in two of them.
         OSError: there is no such file.
     """
@@ -155,7 +155,7 @@ def _in_folder(path: Path) -> Path:
 
 
 def _index(path: Path) -> Mapping[str, str]:
-    """For each tensor the name of its file, which lies beside the index."""
+    """Map each tensor to the name of its file, which lies beside the index."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

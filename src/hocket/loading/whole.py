@@ -1,6 +1,6 @@
-"""Models that are loaded in whole: where nobody can tell that every use of a tensor would be noticed.
+"""Models whose uses of tensors cannot all be observed, and which are loaded before `hocket.load` returns.
 
-The way of torch: all tensors of the files are read, and the model's own ``load_state_dict`` takes them.
+As in torch, all tensors of the files are read and passed to the model's ``load_state_dict``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PLAIN_LOADS = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_stat
 
 
 def structure_reason(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Why this model has to be loaded in whole, by what its modules and tensors are; None where it need not be."""
+    """Return why this model must be loaded in whole because of its modules and tensors, or None."""
     for path, module in modules_by_path(model):
         kind = type(module)
         where = f"{path or 'the model'} ({kind.__name__})"
@@ -37,7 +37,7 @@ def structure_reason(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
             torch.nn.Module.load_state_dict,
         )
         if loads_itself or kind.set_extra_state is not torch.nn.Module.set_extra_state:
-            return f"{where} has a way of its own to load a state"
+            return f"{where} overrides how a state is loaded"
         if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
             return f"{where} has hooks on loading a state"
     for name, tensor in tensors.items():
@@ -57,10 +57,10 @@ def _is_compiled(module: torch.nn.Module) -> bool:
 
 
 def shared_memory_reason(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Why this model has to be loaded in whole, by who else sees its memory; None where nobody does.
+    """Return why this model must be loaded in whole because other tensors share its memory, or None.
 
-    A view of a parameter that someone keeps is another tensor, whose uses are not noticed. Each storage counts who
-    holds it; more holders than the model has tensors there are others.
+    A view of a parameter is another tensor, whose uses are not noticed. Each storage counts its references, and more of
+    them than tensors of the model are views.
     """
     spans: dict[int, dict[int, tuple[int, int, str, object]]] = defaultdict(dict)
     storages = {}

@@ -24,11 +24,11 @@ def profile(
     """Time every op of a captured step, in place: whole steps on copies of all state, at each width.
 
     Args:
-        captured: what `hocket.capture` returned.
-        widths: numbers of threads; 1, 2, 4, ... and all cores when not given.
-        runs: counted steps at each width, after one that is not counted; the minimum is the op's duration, and
+        captured: the result of `hocket.capture`.
+        widths: numbers of threads. Defaults to 1, 2, 4, ... and all cores.
+        runs: counted steps at each width, after one that is not counted. The minimum is the op's duration, and
             median minus minimum its spread.
-        machine: where to run; `Machine.here()` when not given.
+        machine: where to run. Defaults to `Machine.here()`.
         executor: ``native``, ``python``, or ``auto``: what the plan will be run by.
 
     Returns:

@@ -26,7 +26,7 @@ def estimate(graph: Graph, machine: Machine, *, device: str = "cpu0") -> Costs:
     Arithmetic is taken to scale with the width, memory traffic not.
 
     Raises:
-        InputError: the device has no rates; `measure_rates` finds them for this machine.
+        InputError: the device has no rates. `measure_rates` finds those of this machine.
     """
     found = machine.by_name.get(device)
     if found is None or found.flops_per_s is None or found.bytes_per_s is None:

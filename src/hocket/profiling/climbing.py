@@ -2,8 +2,8 @@
 
 The method is that of `hocket.profiling.hill_climb` (Liu et al., IPDPS 2019, section III-C): widths grow by an interval
 while the times of ops fall. Here every step runs all ops one after another on one lane, at the width that the ops which
-still climb want next, so that no team of threads is changed within a step and none stands beside another one; ops whose
-climb has ended are measured along with them::
+still climb want next, so that the team of threads does not change within a step. Ops whose climb has ended are measured
+along with them::
 
     step     1, 2   3, 4   5, 6   7, 8   9, 10          each setting twice: the first time threads and caches are new
     width      1      2      5      9     68 (all)
@@ -46,7 +46,7 @@ def interval_of(cores: int) -> int:
 
 
 def climbing(ops: Iterable[Op], device: Device) -> Generator[Setting, Timeline, Costs]:
-    """Ask for whole steps at one setting each, and take the timelines of them; return what was found.
+    """Yield settings at which whole steps are to run, receive their timelines, and return the costs.
 
     Args:
         ops: of the step.
@@ -62,8 +62,8 @@ def climbing(ops: Iterable[Op], device: Device) -> Generator[Setting, Timeline, 
 
 
 def _next(search: HillClimb, cores: int) -> Setting | None:
-    """What the next step runs at: the narrowest setting that enough of the step wants; nothing when it is done."""
-    known_us = {op: climb.best_us for op, climb in search.climbs().items()}
+    """Return the setting of the next step, the narrowest that enough of the step wants, or None at the end."""
+    known_us = search.best_us()
     last = {2, cores}
     for setting, ops in search.wanted.items():
         if not known_us or setting.width in last or _share(ops, known_us) >= MIN_SHARE:

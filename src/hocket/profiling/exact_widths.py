@@ -1,4 +1,4 @@
-"""The widths at which an op gives the bits that eager gives.
+"""The widths at which an op gives eager's bits.
 
 A kernel that splits a sum among its threads rounds it differently for each number of threads. Eager runs every op with
 the caller's number of threads, so a plan gives eager's bits only where each op runs with that number, or with another
@@ -32,7 +32,7 @@ from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["ExactWidths", "same_bits"]
 
-# The trials of an op on further values make so many numbers together, and there are so many of them at most.
+# The trials of an op on further values produce at least this many numbers together, in at most this many trials.
 ENOUGH_NUMBERS = 64
 MAX_TRIALS = 8
 # Inputs are multiplied by numbers between this and 1 in these trials, so that signs and ranges stay.
@@ -146,7 +146,7 @@ def _constant(leaf: Any) -> Any:
 def _is_exact(
     action: Action, run: Run, values: Sequence[Any], numbers: list[Any], usual_width: int, width: int
 ) -> bool:
-    """True where no trial shows another bit at this width than at the usual one."""
+    """Return True if no trial shows another bit at this width than at the usual one."""
     if all(getattr(call.func, "__name__", "").partition(".")[0] in _EMPTY for call in action.calls):
         return True
     trial, num_trials = 0, 1
@@ -253,7 +253,7 @@ def _near(memory: torch.Tensor, random: torch.Generator) -> torch.Tensor:
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """True where two tensors have the same bits. NaN is NaN, whatever its payload, and -0.0 is not 0.0."""
+    """Return True if two tensors have the same bits. NaN is NaN, whatever its payload, and -0.0 is not 0.0."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     one, other = (tensor.contiguous().reshape(-1) for tensor in (first, second))

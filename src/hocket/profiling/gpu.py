@@ -1,7 +1,8 @@
 r"""The analytic model of a GPU: how long a kernel takes, and which part of the device it fills.
 
-A roofline again (Williams, Waterman, Patterson, 2009), but of the part of the GPU that the kernel can fill. A kernel is
-so many thread blocks; a GPU holds so many at once; they run in waves, the last of which is rarely full::
+A roofline again (Williams, Waterman, Patterson, 2009), but of the part of the GPU that the kernel can fill. A kernel
+consists of thread blocks, of which a GPU holds a limited number at once. They run in waves, the last of which is rarely
+full::
 
     slots       |====|====|====|          2.5 waves on average fill 2.5 / 3 of the slots: share 0.83
                 |====|====|====|          (NVIDIA: "Deep Learning Performance: Matrix Multiplication Background", on
@@ -11,17 +12,17 @@ so many thread blocks; a GPU holds so many at once; they run in waves, the last 
     duration = fixed + max(flops / (share * flops_per_s * efficiency), bytes / (bytes_per_s * efficiency))
 
 - A *product* (convolution, matrix product) makes one tile of 128 x 64 results a block, two blocks a multiprocessor: a
-  quarter of its 2,048 threads, which is the occupancy that TurboDL reports for most kernels (section 2.1). Where many
-  terms are added up for few results, as in weight gradients, so many of them are a block of their own (split-K).
+  quarter of its 2,048 threads, which is the occupancy that TurboDL reports for most kernels (section 2.1). If many
+  terms are summed for few results, as in weight gradients, they are divided among several blocks (split-K).
 - Anything else moves bytes: a thread for 4 results (16 bytes), 2,048 threads a multiprocessor. A tenth of these is
   enough to keep the memory busy (Little's law: 0.5 TB/s times well under a microsecond is less than 0.5 MB under way),
-  yet a large kernel's blocks take all slots: its share is 1, and what it leaves is arithmetic that nobody can use.
+  yet a large kernel's blocks take all slots: its share is 1, and the arithmetic that it leaves cannot be used.
 
 **The constants are from published figures and were fixed before any plan was simulated with them.** Those of products
 are fits to the 74 convolutions of image networks that DeepBench lists for a P100 (Baidu Research: DeepBench,
-results/train/DeepBench_NV_P100.xlsx; cuDNN 6, float, batches of 8 and 16): for each role the split, and an efficiency
+results/train/DeepBench_NV_P100.xlsx, cuDNN 6, float, batches of 8 and 16): for each role the split, and an efficiency
 ``a * (flops per byte / 50) ** b``, with the least squares in logarithms. One standard deviation is then a factor of
-1.31 for forward, 1.49 for activation gradients and 1.40 for weight gradients; from flops alone, without tiles, waves
+1.31 for forward, 1.49 for activation gradients and 1.40 for weight gradients. From flops alone, without tiles, waves
 and bytes, it is 1.72, 2.05 and 1.93. Winograd's algorithm saves arithmetic, so an efficiency may be above 1.
 """
 
@@ -53,10 +54,10 @@ _FORWARD, _ACTIVATION_GRAD, _WEIGHT_GRAD = Fit(2048, 0.74, 0.32), Fit(1024, 0.49
 
 @dataclass(frozen=True)
 class GpuModel:
-    """The model's constants; those above, with their sources, unless somebody asks what others would change.
+    """The model's constants. The defaults are those above, and others show the sensitivity of a result.
 
     Attributes:
-        forward, activation_grad, weight_grad: fits to DeepBench's convolutions, by role; others count as forward.
+        forward, activation_grad, weight_grad: fits to DeepBench's convolutions, by role. Others count as forward.
         tile: results that a product's block makes.
         blocks_per_core: blocks of a product on a multiprocessor at a time.
         most: the highest efficiency of a convolution: 22.2 of 9.3 TFLOP/s, by Winograd's algorithm, is DeepBench's
@@ -89,7 +90,7 @@ class GpuModel:
 def estimate_gpu(graph: Graph, machine: Machine, *, device: str = "gpu0", model: GpuModel | None = None) -> Costs:
     """Durations and shares of all ops on a GPU, from flops and bytes of the graph and the device's rates.
 
-    The graph should know its buffers; without them an op's result is taken to be the largest of what its edges carry.
+    The graph should have buffers. Without them, the size of an op's result is that of its largest edge.
 
     Raises:
         InputError: there is no such GPU, or it has no rates.

@@ -69,7 +69,7 @@ def _timed(captured: Captured, width: int, runs: int, machine: Machine, kind: st
                 views_of_inputs(frame.values, frame.numbers)
         lanes.run(frame)
         found.append(lanes.timeline())
-    del frame  # native lanes give back, when they are closed, what nobody holds
+    del frame  # on closing, native lanes free the memory that has no other owner
     lanes.close()
     return found[1:]
 

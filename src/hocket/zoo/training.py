@@ -34,7 +34,7 @@ def make_optimizer(
 
 
 def default_lr(name: str) -> float:
-    """Return the learning rate for ``name`` where the entry has none of its own for it."""
+    """Return the learning rate for ``name``, used if it is not the entry's optimizer."""
     if name not in DEFAULT_LR:
         raise InputError(f"optimizer: expected one of {', '.join(DEFAULT_LR)}, got {name!r}")
     return DEFAULT_LR[name]
