@@ -1,4 +1,4 @@
-"""Is this plan legal, and is all memory it touches safe? Asked before anything runs. No torch."""
+"""Checks of a plan before it runs: is it legal, and do all accesses to memory keep their order? No torch."""
 
 from hocket.checking.hazards import Events, events_of, hazards
 from hocket.checking.validate import check

@@ -1,9 +1,9 @@
-"""Lanes that share a core take turns: their ops must be ordered with one another, or two ops would run on it at once.
+"""Check that ops on lanes that share a core are ordered, so that no two of them run on the core at once.
 
 All ops that use one core have to form a chain. In any order that respects every wait, it is enough to look at
 neighbours of the chain: if each must have finished before the next may start, so must all before it. A neighbour
-often waits directly; where it does not, the question "is u before v?" is answered by clocks: for each op and each
-lane, how many ops of that lane have surely finished before the op starts (Mattern 1989, Fidge 1988).
+often waits directly. Where it does not, vector clocks decide if u is before v: for each op and each lane, the number
+of ops of that lane that have finished before the op starts (Mattern 1989, Fidge 1988).
 
 ::
 
@@ -12,7 +12,7 @@ lane, how many ops of that lane have surely finished before the op starts (Matte
     narrow0         [ b ]-------'
     narrow1         [ c ] . . . ?
 
-What is said here of a core holds for each of its hardware threads where lanes name them one by one.
+Where lanes name hardware threads one by one, the same holds for each thread in place of each core.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def check_core_exclusivity(
 
     Args:
         plan: the plan.
-        machine: with it, lanes that are not pinned are counted too.
-        waits: for each op all it waits for directly, the op before it on its lane included.
+        machine: needed to check lanes that are not pinned.
+        waits: for each op all ops that it waits for directly, the op before it on its lane included.
         order: the ops in an order that respects `waits`.
     """
     when = {op: position for position, op in enumerate(order)}

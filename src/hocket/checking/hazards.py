@@ -1,8 +1,8 @@
-r"""Hazards: is every pair of ops that touch the same memory ordered, whatever each op takes?
+r"""Check that all pairs of ops that touch the same memory are ordered, whatever the ops take.
 
-From the graph and the plan alone, without running anything. What orders two ops is little: a lane runs its ops in
-order, step after step, and an op may wait for an *event* that an op of another lane leaves behind. What has to be
-ordered is all of this (RAW, WAR and WAW in the usual shorthand), inside a step and from one step to the next::
+The graph and the plan decide that, without a run. Two things order ops: a lane runs its ops in order, step after step,
+and an op may wait for an *event* of an op on another lane. The pairs that have to be ordered are these (RAW, WAR and
+WAW in the usual shorthand), inside a step and from one step to the next::
 
     a writes x -----> b reads x        read after write      b would find the old value
     a reads x  -----> b writes x       write after read      a would find the new value
@@ -14,11 +14,11 @@ ordered is all of this (RAW, WAR and WAW in the usual shorthand), inside a step 
                                                 |      v
     step 2                         event:       `--> forward        (it reads the weight that the update writes)
 
-Whether one op is surely before another is read off vector clocks (Fidge 1988, Mattern 1989): for each op and each lane,
-how many of its ops have surely finished when this one ends.
+Vector clocks tell if one op is always before another (Fidge 1988, Mattern 1989): for each op and each lane, the number
+of ops of the lane that have finished when the op ends.
 
-Which memory an op touches is in the graph (`hocket.ir.Buffer`), where capture put it. A graph that does not say so has
-its edges checked alone; they are checked in any case, for a graph may know a reason that is no memory.
+Capture lists the memory that an op touches in the graph (`hocket.ir.Buffer`). Edges are checked in any case, since a
+graph may have one for another reason. Without buffers only edges are checked.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _WORDS = {"RAW": ("writes", "reads"), "WAR": ("reads", "writes"), "WAW": ("write
 
 @dataclass(frozen=True)
 class Events:
-    """What lanes wait for besides their own order.
+    """Waits between lanes, in addition to the order of each lane.
 
     Attributes:
         waits: op -> ops on other lanes that it waits for.
-        carried: op -> ops of the step before that it waits for; None: the lanes meet at the step's end, so no op of a
-            step starts before the step before it is over.
+        carried: op -> ops of the step before that it waits for. None if the lanes meet at the step's end, so that no
+            op of a step starts before the step before it is over.
     """
 
     waits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -49,9 +49,9 @@ class Events:
 
 
 class Hazard(NamedTuple):
-    """Two ops that must keep their order, and why: RAW, WAR or WAW on a buffer, or an edge of the graph.
+    """Two ops that must keep their order, and the reason: RAW, WAR or WAW on a buffer, or an edge of the graph.
 
-    `carried`: `first` is of one step and `second` of the next.
+    If `carried`, `first` is of one step and `second` of the next.
     """
 
     first: str
@@ -84,13 +84,13 @@ def events_of(graph: Graph, plan: Plan, *, joined: bool = False) -> Events:
 
 
 def hazards(graph: Graph, plan: Plan, events: Events | None = None) -> None:
-    """Return if every pair that must be ordered is, by lanes and events alone; or name a pair that is not.
+    """Raise a `PlanError` for a pair of ops that lanes and events alone do not keep in their order.
 
     Args:
         graph: the ops, their edges, and the memory they touch.
         plan: their lanes.
-        events: what is waited for; those of `events_of` when not given. Neither edges nor `Plan.after` count by
-            themselves: an order that no lane and no event keeps is not kept.
+        events: the waits between lanes, those of `events_of` by default. Edges and `Plan.after` count only if they are
+            among them.
 
     Raises:
         PlanError: names both ops, the buffer, and the lanes they run on.
@@ -119,7 +119,7 @@ def _unordered(graph: Graph, plan: Plan, events: Events) -> Iterator[Hazard]:
 
 
 class _Clocks:
-    """How many ops of each lane have surely finished when an op ends: of its own step, and of the step before."""
+    """The number of ops of each lane that have finished when an op ends, of its own step and of the step before."""
 
     def __init__(self, graph: Graph, plan: Plan, events: Events) -> None:
         self._place = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
@@ -136,7 +136,7 @@ class _Clocks:
         return first != second and self._own[second][lane] > position
 
     def _step_before(self, plan: Plan, order: Sequence[str], events: Events) -> dict[str, tuple[int, ...]]:
-        """How many ops of each lane of the step before have surely finished when an op ends."""
+        """For each op the number of ops of each lane of the step before that have finished when it ends."""
         nothing = (0,) * len(plan.lanes)
         current = [self._own[lane.ops[-1]] if lane.ops else nothing for lane in plan.lanes]
         clocks: dict[str, tuple[int, ...]] = {}
@@ -168,7 +168,7 @@ def _order(graph: Graph, plan: Plan, events: Mapping[str, tuple[str, ...]]) -> t
 
 
 def _pairs(graph: Graph) -> Iterator[Hazard]:
-    """All pairs that must keep their order; those that others imply may be missing."""
+    """All pairs that must keep their order, perhaps without those that others imply."""
     yield from _inside(graph)
     yield from _across(graph)
     for edge in graph.edges:

@@ -1,4 +1,4 @@
-"""`check`: may this plan run this graph, on this machine?"""
+"""`check` raises for a plan that may not run a graph on a machine."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _TRANSFERS = ("recv", "send", "other")
 
 
 def check(graph: Graph, plan: Plan, machine: Machine | None = None) -> None:
-    """Return if `plan` is legal, or say what is wrong with it.
+    """Raise a `PlanError` if `plan` is not legal.
 
     A legal plan
 
-    - runs every op of the graph exactly once, and nothing else;
-    - has no lanes that wait for each other in a circle;
+    - runs every op of the graph exactly once, and no other op,
+    - has no lanes that wait for each other in a circle,
     - runs ops on lanes that share a core one after the other, in an order that edges, `Plan.after` and the lanes
-      themselves enforce; on an SMT machine too a core belongs to one lane at a time, unless lanes name its hardware
-      threads one by one (see `hocket.ir.Lane.cores`): then a thread does;
+      themselves enforce. Also with SMT a core belongs to one lane at a time, unless lanes name its hardware threads
+      one by one (see `hocket.ir.Lane.cores`): then each thread does,
     - and, if a `machine` is given, has lanes that exist there: cores and widths that the device has, streams on a
-      GPU, channels over a link, and one that leads the right way: nothing is received over a link that only leads out
-      of this machine's devices. Lanes that are not pinned may run anywhere; where the lanes of a device are
-      together wider than the device, they count as sharing all of its cores.
+      GPU, channels over a link that leads the right way (a link that only leads out of this machine's devices receives
+      nothing). Lanes that are not pinned may run on any cores. If the lanes of a device are together wider than the
+      device, they count as sharing all of its cores.
 
     Raises:
         PlanError: names the op or the lane at fault, and why.

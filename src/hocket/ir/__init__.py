@@ -1,4 +1,4 @@
-"""The five nouns. No torch, nothing else of ours: every other package may stand on this one."""
+"""The five nouns: graph, costs, machine, plan, timeline. Imports no torch and no other package of Hocket."""
 
 from hocket.ir._topological import list_order
 from hocket.ir.costs import Costs, Duration, Share

@@ -12,6 +12,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,22 @@ def save_document(path: str | os.PathLike[str], document: dict[str, Any]) -> Non
         raise
 
 
+def require_finite(value: float, source: str, where: str, about: str = "", *, positive: bool = False) -> None:
+    """Raise a `FormatError` for a number that is negative, infinite or NaN, or 0 where it has to be `positive`."""
+    if not math.isfinite(value) or value < 0 or (positive and value == 0):
+        expected = "expected a finite number > 0" if positive else "expected a finite number >= 0"
+        raise FormatError(source, where, f"{about}{expected}, got {value!r}")
+
+
+@contextmanager
+def read_from(source: str) -> Iterator[None]:
+    """Name the file `source` in place of the noun in each `FormatError` that is raised inside."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(source, error.where, str(error).split(": ", 2)[-1]) from None
+
+
 def require_duration(value: float, source: str, where: str) -> float:
     """Return `value` if it is a finite number of microseconds >= 0, or raise `FormatError`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
@@ -86,7 +103,7 @@ class Reader:
         return self.value
 
     def only(self, *allowed: str) -> None:
-        """Refuse keys that nobody reads: a misspelt optional field must not pass in silence."""
+        """Raise for any other key, so that a misspelt optional field is not ignored."""
         for key in self.mapping():
             if key not in allowed:
                 raise self.fail(f"unknown field {key!r}; expected one of {', '.join(allowed)}")

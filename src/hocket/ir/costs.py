@@ -1,11 +1,11 @@
-"""`Costs`: how long an op takes at each width or on each device, and how we know.
+"""`Costs`: how long an op takes at each width or on each device, and where that figure comes from.
 
-A duration's key is a width (``"2"``: two threads), a device (``"gpu0"``), or a width on a device (``"cpu1:4"``). What
-was measured is used as it stands; between two measured widths a duration is interpolated linearly (Liu et al., IPDPS
-2019, section III-B); beyond the last one it stays what it was. `Costs.lookup` says which of these happened.
+A duration's key is a width (``"2"``: two threads), a device (``"gpu0"``), or a width on a device (``"cpu1:4"``).
+Measured durations are used unchanged. Between two measured widths a duration is interpolated linearly (Liu et al.,
+IPDPS 2019, section III-B), and beyond the last one it is constant. `Costs.lookup` says which of these applies.
 
-A kernel rarely needs a whole GPU. How much of it an op asks for is its *share*, of the multiprocessors and of the
-memory's bandwidth; `hocket.simulate` divides a GPU among ops by that.
+A kernel rarely needs a whole GPU. Its *share* is the part of the multiprocessors and of the memory's bandwidth that it
+uses. `hocket.simulate` divides a GPU among ops by their shares.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hocket.errors import FormatError, InputError
-from hocket.ir._fields import Reader, load_document, require_duration, save_document
+from hocket.ir._fields import Reader, load_document, read_from, require_duration, save_document
 
 FORMAT = "hocket-costs/1"
+
+_Value = TypeVar("_Value")
 
 SOURCES = ("measured", "analytic", "published")
 PLACEMENTS = ("compact", "scatter")
@@ -35,7 +37,7 @@ class Duration(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What an op that runs alone takes of a GPU, on average over its duration: parts of the whole, 0 to 1."""
+    """Parts of a GPU that an op uses when it runs alone, as averages over its duration from 0 to 1."""
 
     multiprocessors: float
     bandwidth: float = 0.0
@@ -48,13 +50,13 @@ class Costs:
     Attributes:
         durations_us: op -> key -> microseconds (the minimum over the runs, when measured).
         spread_us: op -> key -> median minus minimum over the runs, when measured.
-        sources: op -> one of `SOURCES`; an op that is not listed was measured.
+        sources: op -> one of `SOURCES`. An op that is not listed was measured.
         note: where the figures come from, in words.
-        shares: op -> GPU -> what the op asks for there; an op that is not listed is in nobody's way.
-        placement: one of `PLACEMENTS`: on which cores a lane's threads lay when these were measured, and lie in a plan:
-            neighbours, or each in a cache of its own while there are caches (`Device.cores_per_cache`).
-        only_listed: an op may run at the widths that have a duration and at no other, because its result would have
-            other bits there (see `hocket.profiling.exact_widths`). At any other width its duration is infinite.
+        shares: op -> GPU -> the op's share of it. An op that is not listed slows down no other op.
+        placement: one of `PLACEMENTS`, the cores of a lane's threads while they were measured and in a plan:
+            neighbours, or one core of each cache first (`Device.cores_per_cache`).
+        only_listed: an op may run only at the widths that have a duration, because its result has other bits at others
+            (see `hocket.profiling.exact_widths`). At any other width its duration is infinite.
 
     Raises `FormatError` at construction for a negative or NaN duration, a key that is no width and no device name,
     an op without any duration, an unknown source or placement, and a share that is none or more than all.
@@ -151,7 +153,7 @@ class Costs:
         return replace(self, durations_us=listed(self.durations_us), spread_us=listed(self.spread_us), only_listed=True)
 
     def merged(self, other: Costs) -> Costs:
-        """These costs, with the ops and widths of `other` added; where both know a duration, `other` wins."""
+        """These costs with the ops and widths of `other` added, which replace durations that both have."""
         return Costs(
             _merge(self.durations_us, other.durations_us),
             _merge(self.spread_us, other.spread_us),
@@ -165,14 +167,16 @@ class Costs:
     def restricted(self, ops: Iterable[str]) -> Costs:
         """Only the durations of `ops`."""
         keep = set(ops)
-        return Costs(
-            {op: value for op, value in self.durations_us.items() if op in keep},
-            {op: value for op, value in self.spread_us.items() if op in keep},
-            {op: value for op, value in self.sources.items() if op in keep},
-            self.note,
-            {op: value for op, value in self.shares.items() if op in keep},
-            self.placement,
-            self.only_listed,
+
+        def kept(table: Mapping[str, _Value]) -> dict[str, _Value]:
+            return {op: value for op, value in table.items() if op in keep}
+
+        return replace(
+            self,
+            durations_us=kept(self.durations_us),
+            spread_us=kept(self.spread_us),
+            sources=kept(self.sources),
+            shares=kept(self.shares),
         )
 
     @staticmethod
@@ -198,19 +202,17 @@ class Costs:
             for op, row in reader.get("shares", {}).items()
         }
         _ = reader["durations_us"]
-        try:
-            placement = reader.get("placement", "compact").text()
-            only_listed = reader.get("only_listed", False).boolean()
+        placement = reader.get("placement", "compact").text()
+        only_listed = reader.get("only_listed", False).boolean()
+        with read_from(reader.source):
             return Costs(tables["durations_us"], tables["spread_us"], sources, note, shares, placement, only_listed)
-        except FormatError as error:
-            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-costs/1`` file that reads back to equal costs."""
         save_document(path, self.document())
 
     def document(self) -> dict[str, Any]:
-        """What a ``hocket-costs/1`` file of these costs has in it."""
+        """The content of a ``hocket-costs/1`` file of these costs."""
         document: dict[str, Any] = {"format": FORMAT}
         if self.note:
             document["note"] = self.note

@@ -1,19 +1,18 @@
-"""`Graph`: the ops of one training step, and what must come before what.
+"""`Graph`: the ops of one training step and the order that they must keep.
 
 An edge ``(src, dst, size_bytes)`` says that `dst` may start when `src` has finished. It carries the bytes that flow
-along it; an edge of 0 bytes is an order without data, as between a reader and the op that overwrites what it read. A
+along it. An edge of 0 bytes is an order without data, as between a reader and the op that overwrites what it read. A
 *carried* edge ``(src, dst)`` orders `src` of one step before `dst` of the next: an update feeds the next forward.
 
-A graph may also say which memory its ops touch: its *buffers*, and for each op those that it reads and writes. The
-edges follow from that, so it is there for those who check them (`hocket.checking.hazards`) and who count bytes. What
-memory does not show (an op that counts on a number which another one keeps) it may say as ops that are *together*.
+A graph may also list the memory that its ops touch: its *buffers*, and for each op those that it reads and writes. The
+edges follow from that. Buffers serve to check the edges (`hocket.checking.hazards`) and to count bytes. Ops that must
+run on one device for a reason that memory does not show (one depends on a number which another keeps) are *together*.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
 
 from hocket.errors import FormatError
-from hocket.ir._fields import Reader, load_document, save_document
+from hocket.ir._fields import Reader, load_document, read_from, require_finite, save_document
 from hocket.ir._topological import topological
 
 FORMAT = "hocket-graph/1"
@@ -42,7 +41,7 @@ BUFFER_LIVES = ("step", "kept", "lasting", "input")
 
 
 class Edge(NamedTuple):
-    """`dst` waits for `src`; `size_bytes` flow along (0: an order without data)."""
+    """`dst` waits for `src` and receives `size_bytes` from it (0: an order without data)."""
 
     src: str
     dst: str
@@ -57,14 +56,14 @@ class Carried(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """A piece of memory that ops read and write; views of it are not told apart.
+    """A piece of memory that ops read and write, views of it included.
 
     Attributes:
         name: unique in its graph.
         size_bytes: how large it is.
-        life: ``step``: made in the step and gone with its last reader; ``kept``: made in the step, and still there
-            when it ends (a gradient, a result); ``lasting``: the same memory in every step (a parameter, a running
-            statistic); ``input``: there before the step, and another one in the next step (the batch).
+        life: ``step`` if it is allocated in the step and freed after its last reader, ``kept`` if it is allocated in
+            the step and outlives it (a gradient, a result), ``lasting`` if it is the same memory in every step (a
+            parameter, a running statistic), ``input`` if each step is given another one (the batch).
     """
 
     name: str
@@ -77,15 +76,15 @@ class Op:
     """One op of a step.
 
     Attributes:
-        name: unique in its graph; no white space, so that a plan can name it in a line of text.
+        name: unique in its graph, without white space, so that a plan can name it in a line of text.
         target: the kernel, such as ``aten.convolution``.
         role: one of `ROLES`.
-        layer: path of the module it belongs to, such as ``features.0``; empty when it belongs to none.
+        layer: path of the module it belongs to, such as ``features.0``, or empty.
         flops: floating-point operations.
         size_bytes: bytes read and written (the field ``bytes`` of the file).
         stateless: neither mutates what outlives it nor draws random numbers, so it may run twice.
         reads: names of the buffers it reads, where the graph knows its buffers.
-        writes: names of the buffers it writes; one that it makes is written too, one that it changes also read.
+        writes: names of the buffers it writes or allocates. A buffer that it changes is in `reads` too.
     """
 
     name: str
@@ -107,8 +106,7 @@ class Op:
 class Graph:
     """Ops in program order, the edges between them, the edges carried to the next step, and the buffers, if known.
 
-    `together` has the names of ops that one device has to run, two or more at a time, for reasons that edges and
-    buffers do not show; on one device it means nothing.
+    Each entry of `together` names ops that have to run on one device, for a reason that edges and buffers do not show.
 
     Raises `FormatError` at construction for a duplicate or unprintable op name, an unknown role, a negative or NaN
     size, an edge to a missing op, one that is together with others, a cycle (named op by op), and, in a graph that
@@ -178,10 +176,8 @@ class Graph:
         together = tuple(
             tuple(name.text() for name in element.elements()) for element in reader.get("together", []).elements()
         )
-        try:
+        with read_from(reader.source):
             return Graph(ops, edges, carried, buffers, together)
-        except FormatError as error:
-            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-graph/1`` file that reads back to an equal graph."""
@@ -189,11 +185,11 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for graphs that are equal, in every process, and for no others: SHA-256 of the document."""
+        """SHA-256 of the document: equal in every process for equal graphs."""
         return hashlib.sha256(json.dumps(self.document()).encode()).hexdigest()
 
     def document(self) -> dict[str, Any]:
-        """What a ``hocket-graph/1`` file of this graph has in it."""
+        """The content of a ``hocket-graph/1`` file of this graph."""
         ops = [
             {
                 "name": op.name,
@@ -262,10 +258,7 @@ def _check(graph: Graph, source: str) -> None:
                 source, f"{where}.role", f"op {op.name!r}: unknown role {op.role!r}; one of {', '.join(ROLES)}"
             )
         for field, value in (("flops", op.flops), ("bytes", op.size_bytes)):
-            if not math.isfinite(value) or value < 0:
-                raise FormatError(
-                    source, f"{where}.{field}", f"op {op.name!r}: expected a finite number >= 0, got {value!r}"
-                )
+            require_finite(value, source, f"{where}.{field}", f"op {op.name!r}: ")
     for kind, pairs in (("edges", graph.edges), ("carried", graph.carried)):
         for position, pair in enumerate(pairs):
             for end in pair[:2]:
@@ -274,12 +267,7 @@ def _check(graph: Graph, source: str) -> None:
                         source, f"{kind}[{position}]", f"{pair[0]!r} -> {pair[1]!r} names a missing op {end!r}"
                     )
     for position, edge in enumerate(graph.edges):
-        if not math.isfinite(edge.size_bytes) or edge.size_bytes < 0:
-            raise FormatError(
-                source,
-                f"edges[{position}]",
-                f"{edge.src!r} -> {edge.dst!r}: expected bytes >= 0, got {edge.size_bytes!r}",
-            )
+        require_finite(edge.size_bytes, source, f"edges[{position}]", f"{edge.src!r} -> {edge.dst!r}: bytes: ")
     for position, together in enumerate(graph.together):
         for name in together:
             if name not in names:
@@ -299,17 +287,14 @@ def _check_buffers(graph: Graph, source: str) -> None:
         if not buffer.name or buffer.name in known:
             raise FormatError(source, f"{where}.name", f"expected a name of its own, got {buffer.name!r}")
         known.add(buffer.name)
-        if not math.isfinite(buffer.size_bytes) or buffer.size_bytes < 0:
-            raise FormatError(
-                source, f"{where}.bytes", f"buffer {buffer.name!r}: expected bytes >= 0, got {buffer.size_bytes!r}"
-            )
+        require_finite(buffer.size_bytes, source, f"{where}.bytes", f"buffer {buffer.name!r}: ")
         if buffer.life not in BUFFER_LIVES:
             raise FormatError(
                 source,
                 f"{where}.life",
                 f"buffer {buffer.name!r}: expected one of {', '.join(BUFFER_LIVES)}, got {buffer.life!r}",
             )
-    if not known:  # a graph of other ops among which these are found again (a coarser one, say) need not know them
+    if not known:  # a graph made from another one, such as a coarser one, need not list buffers
         return
     for position, op in enumerate(graph.ops):
         for field, names in (("reads", op.reads), ("writes", op.writes)):

@@ -1,4 +1,4 @@
-"""What transfers go over: `Link`, and the `NetworkCard` whose rate links share."""
+"""`Link`, a connection that carries transfers, and `NetworkCard`, whose rate links share."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.errors import FormatError
-from hocket.ir._fields import Reader
+from hocket.ir._fields import Reader, require_finite
 
 
 @dataclass(frozen=True)
 class Link:
-    """A one-way connection; a transfer takes ``latency_us + bytes / bytes_per_s``.
+    """A one-way connection on which a transfer takes ``latency_us + bytes / bytes_per_s``.
 
-    `channels` transfers fit side by side, each at full bandwidth; None never queues. `cards` names the network cards
-    that it passes: links that pass the same one share its rate.
+    `channels` transfers fit side by side, each at full bandwidth, and without a limit if it is None. `cards` names the
+    network cards that the link passes. Links that pass the same card share its rate.
     """
 
     src: str
@@ -30,7 +30,7 @@ class Link:
 
     @property
     def channel(self) -> str:
-        """What a lane of kind ``channel`` names as its device: ``src->dst``."""
+        """The device of a lane of kind ``channel`` on this link: ``src->dst``."""
         return f"{self.src}->{self.dst}"
 
     def duration_us(self, size_bytes: float) -> float:
@@ -66,7 +66,7 @@ def read_card(reader: Reader) -> NetworkCard:
 
 
 def wires_document(links: Sequence[Link], cards: Sequence[NetworkCard]) -> dict[str, Any]:
-    """The fields of a ``hocket-machine/1`` file that tell of links and cards."""
+    """The fields of a ``hocket-machine/1`` file for links and cards."""
     document: dict[str, Any] = {
         "links": [
             {
@@ -92,23 +92,14 @@ def check_wires(links: Sequence[Link], cards: Sequence[NetworkCard], source: str
         if not card.name or card.name in names:
             raise FormatError(source, f"cards[{position}].name", f"expected a name of its own, got {card.name!r}")
         names.add(card.name)
-        if not 0 < card.bytes_per_s < float("inf"):
-            raise FormatError(
-                source, f"cards[{position}].bytes_per_s", f"expected a finite number > 0, got {card.bytes_per_s!r}"
-            )
+        require_finite(card.bytes_per_s, source, f"cards[{position}].bytes_per_s", positive=True)
     ends: set[tuple[str, str]] = set()
     for position, link in enumerate(links):
         if (link.src, link.dst) in ends:
             raise FormatError(source, f"links[{position}]", f"duplicate link from {link.src!r} to {link.dst!r}")
         ends.add((link.src, link.dst))
-        if not 0 < link.bytes_per_s < float("inf"):
-            raise FormatError(
-                source, f"links[{position}].bytes_per_s", f"expected a finite number > 0, got {link.bytes_per_s!r}"
-            )
-        if not 0 <= link.latency_us < float("inf"):
-            raise FormatError(
-                source, f"links[{position}].latency_us", f"expected a finite number >= 0, got {link.latency_us!r}"
-            )
+        require_finite(link.bytes_per_s, source, f"links[{position}].bytes_per_s", positive=True)
+        require_finite(link.latency_us, source, f"links[{position}].latency_us")
         if link.channels is not None and link.channels < 1:
             raise FormatError(
                 source, f"links[{position}].channels", f"expected at least 1, or null, got {link.channels!r}"

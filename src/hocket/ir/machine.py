@@ -1,8 +1,8 @@
-"""`Machine`: what there is to run on.
+"""`Machine`: the devices that a plan runs on, and the links between them.
 
-Devices with cores (and the hardware threads that share one), streams and their priority levels; links between devices
-with bandwidth and latency. Rates are measured (`hocket.profile`) or published; a machine read from a file without
-them can be planned for, but not estimated on.
+A device has cores (and the hardware threads that share one), or streams and their priority levels. A link has a
+bandwidth and a latency. Rates are measured (`hocket.profile`) or published. A machine read from a file without them
+can be planned for, but not estimated on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import FormatError, InputError
-from hocket.ir._fields import Reader, load_document, save_document
+from hocket.ir._fields import Reader, load_document, read_from, require_finite, save_document
 from hocket.ir.links import Link, NetworkCard, check_wires, read_card, read_link, wires_document
 
 FORMAT = "hocket-machine/1"
@@ -26,26 +26,25 @@ _LAUNCHING = ("launch_us", "graph_launch_us", "event_us")
 
 @dataclass(frozen=True)
 class Device:
-    """Something that runs ops.
+    """A CPU or a GPU.
 
     Attributes:
         name: unique in its machine, without white space.
         kind: ``cpu`` or ``cuda``.
-        cores: physical cores of a CPU; multiprocessors of a GPU.
+        cores: physical cores of a CPU, or multiprocessors of a GPU.
         smt: hardware threads per core.
-        cores_per_cache: cores that share their last level of cache, neighbours in number; 1 where each has a cache of
-            its own, or where one cache is everybody's.
-        flops_per_s: floating-point operations a second, all cores together; None: not known.
-        bytes_per_s: memory traffic a second, all cores together; None: not known.
-        memory_bytes: None: not known.
-        cpus: for each core the numbers of its hardware threads, as the operating system counts them; empty when the
-            device is not this machine's.
+        cores_per_cache: neighbouring cores that share a last level of cache, 1 if each has one or all share one.
+        flops_per_s: floating-point operations a second of all cores together, None if unknown.
+        bytes_per_s: memory traffic a second of all cores together, None if unknown.
+        memory_bytes: None if unknown.
+        cpus: for each core the numbers of its hardware threads, as the operating system counts them. Empty for a device
+            of another machine.
         priorities: number of stream priority levels, for a GPU.
         launch_us: time of the host thread to launch one op on a stream of this GPU.
-        graph_launch_us: what a launch takes for each op of a step that was captured as one CUDA graph.
-        event_us: how much later an op starts than an op of another stream ends that it waits for.
-        smt_speedup: what the hardware threads of a core get done together, over what one of them does alone; 1.03 is
-            what Liu et al. (IPDPS 2019, Table III) measured for two convolutions on all cores of a Xeon Phi.
+        graph_launch_us: launch time for each op of a step that was captured as one CUDA graph.
+        event_us: delay before an op starts after an op of another stream that it waits for.
+        smt_speedup: throughput of all hardware threads of a core over that of one alone. Liu et al. (IPDPS 2019, Table
+            III) measured 1.03 for two convolutions on all cores of a Xeon Phi.
     """
 
     name: str
@@ -71,8 +70,8 @@ class Device:
 class Machine:
     """Devices, the links between them, and the network cards that links share.
 
-    A link may also name ends that are no devices of this machine (a parameter server elsewhere). `note` tells where
-    the figures come from.
+    A link may also name ends that are no devices of this machine (a parameter server elsewhere). `note` says where the
+    figures come from.
 
     Example:
         >>> Machine.of(cores=68, smt=4).devices[0].cores
@@ -107,15 +106,17 @@ class Machine:
         raise InputError(f"machine: no link from {src!r} to {dst!r}")
 
     def carries(self, link: Link, role: str) -> bool:
-        """Whether an op of this role may go over `link`: nothing is received over one that only leads out of a device
-        of this machine, and nothing sent over one that only leads into one.
+        """Return True if an op of this role may go over `link`.
+
+        A link that only leads out of this machine's devices receives nothing, and one that only leads into them sends
+        nothing.
         """
         comes, goes = link.dst in self.by_name, link.src in self.by_name
         return not (role == "recv" and goes and not comes) and not (role == "send" and comes and not goes)
 
     @staticmethod
     def of(*, cores: int, smt: int = 1, **device: float | None) -> Machine:
-        """A machine of one CPU device ``cpu0``; further keywords are fields of `Device`.
+        """A machine of one CPU device ``cpu0``, with further keywords as fields of `Device`.
 
         Raises:
             InputError: `cores` or `smt` below 1, or an unknown field.
@@ -127,13 +128,13 @@ class Machine:
 
     @staticmethod
     def here() -> Machine:
-        """The CPU that this process may run on: the cores of its affinity mask, who shares a core and who a cache."""
+        """The CPU that this process may run on: the cores of its affinity mask, their hardware threads and caches."""
         allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         caches = _by_cache(_cores_of(allowed))
         cores = tuple(core for cache in caches for core in cache)
         smt = max(len(core) for core in cores)
         device = Device("cpu0", cores=len(cores), smt=smt, memory_bytes=_memory_bytes(), cpus=cores)
-        # Where caches have different numbers of cores (an affinity mask may do that), nobody's neighbours are known.
+        # An affinity mask may leave caches with different numbers of cores, which one number cannot describe.
         sizes = {len(cache) for cache in caches}
         return Machine((replace(device, cores_per_cache=sizes.pop() if len(sizes) == 1 < len(caches) else 1),))
 
@@ -170,17 +171,16 @@ class Machine:
         devices = tuple(_read_device(element) for element in reader["devices"].elements())
         links = tuple(read_link(element) for element in reader.get("links", []).elements())
         cards = tuple(read_card(element) for element in reader.get("cards", []).elements())
-        try:
-            return Machine(devices, links, reader.get("note", "").text(), cards)
-        except FormatError as error:
-            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
+        note = reader.get("note", "").text()
+        with read_from(reader.source):
+            return Machine(devices, links, note, cards)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-machine/1`` file that reads back to an equal machine."""
         save_document(path, self.document())
 
     def document(self) -> dict[str, Any]:
-        """What a ``hocket-machine/1`` file of this machine has in it."""
+        """The content of a ``hocket-machine/1`` file of this machine."""
         devices = [
             {
                 "name": device.name,
@@ -246,17 +246,11 @@ def _check(machine: Machine, source: str) -> None:
                 raise FormatError(source, f"{where}.{field}", f"expected at least 1, got {getattr(device, field)}")
         for field in ("flops_per_s", "bytes_per_s", "memory_bytes"):
             value = getattr(device, field)
-            if value is not None and not 0 < value < float("inf"):
-                raise FormatError(source, f"{where}.{field}", f"expected a finite number > 0, got {value!r}")
-        if not 0 < device.smt_speedup < float("inf"):
-            raise FormatError(
-                source, f"{where}.smt_speedup", f"expected a finite number > 0, got {device.smt_speedup!r}"
-            )
+            if value is not None:
+                require_finite(value, source, f"{where}.{field}", positive=True)
+        require_finite(device.smt_speedup, source, f"{where}.smt_speedup", positive=True)
         for field in _LAUNCHING:
-            if not 0 <= getattr(device, field) < float("inf"):
-                raise FormatError(
-                    source, f"{where}.{field}", f"expected a finite number >= 0, got {getattr(device, field)!r}"
-                )
+            require_finite(getattr(device, field), source, f"{where}.{field}")
         if device.cpus and len(device.cpus) != device.cores:
             raise FormatError(
                 source, f"{where}.cpus", f"expected one entry for each of {device.cores} cores, got {len(device.cpus)}"
@@ -265,7 +259,7 @@ def _check(machine: Machine, source: str) -> None:
 
 
 def _cores_of(cpus: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """Group hardware threads by the core they share, as Linux tells it; elsewhere each stands alone."""
+    """Group hardware threads by the core that they share according to Linux. On other systems each is a core."""
     groups: dict[str, list[int]] = {}
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -275,7 +269,7 @@ def _cores_of(cpus: Iterable[int]) -> tuple[tuple[int, ...], ...]:
 
 
 def _by_cache(cores: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
-    """Group cores by the last level of cache that they share, as Linux tells it; elsewhere they share one."""
+    """Group cores by the last level of cache that they share according to Linux. On other systems all share one."""
     groups: dict[str, list[tuple[int, ...]]] = {}
     for core in cores:
         levels = sorted(Path(f"/sys/devices/system/cpu/cpu{core[0]}/cache").glob("index*/shared_cpu_list"))

@@ -1,8 +1,8 @@
 """`Plan`: lanes, and on each lane the ops in order.
 
-The rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
+The rule: *each lane runs its ops in order, and an op starts when its lane has reached it and every op it depends on has
 finished.* A lane is a set of cores with a fixed width, a stream with a priority, or a channel between two processes.
-An op may be told to wait for more than its data (``after``): that is how lanes which share a core take turns.
+An op may also wait for ops that it does not depend on (``after``). Lanes that share a core take turns in this way.
 
 A plan is text, one action a line, and diffs well::
 
@@ -17,12 +17,13 @@ A plan is text, one action a line, and diffs well::
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import FormatError
+from hocket.ir._fields import read_from
 
 if TYPE_CHECKING:
     from hocket.ir.graph import Graph
@@ -37,17 +38,17 @@ LANE_KINDS = ("cores", "stream", "channel")
 
 @dataclass(frozen=True)
 class Lane:
-    """Ops of a plan that run one after another, and where.
+    """Ops of a plan that run one after another, and the device or link that they run on.
 
     Attributes:
         name: unique in its plan.
         ops: names of ops, in the order in which the lane runs them.
         kind: ``cores``, ``stream`` or ``channel``.
-        device: the device of the machine it runs on; for a channel ``src->dst``.
+        device: the device that it runs on, or ``src->dst`` for a channel.
         width: threads that an op on this lane uses (``cores`` lanes).
-        cores: which cores of the device, counted from 0; empty: not pinned. On a device of n cores, c + k * n is the
-            k-th further hardware thread of core c; a lane that names one is as wide as the threads it names.
-        priority: of a stream; higher runs first.
+        cores: cores of the device, counted from 0, or empty for a lane that is not pinned. On a device of n cores,
+            c + k * n is the k-th further hardware thread of core c. A lane that names one is as wide as its threads.
+        priority: of a stream. Higher runs first.
     """
 
     name: str
@@ -76,12 +77,12 @@ class Plan:
     Attributes:
         lanes: each with its ops in order.
         after: op -> ops it waits for in addition to the graph's edges.
-        planner: who made it.
-        peak_bytes: how much memory a step holds at the most, by its planner's prediction; None: not known.
+        planner: the name of the planner that made it.
+        peak_bytes: peak memory of a step as its planner predicts it, None if unknown.
         eager_peak_bytes: the same for the ops one after another in program order, as eager runs them.
 
-    Raises `FormatError` at construction for what no graph could make right: lanes of one name, an op that is run
-    twice, a width below 1. Whether it fits a graph and a machine is what `hocket.check` says.
+    Raises `FormatError` at construction for what is wrong with any graph: two lanes of one name, an op that is run
+    twice, a width below 1. `hocket.check` decides if the plan fits a graph and a machine.
 
     Example:
         >>> plan = Plan((Lane("main", ("a", "b")),))
@@ -165,14 +166,8 @@ class Plan:
                 raise FormatError(source, where, f"expected 'lane NAME ...' or 'run OP', got {line.strip()!r}")
         if not seen_header:
             raise FormatError(source, "", f"empty; expected a first line {FORMAT!r}")
-        finished = tuple(
-            Lane(lane.name, tuple(ops), lane.kind, lane.device, lane.width, lane.cores, lane.priority)
-            for lane, ops in lanes
-        )
-        try:
-            return Plan(finished, after, **header)
-        except FormatError as error:
-            raise FormatError(source, error.where, str(error).split(": ", 2)[-1]) from None
+        with read_from(source):
+            return Plan(tuple(replace(lane, ops=tuple(ops)) for lane, ops in lanes), after, **header)
 
 
 def one_by_one(graph: Graph, order: Sequence[str], widths: Mapping[str, int], device: Device) -> Plan:

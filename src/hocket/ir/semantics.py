@@ -1,10 +1,10 @@
-"""What a plan means: which ops it runs, what each waits for, in which order they can end, and where a lane runs.
+"""The meaning of a plan: the ops it runs, what each waits for, an order in which they can end, and a lane's threads.
 
 Checking, simulation, execution and planning take these from here. The rule is one sentence: each lane runs its ops in
 order, and an op starts when its lane has reached it and every op that it depends on has finished::
 
     waits of e:   its edges        a -> e        (graph.predecessors)
-                  what it is told  d -> e        (plan.after)
+                  added waits      d -> e        (plan.after)
                   its lane         c before e    (the op before it there)
 """
 
@@ -93,12 +93,12 @@ def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]]
 
 
 def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
-    """The error that says why these ops cannot run.
+    """The error for ops that wait for each other in a circle, with the reason of each wait.
 
     Args:
         graph: the ops.
         plan: their lanes.
-        circle: ops of which each waits for the one before it; it ends with the op it began with.
+        circle: ops of which each waits for the one before it, the last the same as the first.
     """
     reasons = []
     for before, op in pairwise(circle):
@@ -116,13 +116,13 @@ def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
 def clocks_of(
     plan: Plan, order: Iterable[str], waits: Mapping[str, Iterable[str]], start: Sequence[Sequence[int]] | None = None
 ) -> dict[str, tuple[int, ...]]:
-    """Vector clocks (Fidge 1988, Mattern 1989): how many ops of each lane have surely finished when an op ends.
+    """Vector clocks (Fidge 1988, Mattern 1989): the number of ops of each lane that have finished when an op ends.
 
     Args:
         plan: the lanes.
         order: all ops, each after what it waits for.
-        waits: for each op the ops of other lanes that it waits for; its own lane's order counts by itself.
-        start: the clock that each lane begins with; zeros where it is not given.
+        waits: for each op the ops of other lanes that it waits for. The order of a lane counts in any case.
+        start: the clock that each lane begins with, zeros by default.
 
     Example:
         >>> from hocket.ir import Lane, Plan
@@ -144,7 +144,7 @@ def clocks_of(
 
 
 def hardware_threads(lane: Lane, device: Device) -> tuple[int, ...]:
-    """The hardware threads of a pinned lane; thread ``core + k * device.cores`` is the k-th further one of a core.
+    """The hardware threads of a pinned lane, where ``core + k * device.cores`` is the k-th further one of a core.
 
     A lane that names siblings has those that it names. Any other has the first thread of each of its cores, and then
     second ones, until it has as many as it is wide.
@@ -161,5 +161,5 @@ def hardware_threads(lane: Lane, device: Device) -> tuple[int, ...]:
 
 
 def names_threads(lane: Lane, device: Device) -> bool:
-    """Whether a lane names hardware threads one by one, second ones of a core among them."""
+    """Return True if a lane names hardware threads one by one, among them second ones of a core."""
     return bool(lane.cores) and max(lane.cores) >= device.cores

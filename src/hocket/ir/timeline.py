@@ -1,4 +1,4 @@
-"""`Timeline`: which op ran on which lane from when to when.
+"""`Timeline`: the lane, start and end of each op of a step.
 
 A measured and a simulated timeline are the same type. Time is counted in microseconds from the start of the step.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.errors import FormatError
-from hocket.ir._fields import load_document, save_document
+from hocket.ir._fields import load_document, read_from, save_document
 
 FORMAT = "hocket-timeline/1"
 
@@ -44,11 +44,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans of one step.
+    """The spans of one step.
 
     Attributes:
-        spans: in any order; `by_lane` sorts them.
-        lanes: names of all lanes, an idle one too.
+        spans: in any order. `by_lane` sorts them.
+        lanes: names of all lanes, idle ones included.
         source: ``measured`` or ``simulated``.
 
     Raises `FormatError` at construction for a span that ends before it starts, a negative or NaN time, a lane that
@@ -72,14 +72,14 @@ class Timeline:
     def of_columns(
         lanes: Mapping[str, Sequence[str]], start_us: _Floats, end_us: _Floats, source: str = "simulated"
     ) -> Timeline:
-        """A timeline from whole columns: many times faster than from spans, and checked in the same way.
+        """A timeline from whole columns, many times faster than from spans and checked in the same way.
 
-        The spans are made when somebody first asks for them; a planner that only compares makespans never does.
+        The spans are made on first access. A planner that only compares makespans never needs them.
 
         Args:
             lanes: for each lane its ops in order of time.
-            start_us: for all ops, lane after lane, when they started; float64.
-            end_us: in the same order, when they ended.
+            start_us: the starts of all ops, lane after lane.
+            end_us: their ends, in the same order.
             source: ``measured`` or ``simulated``.
 
         Example:
@@ -101,7 +101,7 @@ class Timeline:
         timeline.__dict__["makespan_us"] = float(ends.max(initial=0.0))
         return timeline
 
-    if not TYPE_CHECKING:  # a type checker would take it for leave to name any attribute
+    if not TYPE_CHECKING:  # to a type checker this would mean that every attribute exists
 
         def __getattr__(self, name: str) -> Any:
             if name != "spans" or "_columns" not in self.__dict__:
@@ -158,10 +158,9 @@ class Timeline:
                 )
             )
         lanes = tuple(element.text() for element in reader["lanes"].elements())
-        try:
-            return Timeline(tuple(spans), lanes, reader.get("source", "measured").text())
-        except FormatError as error:
-            raise FormatError(reader.source, error.where, str(error).split(": ", 2)[-1]) from None
+        source = reader.get("source", "measured").text()
+        with read_from(reader.source):
+            return Timeline(tuple(spans), lanes, source)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-timeline/1`` file that reads back to an equal timeline."""
@@ -178,7 +177,7 @@ def _spans(lanes: Mapping[str, Sequence[str]], start_us: _Floats, end_us: _Float
 
 
 def _plainly_right(lengths: Sequence[int], start_us: _Floats, end_us: _Floats) -> bool:
-    """Whether the columns pass every test of `_check`, each lane being in order of time already."""
+    """Return True if the columns pass every test of `_check` and each lane is in order of time."""
     if not bool(((start_us >= 0.0) & (start_us <= end_us) & (end_us < math.inf)).all()):
         return False
     touches = start_us[1:] >= end_us[:-1]

@@ -1,14 +1,14 @@
-r"""Who waits for whom: the events that a plan needs, in a step and across its end, and the order to launch its ops in.
+r"""Events that a plan needs, within a step and across its end, and the order in which to launch its ops.
 
-A lane runs its ops in order, so a wait is needed only where an edge crosses lanes, and not even there when an earlier
-wait already implies it. That is decided with vector clocks (Fidge 1988, Mattern 1989): each op knows how far every
-lane has got when it ends::
+A lane runs its ops in order, so an op needs a wait only where an edge crosses lanes, and not even there if an earlier
+wait implies it. Vector clocks decide that (Fidge 1988, Mattern 1989): for each op, the number of ops of every lane that
+have finished when it ends::
 
     lane 0   a ------- c ------- e        e waits for d, and d came after b: no wait of e for b
               \                 /
     lane 1     b ------------- d          d follows b on its lane: no wait at all
 
-Executors, the simulator and the hazard checker all read it here, so that they speak of the same events.
+Executors, the simulator and the hazard checker take the events from here, so that they all use the same ones.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from hocket.ir.semantics import check_ops, execution_order
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """Which waits a plan needs, and what happens before what.
+    """The waits that a plan needs, and the order that they enforce.
 
     Attributes:
-        waits: op -> ops on other lanes that it has to wait for; nothing that is implied by another wait.
-        clocks: op -> how many ops of each lane are finished when it ends.
+        waits: op -> ops on other lanes that it has to wait for, without those that another wait implies.
+        clocks: op -> the number of ops of each lane that are finished when it ends.
         place: op -> (lane, position on it).
     """
 
@@ -37,7 +37,7 @@ class Synchronisation:
     place: dict[str, tuple[int, int]]
 
     def before(self, first: str, second: str) -> bool:
-        """Whether `first` has always finished when `second` ends (an op counts as before itself)."""
+        """Return True if `first` has always finished when `second` ends. An op counts as before itself."""
         lane, position = self.place[first]
         return self.clocks[second][lane] > position
 
@@ -76,11 +76,11 @@ def synchronisation(graph: Graph, plan: Plan) -> Synchronisation:
 
 
 def carried_waits(graph: Graph, plan: Plan, sync: Synchronisation | None = None) -> dict[str, tuple[str, ...]]:
-    """The waits across the step's end, for lanes that go on with the next step as soon as they have done this one.
+    """The waits across the step's end, for lanes that start the next step as soon as they have finished this one.
 
     Returns:
-        op -> ops of the step before, on other lanes, that it has to wait for; nothing that is implied by the order of
-        its lane, by the waits inside the step, or by another one of these.
+        op -> ops of the step before, on other lanes, that it has to wait for. Waits are left out that the order of the
+        lane, the waits inside the step, or other waits of this kind imply.
 
     Example:
         >>> from hocket.ir import Carried, Graph, Lane, Op, Plan

@@ -45,8 +45,8 @@ def plan(graph: Graph, costs: Costs, machine: Machine, planner: str = "list", **
 
     Args:
         graph: the ops of one step.
-        costs: how long each takes.
-        machine: what there is to run on.
+        costs: the duration of each.
+        machine: its devices and links.
         planner: a key of `planners`.
         **options: the planner's own, such as ``lanes=2`` of ``list``.
 
@@ -66,8 +66,8 @@ def plan(graph: Graph, costs: Costs, machine: Machine, planner: str = "list", **
     for name in options:
         if name not in takes:
             raise InputError(f"planner {planner}: unknown option {name!r}; it takes {', '.join(takes) or 'no options'}")
-    # Planning makes objects by the hundred thousand and hardly a circle: looking through all of them again and again,
-    # and through torch's, is about a third of the time that a step of 3,000 ops takes to plan.
+    # Planning allocates hundreds of thousands of objects and hardly a cycle. Garbage collection would take a third of
+    # the planning time of a step of 3,000 ops.
     with collections_held():
         made = maker(**options).plan(graph, costs, machine)
     return scattered(made, machine) if costs.placement == "scatter" else made

@@ -1,14 +1,14 @@
-r"""When ops can start at the earliest, because what they need is still on the wire.
+r"""Earliest starts of ops that depend on transfers.
 
-A step that is fed over links begins with `recv` ops that wait for nothing. Once their order on each link is decided,
-so is when each of them has arrived; an op can start when the last of all that it depends on has::
+A step that is fed over links begins with `recv` ops that wait for nothing. Their order on each link decides when each
+of them arrives, and an op can start when all recvs that it depends on have arrived::
 
     link        [ recv a ][ recv b ][    recv c    ]
     earliest              |         |              |
                           f1(a)     f2(f1, b)      f3(f2, c)
 
-`plan_around` makes a plan of a graph with transfers out of any planner for ops that compute: these are planned for
-their earliest starts, and channels are added for what is received and sent.
+`plan_around` extends any planner of ops that compute to graphs with transfers: it plans these ops for their earliest
+starts, and adds channels for the transfers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ComputePlanner = Callable[[Graph, Costs, Machine, Mapping[str, float]], Plan]
 
 
 def first_use(graph: Graph, transfers: Sequence[str]) -> dict[str, float]:
-    """For each transfer its place in the order in which their results are first used; one never used comes last.
+    """The place of each transfer in the order of first use of their results. Results that no op uses come last.
 
-    The layer-by-layer order of earlier systems (Cui et al., SoCC 2014). What a `send` is needed for is the next step,
-    so those that nothing in this step waits for keep the order of the graph.
+    The layer-by-layer order of earlier systems (Cui et al., SoCC 2014). A `send` is needed by the next step, so those
+    that no op of this step waits for keep the order of the graph.
     """
     place = {name: at for at, name in enumerate(graph.order)}
     used = {name: min([place[after] for after in graph.successors[name]], default=len(place)) for name in transfers}
@@ -36,14 +36,14 @@ def first_use(graph: Graph, transfers: Sequence[str]) -> dict[str, float]:
 
 
 def roots_of(graph: Graph, transfers: Collection[str]) -> tuple[str, ...]:
-    """The transfers that wait for nothing in the step: its parameters."""
+    """The recvs that wait for no op of the step: its parameters."""
     return tuple(name for name in transfers if graph[name].role == "recv" and not graph.predecessors[name])
 
 
 def arrivals_us(
     graph: Graph, roots: Sequence[str], costs: Costs, machine: Machine, urgency: Mapping[str, float]
 ) -> dict[str, float]:
-    """When each of the `roots` has arrived, if links carry the most urgent first and nothing else."""
+    """The arrival of each of the `roots`, if links carry only these, the most urgent first."""
     alone = Graph(tuple(graph[name] for name in roots))
     lanes = channel_lanes(alone, Plan(()), {}, costs, machine, urgency)
     timeline = simulate(alone, Plan(lanes), costs, machine)
@@ -51,7 +51,7 @@ def arrivals_us(
 
 
 def earliest_us(graph: Graph, arrived_us: Mapping[str, float]) -> dict[str, float]:
-    """For each op that depends on an arrival when the last of those is there."""
+    """The earliest start of each op that depends on an arrival: the last of its arrivals."""
     found: dict[str, float] = {}
     for name in graph.order:
         us = max([found.get(before, 0.0) for before in graph.predecessors[name]], default=arrived_us.get(name, 0.0))
@@ -61,7 +61,7 @@ def earliest_us(graph: Graph, arrived_us: Mapping[str, float]) -> dict[str, floa
 
 
 def by_earliest(graph: Graph, earliest: Mapping[str, float]) -> tuple[str, ...]:
-    """The ops in the order in which they can start, those of one instant in `Graph.order`; it respects every edge."""
+    """The ops by their earliest start, and among equals by `Graph.order`. This order respects every edge."""
     if not earliest:
         return graph.order
     return tuple(sorted(graph.order, key=lambda name: earliest.get(name, 0.0)))
@@ -75,15 +75,15 @@ def plan_around(
     urgency: Mapping[str, float],
     compute_planner: ComputePlanner,
 ) -> Plan:
-    """A plan of `graph` whose transfers go over channels, the most urgent first.
+    """Plan `graph` with its transfers on channels, the most urgent first.
 
     Args:
         graph: one step.
         transfers: those of its ops that go over links.
-        costs: what ops take.
-        machine: what they run on.
-        urgency: of each transfer; the lowest number goes first.
-        compute_planner: plans the other ops, given when each can start at the earliest.
+        costs: the durations of ops.
+        machine: its devices and links.
+        urgency: of each transfer. The lowest number goes first.
+        compute_planner: plans the other ops, given their earliest starts.
 
     Raises:
         InputError: no link leads where a transfer goes, or the planner's own.

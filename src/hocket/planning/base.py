@@ -1,4 +1,4 @@
-"""What every planner is."""
+"""`Planner`, the base class of all planners, and the devices that they plan for."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hocket.planning.channels import transfers_of
 
 
 class Planner(ABC):
-    """A way to make a plan. Its options are the arguments of its constructor.
+    """Base class of planners. The options of a planner are the arguments of its constructor.
 
     Attributes:
-        name: what `hocket.plan` and the command line call it.
-        automatic: whether ``planner="auto"`` tries it; not one that may take long.
+        name: its name for `hocket.plan` and the command line.
+        automatic: True if ``planner="auto"`` tries it. Planners that may take long are left out.
     """
 
     name: ClassVar[str]
     automatic: ClassVar[bool] = True
 
     def plan(self, graph: Graph, costs: Costs, machine: Machine) -> Plan:
-        """A legal plan of `graph` on `machine`, short by what `costs` says.
+        """Make a legal plan of `graph` on `machine` with a short makespan by `costs`.
 
         Transfers (`hocket.planning.channels.transfers_of`) go over channels, by default in the order of their first
-        use; the other ops are planned for when they can start at the earliest.
+        use. The other ops are planned for their earliest starts.
 
         Raises:
             InputError: an op without a cost, or a machine without the devices or links that this planner plans for.
@@ -54,26 +54,25 @@ class Planner(ABC):
 
     @abstractmethod
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
-        """A legal plan of a graph without transfers.
+        """Make a legal plan of a graph without transfers.
 
         Args:
-            graph: one step, without what goes over links.
-            costs: what its ops take.
-            machine: what they run on.
-            earliest_us: for each op that waits for an arrival when it can start at the earliest. It never falls along
-                an edge.
+            graph: one step without transfers.
+            costs: the durations of its ops.
+            machine: its devices.
+            earliest_us: the earliest start of each op that waits for an arrival. It never falls along an edge.
 
         Raises:
             InputError: as `plan`.
         """
 
     def urgency(self, graph: Graph, transfers: Sequence[str]) -> Mapping[str, float]:
-        """How urgent each transfer is; of those that are ready the one with the lowest number goes first."""
+        """The urgency of each transfer. Of those that are ready the one with the lowest number goes first."""
         return first_use(graph, transfers)
 
 
 def misplaced(plan: Plan, costs: Costs) -> tuple[str, int] | None:
-    """The first op of a plan that may not run with its lane's threads (`Costs.only_listed`), and how many these are."""
+    """The first op of a plan that may not run at its lane's width (`Costs.only_listed`), and that width."""
     if not costs.only_listed:
         return None
     placed = ((op, lane.width) for lane in plan.lanes if lane.kind == "cores" for op in lane.ops)
@@ -90,7 +89,7 @@ def cpu_devices(machine: Machine) -> list[Device]:
 
 
 def gpu_of(graph: Graph, costs: Costs, machine: Machine) -> Device | None:
-    """The first GPU for which every op of a graph without transfers has a duration under its name, if there is one."""
+    """The first GPU under whose name every op of a graph without transfers has a duration, or None."""
     for device in machine.devices:
         if device.kind == "cuda" and len(graph):
             keys = {device.name, f"{device.name}:1"}

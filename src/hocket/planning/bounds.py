@@ -1,4 +1,4 @@
-"""How short a plan can possibly be, how long the serial one is, and where a timeline lies between the two.
+"""Lower and upper bounds of the makespan, and the position of a timeline between them.
 
 The measure is the scheduling efficiency of TicTac (Hashemi, Jyothi, Campbell: "TicTac: Accelerating distributed deep
 learning with communication scheduling", MLSys 2019, section 3)::
@@ -7,17 +7,15 @@ learning with communication scheduling", MLSys 2019, section 3)::
                                            |--------|--------------------|---> time
                                            1                             0
 
-with the makespan m, the lower bound L and the upper bound U. L is the larger of two facts about every legal plan:
-it cannot be shorter than its longest chain of ops, each as fast as it can be; and its ops have to fit, as areas of
-time by threads, into the threads that there are. An op's area is least where it scales worst, so width 1 decides,
-unless an op scales better than linearly. On GPUs, where there is no CPU device beside them, an op's area is its
-duration by its share of the multiprocessors (`hocket.ir.Share`).
+with the makespan m, the lower bound L and the upper bound U. L is the larger of two bounds of every legal plan: its
+longest chain of ops, each at its fastest width, and the total area of its ops (duration times threads) over the number
+of threads. An op's area is least at width 1, unless the op scales better than linearly. On a machine without a CPU
+device, an op's area is its duration times its share of the GPU's multiprocessors (`hocket.ir.Share`).
 
-Transfers (`hocket.planning.channels`) count on both sides: U has them one after another with everything else, and L is
-no shorter than what the links have to carry. How much the best order can gain at most over the worst is the *potential*
-S of the same section::
+Transfers (`hocket.planning.channels`) count in both bounds: U has them one after another with all other ops, and L is
+at least the load of the links. The largest possible gain of an order is the *potential* S of the same section::
 
-    S = (U - L) / L         0: one resource is all that counts, and no order gains anything;  1: twice as fast
+    S = (U - L) / L         0 if one resource is the bottleneck, so that no order gains,    1 for twice as fast
 """
 
 from __future__ import annotations
@@ -38,16 +36,15 @@ from hocket.simulation import simulate
 
 @dataclass(frozen=True)
 class Bounds:
-    """Between what a step's makespan lies.
+    """The bounds of a step's makespan.
 
     Attributes:
         lower_us: no legal plan is shorter.
-        upper_us: the ops one after another, at the full width of the first CPU device; or, where there is none, on one
-            stream of the first GPU; and each transfer alone on its link.
+        upper_us: the ops one after another at the full width of the first CPU device (or on one stream of the first
+            GPU, without a CPU device), and each transfer alone on its link.
         critical_path_us: the longest chain of ops, each at its fastest width or device.
-        work_us: time by threads that all ops together need at the least, in thread-microseconds; ops that might run
-            on a stream, and transfers that might go over a channel, are not counted. Without a CPU device: time by
-            GPUs.
+        work_us: the least total area of all ops, in thread-microseconds (GPU-microseconds without a CPU device). Ops
+            that may run on a stream, and transfers that may go over a channel, are not counted.
     """
 
     lower_us: float
@@ -110,7 +107,7 @@ def efficiency(timeline: Timeline, bounds: Bounds) -> float:
 
 
 def potential(bounds: Bounds) -> float:
-    """How much faster the best conceivable plan is than the serial one: ``(U - L) / L``; 0 where L is.
+    """The largest possible gain over the serial plan, ``(U - L) / L``, or 0 if L is 0.
 
     Example:
         >>> potential(Bounds(40.0, 60.0, 20.0, 80.0))
@@ -120,9 +117,9 @@ def potential(bounds: Bounds) -> float:
 
 
 def _crowded_us(graph: Graph, areas_us: Sequence[float], workers: int, costs: Costs, machine: Machine) -> float:
-    """How long ops of these areas need to fit into so many workers, or into workers and channels together.
+    """The least time in which `workers`, or workers and channels together, can run ops of these areas.
 
-    An op of the role ``other`` may go over a link as well: then it leaves the workers alone, and takes a channel.
+    An op of the role ``other`` may go over a link as well. It then needs a channel and no worker.
     """
     wired_us = [min([us for us, _ in _on_links(op, costs, machine)], default=math.inf) for op in graph.ops]
     bound_us = math.fsum(area for area, us in zip(areas_us, wired_us, strict=True) if us == math.inf) / workers
@@ -134,7 +131,7 @@ def _crowded_us(graph: Graph, areas_us: Sequence[float], workers: int, costs: Co
 
 
 def _wire_us(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> float:
-    """What the links need at the least for the transfers that no others can carry; a link may be all that can."""
+    """The least time of the links that alone can carry some transfers."""
     load_us: dict[tuple[Link, ...], float] = {}
     for name in transfers:
         able = tuple(link for link in machine.links if _carries(link, graph[name], costs, machine))
@@ -150,12 +147,12 @@ def _wire_us(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Mach
 
 
 def _carries(link: Link, op: Op, costs: Costs, machine: Machine) -> bool:
-    """Whether `hocket.check` lets this link carry a transfer, and its duration there is known."""
+    """Return True if `hocket.check` allows a transfer on this link and its duration there is known."""
     return machine.carries(link, op.role) and (op.name not in costs or _has_cost(op, costs, link.channel))
 
 
 def _least(op: Op, costs: Costs, machine: Machine) -> tuple[float, float]:
-    """The least duration of `op`, over all places where it may run, and its least area on devices; 0 for a transfer."""
+    """The least duration of `op` over all places where it may run, and its least area on devices (0 for a transfer)."""
     computing, wired = [*_on_devices(op, costs, machine)], [*_on_links(op, costs, machine)]
     if not (computing or wired):
         raise InputError(f"costs: no duration for op {op.name!r} on any device of the machine")
@@ -166,7 +163,7 @@ def _least(op: Op, costs: Costs, machine: Machine) -> tuple[float, float]:
 
 
 def _gpu_area(op: Op, costs: Costs, machine: Machine) -> float:
-    """The least duration by share of a GPU; 0 where some GPU is not known to be kept busy, or a link may carry it."""
+    """The least duration times share over all GPUs, 0 if a share is unknown or a link may carry the op."""
     if op.role in ("recv", "send"):
         return 0.0
     areas = [
@@ -181,9 +178,9 @@ def _gpu_area(op: Op, costs: Costs, machine: Machine) -> float:
 def _on_devices(op: Op, costs: Costs, machine: Machine) -> Iterator[tuple[float, int]]:
     """Durations and widths, among them the fastest and the one of least area on each device.
 
-    A duration is linear between neighbouring widths that have a cost, and constant beyond them. So it is least at
-    one of these widths; and so is the area, which between two of them is concave or, while the duration is not
-    negative, rising, and which beyond the last one rises. A cost for one width of one device stands alone.
+    A duration is linear between neighbouring widths that have a cost, and constant beyond them. So the least duration
+    is at one of these widths. So is the least area: between two of them it is concave or rising, and beyond the last
+    one it rises. A cost for one width of one device is never interpolated.
     """
     row = costs.durations_us.get(op.name)
     if row is None:

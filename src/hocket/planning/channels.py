@@ -1,16 +1,16 @@
-r"""Transfers and the channels that carry them: whatever plans ops that compute leaves `recv` and `send` ops to this.
+r"""Transfers (`recv` and `send` ops) and the channels that carry them.
 
-An op of the role ``recv`` or ``send`` is a transfer where a link leads into (out of) a device of the machine, and where
-its costs say nothing of devices; with a cost for cores and no link it is an op like any other. Transfers go to lanes of
-kind ``channel``: whenever a channel is free, the transfer goes out that is ready and the most urgent::
+An op of the role ``recv`` or ``send`` is a transfer if a link leads into (out of) a device of the machine, or if its
+costs name no device. With a cost for cores and no link it is an op like any other. Transfers go to lanes of kind
+``channel``: whenever a channel is free, it carries the most urgent transfer that is ready::
 
     backward   [ dW3 ][ dW2 ][ dW1 ]
     channel            [====== 3 ======][ 1 ][ 2 ]        2 was ready before 1, and yields
 
-That is how TurboDL orders gradients (section 3.3, "Extension to Multiple GPUs": by the distance to what needs them) and
-TicTac parameters (`hocket.planning.transfers`); they differ in what they call urgent. When ops are ready comes from a
-simulation of everything but the transfers. An order that would let lanes wait for each other in a circle is never
-chosen: a transfer goes only after all that it waits for, by way of lanes, too.
+TurboDL orders gradients in this way (section 3.3, "Extension to Multiple GPUs": by the distance to their use), and
+TicTac parameters (`hocket.planning.transfers`), with different urgencies. A simulation of all other ops gives the times
+at which transfers are ready. A transfer goes only after all ops that it waits for, directly or by way of lanes, so that
+lanes never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def _towards(op: Op, machine: Machine) -> list[Link]:
 
 
 def without_transfers(graph: Graph, transfers: Collection[str]) -> Graph:
-    """The graph's other ops, and the edges between them; what waited for a transfer waits for what that waited for."""
+    """The graph without `transfers`: ops that waited for a transfer wait for the ops that it waited for."""
     if not transfers:
         return graph
     names = graph.by_name.keys() - set(transfers)
-    behind: dict[str, dict[str, None]] = {}  # for each transfer the ops whose results are under way
+    behind: dict[str, dict[str, None]] = {}  # for each transfer the ops that it waits for
     edges = {(edge.src, edge.dst): edge for edge in graph.edges if edge.src in names and edge.dst in names}
     for name in graph.order:
         sources: dict[str, None] = {}
@@ -64,7 +64,7 @@ def without_transfers(graph: Graph, transfers: Collection[str]) -> Graph:
 
 
 def links_of(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> dict[str, Link]:
-    """A link for each transfer: one that its costs name, or else of those that lead there the one with the least load.
+    """A link for each transfer: one that its costs name, or else the least loaded of those that lead there.
 
     Raises:
         InputError: no link leads where a transfer goes.
@@ -86,7 +86,7 @@ def links_of(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Mach
 
 
 def transfer_us(name: str, link: Link, graph: Graph, costs: Costs) -> float:
-    """What a transfer takes on a link: its cost, or else what the link says."""
+    """The duration of a transfer on a link: its cost if it has one, else that of the link."""
     if name in costs:
         return costs.duration_us(name, device=link.channel)
     return link.duration_us(graph[name].size_bytes)
@@ -100,15 +100,15 @@ def channel_lanes(
     machine: Machine,
     urgency: Mapping[str, float],
 ) -> tuple[Lane, ...]:
-    """Lanes for all transfers of `graph`: the ops that `plan` does not run.
+    """Lanes for all transfers of `graph`, which are the ops that `plan` does not run.
 
     Args:
         graph: one step of one worker.
-        plan: the plan of everything else.
-        ends_us: when each op of that plan ends.
-        costs: what transfers take, where that is not what their link says.
-        machine: its links carry them.
-        urgency: of each transfer; the lowest number goes first, and one without any last.
+        plan: the plan of all other ops.
+        ends_us: the end of each op of that plan.
+        costs: durations of transfers, where those differ from their link's.
+        machine: its links carry the transfers.
+        urgency: of each transfer. The lowest number goes first, and transfers without a number last.
 
     Raises:
         InputError: no link leads where a transfer goes.
@@ -120,7 +120,7 @@ def channel_lanes(
     queues = {link: _Queue(link, list(link_of.values()).count(link)) for link in dict.fromkeys(link_of.values())}
     end_us = dict(ends_us)
     left = (1 << len(transfers)) - 1
-    blocked: dict[int, list[str]] = {}  # by a transfer that these have to wait for: one is enough
+    blocked: dict[int, list[str]] = {}  # by one of the transfers that these have to wait for
 
     def admit(name: str) -> None:
         before = behind[name] & left
@@ -147,7 +147,7 @@ def channel_lanes(
 
 
 class _Queue:
-    """The transfers of a link, and when its channels are free."""
+    """The transfers of a link, and the times at which its channels are free."""
 
     def __init__(self, link: Link, count: int) -> None:
         self.channels: list[list[str]] = [[] for _ in range(min(link.channels or MAX_CHANNELS, count))]
@@ -158,7 +158,7 @@ class _Queue:
 
     @property
     def next_us(self) -> float:
-        """When the next transfer can begin; infinity if there is none."""
+        """The start of the next transfer, infinity if there is none."""
         if self._ready:
             return self._free[0][0]
         return max(self._free[0][0], self._later[0][0]) if self._later else float("inf")
@@ -185,7 +185,7 @@ def _before(graph: Graph, plan: Plan, place: Mapping[str, int]) -> dict[str, int
     for lane in plan.lanes:
         for before, op in pairwise(lane.ops):
             waits[op].append(before)
-    # A transfer that is alone on its lane waits for nobody else's turn, so this plan has an order.
+    # A transfer that is alone on its lane waits for no lane, so this plan has an order.
     alone = Plan((*plan.lanes, *(Lane(f"transfer{at}", (name,)) for name, at in place.items())), plan.after)
     found: dict[str, int] = {}
     for name in launch_order(graph, alone):

@@ -1,14 +1,14 @@
-"""`exact`: the shortest plan there is, for graphs of a dozen ops: ground truth for the other planners.
+"""`exact`: the shortest plan of a graph of a dozen ops, as ground truth for the other planners.
 
-Moldable ops on the cores of one device are what constraint programming calls a multi-mode project: each op takes one of
-its widths, lasts as long as it does at that width, and uses that many cores of a cumulative resource. OR-tools' CP-SAT
-(Perron, Didier: https://developers.google.com/optimization/cp/cp_solver) proves the optimum.
+Moldable ops on the cores of one device are a multi-mode project in constraint programming: each op has one of its
+widths, the duration of that width, and uses that many cores of a cumulative resource. OR-Tools' CP-SAT (Perron, Didier:
+https://developers.google.com/optimization/cp/cp_solver) proves the optimum.
 
-Its times are whole numbers, so durations are rounded up, to a 20,000th of the serial step; and a plan that is proved to
-be within a thousandth of the shortest ends the search, since the rest of the proof takes most of the time. What it
-decides are widths and the order of starts; placed again in that order with the durations as they are, no op starts
-later than the solver said. So, when it finishes in time, the plan is longer than the shortest one by at most a
-thousandth, and one such part per op. Waking lanes is taken to cost nothing.
+Its times are integers, so durations are rounded up to a 20,000th of the serial step. The search ends at a plan that is
+proved to be within a thousandth of the shortest, since the rest of the proof takes most of the time. The solver decides
+widths and the order of starts. Placed again in that order with exact durations, no op starts later than in the
+solver's schedule. So a finished plan is longer than the shortest one by at most a thousandth, and a 20,000th of the
+serial step for each op. Waking lanes costs nothing here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hocket.planning.moldable.widths import useful_widths
 
 RESOLUTION = 20_000
 GAP = 0.001
-# The solver's strategies run side by side; the optimum is one number, but which plan has it may change between runs.
+# The solver's strategies run side by side, so the plan that has the optimum may differ between runs.
 WORKERS = 8
 
 
@@ -65,7 +65,7 @@ class Exact(Planner):
 
 
 def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placement], bool]:
-    """The shortest placements (see above for how nearly), and whether that was proved.
+    """The shortest placements, up to the tolerance above, and True if that was proved.
 
     Raises:
         MissingDependencyError: OR-tools is not installed.
@@ -79,10 +79,12 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
     if serial_us == 0.0:
         order = sorted(instance.order, key=instance.ready_us)
         return serial_sgs(instance, instance.best_width, order), True
-    # An op that takes longer than the serial step is in no plan worth having, and perhaps in no whole number.
+    # A width at which one op takes longer than the serial step is never useful, and its duration may overflow.
     options = [
         {
-            width: max(1, math.ceil(of_op[width] / serial_us * RESOLUTION))  # 0 would be nobody's neighbour
+            width: max(
+                1, math.ceil(of_op[width] / serial_us * RESOLUTION)
+            )  # an interval of length 0 would not exclude others
             for width in useful_widths(of_op)
             if of_op[width] <= serial_us
         }
@@ -108,13 +110,13 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
 def _model(
     model: Any, instance: Instance, options: Sequence[dict[int, int]], earliest: Sequence[int]
 ) -> list[tuple[Any, dict[int, Any]]]:
-    """For each op the variable of its start, and for each of its widths whether it is taken.
+    """For each op the variable of its start, and one variable for each of its widths.
 
     Args:
         model: an empty one.
         instance: the ops.
-        options: for each op the widths to choose from, with the duration at each as a whole number.
-        earliest: for each op when it can start at the earliest, likewise.
+        options: for each op the widths to choose from, with the duration at each as an integer.
+        earliest: the earliest start of each op, as an integer.
     """
     fastest = [min(lengths.values()) for lengths in options]
     head = list(earliest)  # the longest path to an op, and from its end to that of the step
@@ -143,7 +145,7 @@ def _model(
         chosen.append((start, taken))
         ends.append(end)
     model.add_cumulative(intervals, demands, instance.num_cores)
-    model.add(sum(area) <= instance.num_cores * makespan)  # says nothing new, but lets the solver prove sooner
+    model.add(sum(area) <= instance.num_cores * makespan)  # redundant, but speeds up the proof
     for op, before in enumerate(instance.predecessors):
         for other in before:
             model.add(chosen[op][0] >= ends[other])

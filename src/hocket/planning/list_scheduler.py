@@ -1,7 +1,7 @@
 """`list`: whenever a lane is idle, start the ready op from which the longest path leads to the end of the step.
 
-A step is over when its longest chain of ops is, so what delays that chain delays the step, and everything else can
-wait. The *upward rank* of an op is the length of the longest path from its start to the end of the step (Topcuoglu,
+A step ends with its longest chain of ops. A delay of that chain delays the step, and other ops can wait. The *upward
+rank* of an op is the length of the longest path from its start to the end of the step (Topcuoglu,
 Hariri, Wu: "Performance-effective and low-complexity task scheduling for heterogeneous computing", IEEE TPDS 2002)::
 
     rank:    90        50       10             lane 0   [ a ][   b   ][ d ]
@@ -14,9 +14,9 @@ ready, and then, whatever the ranks, the plan is at most ``2 - 1/k`` times as lo
 (Graham: "Bounds for certain multiprocessing anomalies", Bell System Technical Journal 1966). No lane takes an op
 before one that it was given earlier (no insertion), so the lanes' orders are the order of decisions.
 
-How many lanes there should be is another question: many narrow ones run much side by side, one wide one finishes a
-chain sooner. Each division of the devices' cores into equal lanes is tried, the serial plan too, and the simulated
-makespan decides. So this plan is never longer than the serial one, as far as the costs are right.
+The number of lanes is chosen by simulation: many narrow lanes run more ops side by side, one wide lane finishes a chain
+sooner. Each division of the devices' cores into equal lanes is tried, and the serial plan. So the plan is never longer
+than the serial one, as far as the costs are right.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _divided(devices: Sequence[Device], count: int) -> list[Lane]:
 
 
 def _divisions(devices: Sequence[Device]) -> Iterator[list[Lane]]:
-    """Every division into equal lanes; a device that has no such division takes its next coarser one."""
+    """Every division into equal lanes, with the next coarser one for a device that has no such division."""
     counts = {count for device in devices for count in _divisors(device.cores)}
     for count in sorted(counts):
         yield [
@@ -107,21 +107,23 @@ def _divide(device: Device, count: int) -> Iterator[Lane]:
 
 @dataclass
 class _Kind:
-    """Lanes on which every op takes equally long."""
+    """Lanes on which every op has the same duration."""
 
     durations_us: list[float]
     idle: list[int]  # a heap of lane numbers
-    busy: list[tuple[float, int]] = field(default_factory=list)  # a heap: idle from when on, and which lane
+    busy: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # a heap: the time from which a lane is idle, and the lane
 
     def end_us(self, op: int, now_us: float) -> float:
-        """When `op` would end on the first of these lanes to be idle."""
+        """The end of `op` on the first of these lanes to be idle."""
         return (now_us if self.idle else self.busy[0][0]) + self.durations_us[op]
 
 
 def list_schedule(
     graph: Graph, costs: Costs, lanes: Sequence[Lane], earliest_us: Mapping[str, float] | None = None
 ) -> Plan:
-    """The plan that the rule above gives for these (empty) lanes; no op starts before what `earliest_us` says of it.
+    """The plan by the rule above for these empty lanes, in which no op starts before its `earliest_us`.
 
     Raises:
         InputError: an op without a cost for one of the lanes.
@@ -162,7 +164,7 @@ def _assign(
     ready: list[tuple[float, int, int]] = []
     later = [(earliest_us.get(graph.ops[op].name, 0.0), op) for op, count in enumerate(waiting) if count == 0]
     heapify(later)  # ops that wait for an arrival only
-    running: list[tuple[float, int]] = []  # when an op ends, and which
+    running: list[tuple[float, int]] = []  # the end of an op, and the op
     assigned: list[list[int]] = [[] for _ in range(num_lanes)]
     now_us = 0.0
     while ready or running or later:

@@ -1,21 +1,21 @@
-"""`phases`: wide where ops wait for each other, narrow and side by side where they do not, and few changes between.
+"""`phases`: one wide lane where ops wait for each other, narrow lanes side by side elsewhere, and few changes between.
 
-The forward pass of most networks is a chain: each op wants all cores. Its backward pass is two chains, activation
-gradients and weight gradients, and its updates are as many as there are parameters; there ops of one core each, side by
-side, waste nothing. Changing from one to the other costs tens of microseconds, because the threads of a wide op sleep
-while narrow ones run and have to be woken. So the step is cut into phases::
+The forward pass of most networks is a chain, in which each op should have all cores. The backward pass is two chains,
+activation gradients and weight gradients, and there is one update for each parameter. There, ops of one core each run
+side by side without idle cores. A change between the two costs tens of microseconds, because the threads of a wide op
+sleep while narrow ones run and have to be woken. So the step is cut into phases::
 
     cores 0  |[ conv ][ norm ][ conv ]||[ dx ][ dx ][ dx ][ + ]|
           1  |[  wide: one by one    ]||[    dw ][ dw ][  dw ] |      narrow: by longest path, as `list` does
              '------------------------''----------------------'
                                      switch_us
 
-Where to cut is decided by dynamic programming over a linear order of the ops: the cheapest way to get the first j ops
-done is, for some i, the cheapest way to get the first i ops done, and one phase for the rest. What a phase takes is
-estimated from below, by its longest chain and by its area over the cores (Graham 1966 says how far off that can be);
-the best divisions are then placed op by op, and the shortest of these is taken.
+Dynamic programming over a linear order of the ops decides where to cut: the cheapest way to run the first j ops is, for
+some i, the cheapest way to run the first i ops and one phase for the others. The duration of a phase is estimated from
+below, by its longest chain and by its area over the cores (Graham 1966 bounds the error). The best divisions are then
+placed op by op, and the shortest of these is taken.
 
-Two orders are tried: the program's own, and that of the longest paths to the end, which puts off what nobody waits for.
+Two orders are tried: program order, and that of the longest paths to the end, which postpones ops that no op waits for.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of, makespan_us
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
 
-# Cuts are considered at so many places at most, and fewer in large graphs: the work grows with their square.
+# The most places for cuts, fewer in large graphs: the work grows with their square.
 MAX_CUTS = 48
 MAX_WORK = 150_000
 MAX_LANES = 8
 
-# What changing between a wide lane and narrow ones was measured to take: the threads of the wide one have to be woken.
+# Measured time of a change between a wide lane and narrow ones: the threads of the wide one have to be woken.
 SWITCH_US = 60.0
 
 
@@ -42,8 +42,8 @@ class Phases(Planner):
     """Alternate between one wide lane and several narrow ones, a few times per step.
 
     Args:
-        switch_us: what changing between lanes that share cores takes.
-        wait_us: how much later an op starts than one of another lane ends that it waits for.
+        switch_us: time of a change between lanes that share cores.
+        wait_us: delay before an op starts after an op of another lane that it waits for.
 
     Example:
         >>> from hocket.ir import Costs, Edge, Graph, Machine, Op
@@ -78,12 +78,12 @@ class Phases(Planner):
 
 
 def in_phases(instance: Instance, order: Sequence[int], switch_us: float) -> list[Placement]:
-    """The ops of the cheapest division of an order into phases, placed; inside a phase by longest path.
+    """Placements of the cheapest division of an order into phases, by longest path inside a phase.
 
     Args:
         instance: the ops.
         order: all of them, each after those that it waits for.
-        switch_us: what changing between lanes that share cores takes.
+        switch_us: time of a change between lanes that share cores.
     """
     placed: list[Placement] = []
     begin_us = 0.0
@@ -102,7 +102,7 @@ def divide(instance: Instance, order: Sequence[int], switch_us: float) -> list[t
     Args:
         instance: the ops.
         order: all of them, each after those that it waits for.
-        switch_us: what a change costs.
+        switch_us: time of a change.
     """
     counts = [k for k in range(1, min(MAX_LANES, instance.num_cores) + 1) if instance.num_cores % k == 0]
     cuts = _cuts(instance, order, len(counts))
@@ -128,7 +128,7 @@ def divide(instance: Instance, order: Sequence[int], switch_us: float) -> list[t
 
 
 def _cuts(instance: Instance, order: Sequence[int], num_counts: int) -> list[int]:
-    """Positions in `order` where a phase may begin or end: about equally far apart in time."""
+    """Positions in `order` at which a phase may begin or end, about equally far apart in time."""
     if not order:
         return [0]
     num_cuts = max(2, min(MAX_CUTS, len(order), MAX_WORK // (len(order) * num_counts)))
@@ -143,7 +143,7 @@ def _cuts(instance: Instance, order: Sequence[int], num_counts: int) -> list[int
 
 
 def _phases_from(instance: Instance, order: Sequence[int], cuts: Sequence[int], first: int, lanes: int) -> list[float]:
-    """What a phase of so many lanes takes at least that begins at cut `first` and ends at each later one."""
+    """Lower bounds of the phases of this many lanes that begin at cut `first` and end at each later one."""
     width = instance.num_cores // lanes
     durations, predecessors = instance.durations_us, instance.predecessors
     depth: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""`serial`: one op after another, as wide as the device; what eager PyTorch does, and the bound that others beat."""
+"""`serial`: one op after another at the full width of the device, as eager PyTorch runs them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hocket.planning.base import Planner, cpu_devices
 
 
 class Serial(Planner):
-    """One lane on the first CPU device, in `Graph.order`; where ops wait for arrivals, by when they can start.
+    """One lane on the first CPU device, in `Graph.order`, or by earliest start if ops wait for arrivals.
 
     Args:
-        width: its threads, all cores of the device when not given. Ops that may not run at this width
+        width: its threads, by default all cores of the device. Ops that may not run at this width
             (`Costs.only_listed`) take the nearest one, on a lane of their own.
 
     Example:

@@ -1,4 +1,4 @@
-"""The discrete-event engine: what a plan would take, without running it. No torch."""
+"""Simulation of plans: the timeline that a plan would have, without running it. No torch."""
 
 from hocket.simulation.engine import simulate
 from hocket.simulation.launches import LAUNCHES

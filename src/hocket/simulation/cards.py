@@ -1,16 +1,15 @@
 r"""Links that pass the same network card share its rate.
 
-A server sends to four workers over four links; its card sends no faster than it can, whoever asks. What runs at the
-same time gets *max-min fair* parts (Bertsekas, Gallager: "Data Networks", 1992, section 6.5.2), which is what TCP
-flows of equal round trips come to: all rates are raised together, and a transfer stays where it is once its own link or
-one of its cards has no more to give::
+A server may send to four workers over four links, but all of them pass its network card. Simultaneous transfers get
+*max-min fair* rates (Bertsekas, Gallager: "Data Networks", 1992, section 6.5.2), as TCP flows of equal round-trip times
+do: all rates rise together, and the rate of a transfer stops once its link or one of its cards is saturated::
 
-    server card 100   ---.-- link to a (100) ---  rate 45      the link to c gives no more than 10;
-                          |-- link to b (100) ---  rate 45      what it leaves goes to the others
+    server card 100   ---.-- link to a (100) ---  rate 45      the link to c is saturated at 10,
+                          |-- link to b (100) ---  rate 45      and the others share the remaining 90
                           '-- link to c  (10) ---  rate 10
 
-What a transfer takes beyond its bytes, the latency of its link, uses no card. A transfer with a cost of its own is
-taken to be on the wire for all of it but the latency.
+The latency of a link uses no card. A transfer with a measured cost is on the wire for all of its duration but the
+latency.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from hocket.simulation.contention import RateSharing
 
 
 class _Flow(NamedTuple):
-    """A transfer on its way: its link, and from when on it uses the cards."""
+    """A running transfer: its link, and the time from which it uses the cards."""
 
     link: Link
     from_us: float
@@ -34,7 +33,7 @@ class SharedCards(RateSharing):
     """The channels of a plan whose links pass network cards.
 
     Args:
-        links: for each lane that is such a channel its link.
+        links: the link of each such lane.
         bytes_per_s: the rate of each card.
     """
 
@@ -105,7 +104,7 @@ def max_min_rates(
 
 
 def cards_of(plan: Plan, machine: Machine) -> SharedCards | None:
-    """The channels whose links pass network cards; None where there are none."""
+    """The channels whose links pass network cards, or None if there are none."""
     links: dict[int, Link] = {}
     for number, lane in enumerate(plan.lanes):
         if lane.kind == "channel" and lane.ops:

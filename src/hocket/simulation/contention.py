@@ -1,7 +1,7 @@
-"""`Contention`: who runs beside whom, how fast, and until when; the interface of what by-events simulation asks.
+"""`Contention`, the interface of resources whose simultaneous ops slow each other down.
 
-`RateSharing` is the part that a GPU and a network card have in common: each op goes on at a rate, and whenever one
-begins or ends all rates are worked out anew.
+`RateSharing` is the common part of a GPU and a network card: each op runs at a rate, and all rates are computed again
+when an op begins or ends.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Protocol
 class Contention(Protocol):
     """Lanes whose ops slow each other down.
 
-    `next_us` is when something may change if nothing begins before; infinity while nothing runs.
+    `next_us` is the time of the next possible change if no op begins before, infinity while no op runs.
     """
 
     @property
     def next_us(self) -> float: ...
 
     def __contains__(self, lane: int) -> bool:
-        """Whether the ops of this lane are among those."""
+        """Return True if the ops of this lane are among those."""
 
     def begin(self, lane: int, op: int, work_us: float, now_us: float) -> None:
-        """An op begins on a lane that is idle; alone it would take `work_us`."""
+        """Begin an op, which alone would take `work_us`, on an idle lane."""
 
     def ended(self, now_us: float) -> Sequence[tuple[int, float]]:
-        """Ops that have ended by `now_us`, and when each got on at first; they are forgotten.
+        """Remove the ops that have ended by `now_us`, and return them with their starts.
 
-        To be asked once all that begins at `now_us` has begun, and never later than `next_us`.
+        Called after all ops that begin at `now_us`, and never later than `next_us`.
         """
 
 
 class CombinedContention:
-    """Several kinds of contention in one plan; a lane has at most one of them."""
+    """Several kinds of contention in one plan, of which each lane has at most one."""
 
     def __init__(self, *parts: Contention) -> None:
         self._parts = parts
@@ -55,7 +55,7 @@ class CombinedContention:
 
 
 class RateSharing(ABC):
-    """Ops that go on at rates which change whenever one begins or ends; see `Contention`."""
+    """Contention in which each op runs at a rate that changes only when an op begins or ends."""
 
     def __init__(self) -> None:
         self.next_us = inf
@@ -67,18 +67,18 @@ class RateSharing(ABC):
 
     @abstractmethod
     def _admit(self, lane: int, op: int, now_us: float) -> None:
-        """An op begins."""
+        """Note an op that begins."""
 
     @abstractmethod
     def _dismiss(self, ops: Collection[int]) -> None:
-        """These have ended."""
+        """Forget ops that have ended."""
 
     @abstractmethod
     def _rates(self, now_us: float) -> Mapping[int, float]:
-        """For each op its speed from now on; 1.0 is that of running alone, 0.0 standing still."""
+        """The speed of each op from now on, between 0.0 (stopped) and 1.0 (as fast as alone)."""
 
     def _next_change_us(self, now_us: float) -> float:
-        """When rates change although nothing begins or ends."""
+        """The time at which rates change although no op begins or ends."""
         return inf
 
     def begin(self, lane: int, op: int, work_us: float, now_us: float) -> None:
@@ -93,7 +93,7 @@ class RateSharing(ABC):
             for op, _ in found:
                 del self._running[op]
             self._dismiss([op for op, _ in found])
-            # What follows them begins at this very instant; only then the rates are worked out.
+            # Their followers begin at this instant, so the rates are computed after those.
             self._is_stale = True
             self.next_us = now_us
         elif self._is_stale or now_us >= self.next_us:
@@ -106,14 +106,14 @@ class RateSharing(ABC):
 
 
 class _OpAtRate:
-    """An op on its way: what is left of it, when it got on at first, and when it ends at its present speed."""
+    """A running op: its remaining work, its start, and its end at the present rate."""
 
     def __init__(self, work_us: float, now_us: float) -> None:
         self.started_us = self.end_us = inf
         self._left_us, self._since_us, self._rate = work_us, now_us, 0.0
 
     def go_on(self, rate: float, now_us: float) -> None:
-        """At this rate from now on."""
+        """Run at this rate from now on."""
         if rate > 0.0:
             self.started_us = min(self.started_us, now_us)
         if rate != self._rate:

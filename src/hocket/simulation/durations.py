@@ -1,4 +1,4 @@
-"""What each op of a plan takes on its lane, as one column of numbers."""
+"""The durations of all ops of a plan on their lanes, as one array."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def durations(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> _Floa
 
 @remember
 def _columns(graph: Graph, costs: Costs) -> dict[tuple[str, int], _Floats]:
-    """Durations that were looked up before, by device and width; NaN where nobody asked yet."""
+    """Durations that were looked up before, by device and width, and NaN for all others."""
     return {}
 
 
@@ -59,7 +59,7 @@ def _on_channel(lane: Lane, graph: Graph, costs: Costs, machine: Machine) -> lis
 
 
 def _on_device(ops: Sequence[str], lane: Lane, costs: Costs) -> list[float]:
-    """What `Costs.lookup` says for each of `ops` on this lane, without a call and three texts for each."""
+    """`Costs.lookup` for all `ops` of a lane at once, without a call and three texts for each."""
     exact, device, width = f"{lane.device}:{lane.width}", lane.device, str(lane.width)
     try:
         rows = list(map(costs.durations_us.__getitem__, ops))

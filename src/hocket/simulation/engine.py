@@ -1,10 +1,10 @@
 """`simulate`: the timeline that a plan would have.
 
-One rule: *each lane runs its ops in order; an op starts when its lane has reached it and every op it depends on has
-finished.* As long as nobody has to queue for a link, an op's start is a maximum over ops that came before, so one pass
-in any order that respects the waits gives the whole timeline, to the last bit the one that an event queue would give,
-without a queue. Where transfers compete for a link's channels or a network card, lanes for a core through its sibling
-hardware threads, or streams for a GPU, `hocket.simulation.events` takes over.
+One rule: *each lane runs its ops in order, and an op starts when its lane has reached it and every op it depends on has
+finished.* Without queues, an op's start is a maximum over the ends of earlier ops, so one pass in any order that
+respects the waits gives the whole timeline, bitwise equal to that of an event queue. Where transfers compete for a
+link's channels or a network card, lanes for a core through its sibling hardware threads, or streams for a GPU,
+`hocket.simulation.events` simulates instead.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ def simulate(
     outside: Collection[str] = (),
     earliest_us: Mapping[str, float] | None = None,
 ) -> Timeline:
-    """The timeline that `plan` would have, if every op took what `costs` says.
+    """The timeline that `plan` would have with the durations of `costs`.
 
-    On a lane of cores an op takes its cost at the lane's width on the lane's device, on a stream its cost on that
-    device. On a channel it takes its cost, if it has any, and otherwise what the machine's link takes for the op's
-    `size_bytes`. A link of k channels lets k transfers run side by side; the next ones queue in the order in which
-    they became ready (among equals, in the order of the plan's lanes); a link of None channels never queues.
+    On a lane of cores an op has its duration at the lane's width on the lane's device, on a stream its duration on that
+    device. On a channel it has its duration, if it has one, and otherwise the time of the machine's link for the op's
+    `size_bytes`. A link of k channels carries k transfers side by side. Further ones queue in the order in which they
+    became ready (among equals, in the order of the plan's lanes). A link of None channels never queues.
 
-    Lanes on sibling hardware threads slow each other down as `hocket.simulation.smt` says, and streams of a GPU as
-    `hocket.simulation.multiprocessors` says, if the costs know shares. An op that depends on one of another lane starts
-    `wait_us` after that has ended at the earliest: the time to wake a thread, 0 by default. With `launches`, ``eager``
-    or ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and wait for other streams'
-    events as long as the machine says. Ops that are `outside` of a graph are launched one by one. No op starts before
-    what `earliest_us` says of it, if anything.
+    Lanes on sibling hardware threads slow each other down (`hocket.simulation.smt`), and so do streams of a GPU if the
+    costs have shares (`hocket.simulation.multiprocessors`). An op that depends on one of another lane starts at the
+    earliest `wait_us` after its end: the time to wake a thread, 0 by default. With the `launches` ``eager`` or
+    ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and the events of other streams
+    arrive after the machine's `event_us`. Ops `outside` of a graph are launched one by one. No op starts before its
+    entry in `earliest_us`.
 
     Returns:
-        A timeline in microseconds whose source is ``simulated``; its spans stand lane after lane, in order.
+        A timeline in microseconds whose source is ``simulated``, with its spans lane after lane, in order.
 
     Raises:
         PlanError: the plan runs an op that the graph does not have or leaves one out, or its lanes wait for each
             other in a circle, which is then named op by op.
-        InputError: there is no cost for an op on its lane, or no link for a channel; or a negative `wait_us`, unknown
-            `launches`, or `earliest_us` of an unknown op or below 0.
+        InputError: no cost for an op on its lane, no link for a channel, a negative `wait_us`, unknown `launches`, or
+            `earliest_us` of an unknown op or below 0.
 
     Example:
         >>> from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan
@@ -89,7 +89,7 @@ def simulate(
 
 
 def _in_one_pass(arrays: PlanArrays, work_us: list[float]) -> tuple[_Floats, _Floats]:
-    """When each op starts and ends, in the order of the graph."""
+    """The start and end of each op, in the order of the graph."""
     steps = arrays.steps
     ends = [0.0]
     append = ends.append
@@ -104,7 +104,7 @@ def _in_one_pass(arrays: PlanArrays, work_us: list[float]) -> tuple[_Floats, _Fl
 
 
 def _with_waits(arrays: PlanArrays, work_us: list[float], wait_us: float) -> tuple[_Floats, _Floats]:
-    """The same, where what comes from another lane (always a step's right slot) comes later by `wait_us`."""
+    """The same with a delay of `wait_us` after ops of other lanes, which are always in a step's right slot."""
     steps = arrays.steps
     ends = [0.0]
     for a, b, work in zip(steps.left, steps.right, work_us, strict=True):
@@ -127,7 +127,7 @@ def _sharing(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Conten
 def _released(
     graph: Graph, launched_us: list[float] | None, earliest_us: Mapping[str, float] | None
 ) -> list[float] | None:
-    """For each op when it is launched and may start."""
+    """The time from which each op may start."""
     if not earliest_us:
         return launched_us
     found = launched_us or [0.0] * len(graph)
@@ -141,14 +141,14 @@ def _released(
 
 
 def _waits(plan: Plan, machine: Machine, wait_us: float, launches: str) -> list[float]:
-    """For each lane how much later an op starts than an op of another lane ends that it waits for."""
+    """For each lane the delay of its ops after an op of another lane that they wait for."""
     event_us = {device.name: device.event_us for device in machine.devices} if launches != "free" else {}
     return [max(wait_us, event_us.get(lane.device, 0.0)) if lane.kind == "stream" else wait_us for lane in plan.lanes]
 
 
 @remember
 def _work(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[float]:
-    """What each step of the plan takes: an op's duration at its last step, nothing before."""
+    """The duration of each step of the plan: that of its op if it is the op's last step, else 0."""
     steps = plan_arrays(graph, plan).steps
     work = np.zeros(len(steps.left))
     work[steps.last] = durations(graph, plan, costs, machine)
@@ -156,7 +156,7 @@ def _work(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> list[floa
 
 
 def _contended(plan: Plan, machine: Machine) -> tuple[Sequence[int], list[int]]:
-    """For each lane the link it must queue for (-1: none), and how many channels each of these links has."""
+    """For each lane the link that it must queue for (-1 for none), and the channels of each of these links."""
     users: dict[tuple[str, str], list[int]] = {}
     for number, lane in enumerate(plan.lanes):
         if lane.kind == "channel" and lane.ops:

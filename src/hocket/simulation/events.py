@@ -1,12 +1,12 @@
-"""Simulation by events, for what one pass cannot know: who goes first on a link, and who slows whom down on a core.
+"""Simulation by events, for plans in which ops queue for a link or slow each other down.
 
-Where a link lets k transfers run side by side and more than k lanes use it, who goes first depends on who was ready
-first, so time has to be walked instant by instant. Within one instant everything that needs no such link starts, and
-ends if it takes no time; only then are the links handed out: to who has waited longest, and among equals to the lane
-that stands first in the plan.
+If a link carries k transfers side by side and more than k lanes use it, the transfer that was ready first goes first,
+so the simulation proceeds instant by instant. Within one instant all ops that need no such link start, and end if they
+take no time. After that the channels of links go to the transfers that have waited longest, and among equals to the
+first lane of the plan.
 
-Where lanes share cores through sibling hardware threads, or streams a GPU, an op's end moves whenever another one
-starts or ends beside it. So it is a `hocket.simulation.contention.Contention` that is asked for the next end of those.
+If lanes share cores through sibling hardware threads, or streams a GPU, an op's end moves whenever another one starts
+or ends beside it. A `hocket.simulation.contention.Contention` then gives the next end.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ def by_events(
     sharing: Contention | None = None,
     released_us: Sequence[float] | None = None,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """When each op starts and ends.
+    """The start and end of each op.
 
     Args:
         arrays: the plan.
-        durations_us: how long each op takes, in the order of the graph.
-        link_of: for each lane the number of the link it has to queue for; -1: none.
-        channels: for each of these links how many transfers fit side by side.
-        waits_us: for each lane how long it takes to notice that an op of another lane has ended.
+        durations_us: of each op, in the order of the graph.
+        link_of: for each lane the number of the link that it has to queue for, -1 for none.
+        channels: the number of channels of each of these links.
+        waits_us: for each lane the delay after an op of another lane has ended.
         sharing: the lanes that slow each other down.
-        released_us: for each op before when it may not start.
+        released_us: the time before which each op may not start.
     """
     begin, after, waits = arrays.followers
     lane = arrays.lane.tolist()
@@ -52,7 +52,7 @@ def by_events(
     free = list(channels)
     queues: list[list[tuple[float, int, int]]] = [[] for _ in channels]
     changed: set[int] = set()  # links that may have both a free channel and a queue
-    # What happens next: at which time, and to which op; ops beyond the last are told of an end on another lane.
+    # Future events as (time, op): the end of an op or, for numbers beyond the last op, the end of one of its waits.
     events: list[tuple[float, int]] = []
     for op, at_us in enumerate(released_us or ()):
         if at_us > 0:
@@ -111,7 +111,7 @@ def by_events(
             return np.array(start_us), np.array(end_us)
         now_us = next_us
         if not events or events[0][0] > now_us:
-            # Everything else that happens at this instant has happened.
+            # All other events of this instant are done.
             assert sharing is not None
             for op, started_us in sharing.ended(now_us):
                 start_us[op] = started_us

@@ -1,15 +1,15 @@
-"""Launches: a stream runs nothing that the host has not launched yet.
+"""Launches: a stream runs an op only after the host has launched it.
 
 One host thread for each GPU launches its ops one by one, ahead of the device, in `hocket.ir.launch_order`, and never
-waits for it. So launch k ends at k times what a launch takes, whatever runs meanwhile, and an op starts then at the
-earliest. A step captured as a CUDA graph is launched at once; the device then takes a little for each op, except for
-those that stay outside and are launched one by one::
+waits for it. So launch k ends after k times the time of a launch, and the op starts then at the earliest. A step
+captured as a CUDA graph is launched at once. The device then needs a little time for each op, and ops that are outside
+of the graph are launched one by one::
 
     host     | a | b | c | d | e |            eager: 5 us each
     device       [a]   [ b  ][c] [d][e]       too short to hide the launches that follow
 
-The first launch begins when the step does: what a host gains by running ahead from one step into the next is seen by
-simulating several steps in a row (`hocket.simulation.steps`).
+The first launch begins with the step. To see the gain of a host that runs ahead into the next step, simulate several
+steps in a row (`hocket.simulation.steps`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAUNCHES = ("free", "eager", "graph")
 def released_us(
     graph: Graph, plan: Plan, machine: Machine, launches: str, outside: Collection[str] = ()
 ) -> list[float] | None:
-    """For each op, in the order of the graph, when it has been launched; None where that takes no time.
+    """The end of each op's launch, in the order of the graph, or None if launches take no time.
 
     Raises:
         InputError: `launches` is none of `LAUNCHES`.

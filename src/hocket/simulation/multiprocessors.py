@@ -1,19 +1,19 @@
-r"""A GPU as a shared resource: what kernels on different streams do to each other.
+r"""A GPU as a shared resource: how kernels on different streams slow each other down.
 
-A kernel that runs alone on a GPU takes part of its multiprocessors and part of its memory's bandwidth (`Costs.shares`);
-the rest lies idle. While several run, each gets on at the rate that is left for it::
+A kernel that runs alone on a GPU uses part of its multiprocessors and part of its memory's bandwidth (`Costs.shares`).
+While several run, each is limited to the part that the ones before it leave::
 
     stream 0 (priority 1)   [==== asks for 0.6 ====][ 0.9 ]        goes first: rate 1
     stream 1 (priority 0)   [---- asks for 0.8, gets 0.4 -][ 0.8 ]    rate 0.4 / 0.8, later 0.1 / 0.8, then 1
 
-Streams of higher priority are served first, and among equals whoever was ready first: a GPU hands out the blocks of the
-kernel that came first until there are none left, and the next kernel's blocks get what that leaves over (Amert,
-Otterness, Yang, Anderson, Smith: "GPU Scheduling on the NVIDIA TX2: Hidden Details Revealed", RTSS 2017, section IV).
-The rate is the smaller of what is left of multiprocessors and of bandwidth, over what the kernel asks for, so
-together they never do more than the device can.
+Streams of higher priority are served first, and among equals the kernel that was ready first: a GPU assigns all blocks
+of the first kernel, and the blocks of the next kernel get the remaining multiprocessors (Amert, Otterness, Yang,
+Anderson, Smith: "GPU Scheduling on the NVIDIA TX2: Hidden Details Revealed", RTSS 2017, section IV). A kernel's rate is
+the remaining part over the part that it asks for, of multiprocessors or of bandwidth, whichever is smaller. So all
+kernels together never exceed the device.
 
-What is simplified: a kernel of higher priority gets its multiprocessors at once (on a GPU, as soon as blocks that run
-there end, which takes as long as a block does); and shares are averages over a kernel, not its course.
+Two things are simplified: a kernel of higher priority gets its multiprocessors at once (on a GPU, when running blocks
+end), and shares are averages over the duration of a kernel.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Multiprocessors(RateSharing):
     """The streams of a plan on the GPUs they share.
 
     Args:
-        streams: for each lane that is a stream of such a GPU: the GPU and the stream's priority.
-        shares: for each op by position in the graph what it asks for on its lane; None: nothing that others miss.
+        streams: the GPU and the priority of each lane that is a stream of such a GPU.
+        shares: the share of each op, by position in the graph, None for ops that slow down no other op.
     """
 
     def __init__(self, streams: dict[int, tuple[str, int]], shares: Sequence[Share | None]) -> None:
@@ -75,7 +75,7 @@ _STANDSTILL = 1e-9
 
 
 def multiprocessors_of(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Multiprocessors | None:
-    """The GPUs on which some op has a share; None where there is no such op, or never two at once."""
+    """The GPUs on which some op has a share, or None if there is no such op or only one stream."""
     streams: dict[int, tuple[str, int]] = {}
     shares: list[Share | None] = [None] * len(graph)
     if not costs.shares or sum(lane.kind == "stream" for lane in plan.lanes) < 2:

@@ -1,9 +1,9 @@
-"""A plan on its graph as arrays of whole numbers, which the engine can walk without a name in sight.
+"""A plan on its graph as arrays of integers, for the loops of the engine.
 
-Ops are counted in the order of the graph, so that what belongs to the graph alone is worked out once for all plans. An
-op waits for the op before it on its lane and for the ops it depends on elsewhere; so many maxima would need a loop
-inside the loop. Instead every op becomes one or more *steps* of exactly two waits each, and the whole simulation is
-one line, ``end[step] = max(end[left], end[right]) + work``::
+Ops are numbered in the order of the graph, so that the part that depends on the graph alone is computed once for all
+plans. An op waits for the op before it on its lane and for its dependencies on other lanes, a number of maxima that
+differs between ops and would need an inner loop. Instead every op becomes one or more *steps* of exactly two waits
+each, and the whole simulation is one line, ``end[step] = max(end[left], end[right]) + work``::
 
     op d waits for c, which is before it on its lane, and for a and b on other lanes:
 
@@ -32,12 +32,12 @@ _Ints = npt.NDArray[np.int64]
 
 
 class Followers(NamedTuple):
-    """Who waits for whom; ``after[begin[op]:begin[op + 1]]`` depend on `op`.
+    """The ops that depend on each op: ``after[begin[op]:begin[op + 1]]``.
 
     Attributes:
-        begin: for each op where its followers begin in `after`.
+        begin: for each op the position of its first follower in `after`.
         after: the followers of all ops.
-        waits: for each op how many ops it depends on.
+        waits: for each op the number of ops that it depends on.
     """
 
     begin: list[int]
@@ -46,7 +46,7 @@ class Followers(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What each step waits for, as two slots; slot 0 is the start of time, slot ``s + 1`` the end of step s.
+    """The two slots that each step waits for, where slot 0 is time 0 and slot ``s + 1`` the end of step s.
 
     Attributes:
         left: for each step the first slot.
@@ -65,16 +65,16 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class PlanArrays:
-    """A plan of n ops.
+    """The arrays of a plan of n ops.
 
     Attributes:
-        position: in the order of the plan, lane after lane, where each op stands in the graph.
+        position: the positions of the ops in the graph, in the order of the plan, lane after lane.
         lane: for each op the position of its lane.
-        before: for each op the op before it on its lane; -1 for a lane's first.
-        src: the ops waited for, one element for each dependency: edges of the graph and `Plan.after`.
-        dst: the op that waits, in the same order; all dependencies of an op stand side by side.
+        before: for each op the op before it on its lane, -1 for a lane's first.
+        src: the op that is waited for, for each dependency: edges of the graph and `Plan.after`.
+        dst: the op that waits, in the same order, with all dependencies of an op side by side.
         followers: the same, by the op that is waited for.
-        order: the ops in an order in which each comes after all it waits for.
+        order: the ops in an order in which each comes after all that it waits for.
     """
 
     position: _Ints
@@ -115,7 +115,7 @@ class _Dependencies:
     Attributes:
         src: the ops waited for.
         dst: the ops that wait, ascending.
-        rank: for each op its place in `Graph.order`.
+        rank: the place of each op in `Graph.order`.
     """
 
     src: _Ints
@@ -171,7 +171,7 @@ def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
 
 
 def _places(graph: Graph, plan: Plan) -> tuple[_Ints, _Ints, _Ints, list[int]]:
-    """Where the plan's ops stand in the graph; for each op its lane, the op before it there, and the one after."""
+    """The positions of the plan's ops in the graph, and for each op its lane and its two neighbours there."""
     lengths = np.array([len(lane.ops) for lane in plan.lanes], np.int64)
     count = int(lengths.sum())
     names = chain.from_iterable(lane.ops for lane in plan.lanes)
@@ -198,7 +198,7 @@ def _followers(count: int, src: _Ints, dst: _Ints) -> Followers:
 
 
 def _order(followers: Followers, following: list[int], has_before: list[bool]) -> _Ints:
-    """The ops so that each comes after all it waits for; those that wait in a circle are left out."""
+    """The ops in an order in which each comes after all that it waits for, without those on circles."""
     begin, after, waits = followers
     waiting = list(map(int.__add__, waits, has_before))
     order = []

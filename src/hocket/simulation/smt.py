@@ -1,9 +1,9 @@
-"""What ops cost each other that run on different hardware threads of one core.
+"""Slowdown of ops that run on different hardware threads of one core.
 
 A plan may put one lane on the first threads of some cores and another on their siblings (`hocket.ir.Lane.cores`). The
-model is as simple as what is known: each thread of an op does its own equal part of it, and the op is done when all of
-them are, as in a parallel loop that is divided beforehand; while k threads of a core are busy, together they get done
-`Device.smt_speedup` times what one of them does alone, each an equal part of that::
+model is simple: each thread of an op does an equal part of its work, and the op ends when all of them have, as in a
+parallel loop with static division. While k threads of a core are busy, their total throughput is `Device.smt_speedup`
+times that of one alone, in equal parts::
 
     core 0, thread 0  |======= wide =======|. . .|      a wide op on two cores, and beside it two small ones on the
             thread 1  |                    .     .      sibling thread of core 1: until these are done, both get on
@@ -25,15 +25,15 @@ from hocket.ir import Machine, Plan, names_threads
 
 
 class Sharing:
-    """Who runs where, how fast, and until when.
+    """Contention of lanes that share cores.
 
     Args:
-        places: for each lane that can share a core the cores of its threads, as numbers below ``len(speedup)``, one
-            for each thread.
+        places: for each lane that can share a core the core of each of its threads, as a number below
+            ``len(speedup)``.
         speedup: `Device.smt_speedup` of each core's device.
 
     Attributes:
-        next_us: when something changes if nothing begins before; infinity while nothing runs.
+        next_us: the time of the next change if no op begins before, infinity while no op runs.
     """
 
     def __init__(self, places: Mapping[int, Sequence[int]], speedup: Sequence[float]) -> None:
@@ -47,7 +47,7 @@ class Sharing:
         return lane in self._places
 
     def begin(self, lane: int, op: int, work_us: float, now_us: float) -> None:
-        """An op of so many microseconds of work begins on a lane that is idle."""
+        """Begin an op, which alone would take `work_us`, on an idle lane."""
         touched = self._pass(self._running.values(), now_us)
         places = self._places[lane]
         np.add.at(self._busy, places, 1)
@@ -55,7 +55,7 @@ class Sharing:
         self._adapt({*touched, *places.tolist()}, now_us)
 
     def ended(self, now_us: float) -> list[tuple[int, float]]:
-        """Ops that have ended by `now_us`, and when they began; see `hocket.simulation.contention`."""
+        """Remove the ops that have ended by `now_us`, and return them with their starts."""
         touched = self._pass(self._running.values(), now_us)
         found = [(op, running.began_us) for op, running in self._running.items() if not running.active.any()]
         for op, _ in found:
@@ -64,7 +64,7 @@ class Sharing:
         return found
 
     def _pass(self, running: Iterable[_RunningOp], now_us: float) -> set[int]:
-        """Count out all threads that are done by now; the cores they were on."""
+        """Free all threads that are done by now, and return their cores."""
         touched: set[int] = set()
         for one in running:
             if one.first_us <= now_us:
@@ -76,7 +76,7 @@ class Sharing:
         return touched
 
     def _adapt(self, touched: set[int], now_us: float) -> None:
-        """Work out anew how fast who goes on who has a thread on one of these cores."""
+        """Compute the speeds of all ops with a thread on one of these cores again."""
         for one in self._running.values():
             if not touched.isdisjoint(one.cores):
                 busy = np.maximum(self._busy[one.places], 1)
@@ -91,10 +91,10 @@ class _RunningOp:
         places: the core of each thread.
         began_us: when it began.
         cores: the same as a set.
-        active: which of them are not done.
-        end_us: when each ends if its speed stays what it is.
-        first_us: when the first active one ends.
-        next_us: when something changes for anybody: a thread ends that shares its core, or the last one.
+        active: True for each thread that is not done.
+        end_us: the end of each thread at its present speed.
+        first_us: the end of the first active thread.
+        next_us: the next time that matters: the end of a thread that shares its core, or of the last one.
     """
 
     def __init__(self, places: npt.NDArray[np.int64], work_us: float, now_us: float) -> None:
@@ -109,7 +109,7 @@ class _RunningOp:
         self._since_us = now_us
 
     def go_on(self, speed: npt.NDArray[np.float64], now_us: float) -> None:
-        """At these speeds from now on."""
+        """Run the threads at these speeds from now on."""
         self._left_us = np.maximum(0.0, self._left_us - (now_us - self._since_us) * self._speed)
         changed = self.active & ((speed != self._speed) | (self._since_us == now_us))
         self.end_us[changed] = now_us + self._left_us[changed] / speed[changed]
@@ -121,7 +121,7 @@ class _RunningOp:
 
 
 def sharing_of(plan: Plan, machine: Machine) -> Sharing | None:
-    """The lanes of devices on which some lane names sibling threads; None where no lane does."""
+    """The lanes of devices on which some lane names sibling threads, or None if no lane does."""
     devices = {
         lane.device
         for lane in plan.lanes

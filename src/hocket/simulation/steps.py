@@ -1,8 +1,8 @@
-"""Steps in a row: what a step takes when the next one follows at once.
+"""Steps in a row: the time that one more step adds when it follows at once.
 
-A stream that has done its part of a step goes on with the next one; only carried edges hold it back (an update before
-the forward that reads the parameter). So the end of a step and the beginning of the next overlap, and neither the
-first step's makespan nor the last one's says what a step takes. It is what one more step adds::
+A stream that has done its part of a step goes on with the next one. Only carried edges delay it (an update before the
+forward that reads the parameter). So the end of a step and the beginning of the next overlap, and the makespan of one
+step is not the time of a step in a row of steps. That is the time that one more step adds::
 
     stream 0 [ forward 1 ][ backward 1 ][ forward 2 ][ backward 2 ]
     stream 1              [ dW ]   [ dW  update ]    [ dW ]   [ dW  update ]
@@ -22,7 +22,7 @@ from hocket.simulation.engine import simulate
 
 
 def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph, Plan, Costs]:
-    """`steps` steps in a row as one graph, its plan and its costs; op ``conv`` of step 2 is called ``conv@2``.
+    """`steps` steps in a row as one graph, its plan and its costs, with the op ``conv`` of step 2 named ``conv@2``.
 
     Raises:
         InputError: fewer than one step.
@@ -69,13 +69,13 @@ def step_us(
     launches: str = "free",
     steps: int = 3,
 ) -> float:
-    """What a step of `plan` takes in a row of steps, in microseconds: what `steps` take beyond the first, by step.
+    """The time of a step of `plan` in a row of steps, in microseconds: the mean of all `steps` but the first.
 
     Args:
         graph: one step.
         plan: its plan.
-        costs: what its ops take.
-        machine: what it runs on.
+        costs: the durations of its ops.
+        machine: its devices and links.
         wait_us: as in `simulate`.
         launches: as in `simulate`.
         steps: how many to simulate, at least 2.

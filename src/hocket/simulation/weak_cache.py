@@ -1,4 +1,4 @@
-"""Remembering what was worked out about a noun, for as long as that noun lives."""
+"""A cache of results about a graph or plan that lives as long as the object."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _Result = TypeVar("_Result")
 
 
 def remember(make: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Call `make` once for the same nouns, and forget its result when one of them is gone.
+    """Cache the results of `make` for as long as its arguments live.
 
-    "The same" means the very same objects: nouns never change, and to hash or compare two of 100,000 ops would take
-    longer than the work it saves. The result must not refer to the nouns, or they would never be gone.
+    Arguments are the same if they are the same objects: they never change, and to hash or compare two graphs of 100,000
+    ops would take longer than the work it saves. A result must not refer to the arguments, which would keep them alive.
     """
     found: dict[tuple[int, ...], tuple[list[weakref.ref[Any]], _Result]] = {}
 
