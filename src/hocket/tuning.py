@@ -64,9 +64,8 @@ def tune(
         storage: without a study, where its trials are kept: whatever `optuna.create_study` takes. In memory if None.
         name: without a study, its name; a study of this name is gone on with, if the storage has one.
         executor: ``"fused"``; ``"scheduled"``: fused, and the fused step planned by `hocket.schedule`; ``"serial"``:
-            one trial after another; ``"processes"``: several processes with one trial each; or ``"auto"``: fused,
-            unless that is measured to be slower than one at a time. Where trials cannot be fused, they train one at a
-            time, and a warning says why.
+            one trial after another; ``"processes"``: several processes with one trial each; or ``"auto"``: the
+            same as ``"fused"``. Where trials cannot be fused, they train one at a time, and a warning says why.
         slots: how many trials are fused at most (64).
         memory_bytes: what the models of one group may take, with their optimizers and what their backward needs.
         fusible: names of the parameters that change no shapes; found by trying if None.

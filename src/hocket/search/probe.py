@@ -1,31 +1,27 @@
-"""Probes by steps of a copy of a trial: random draws, memory of a slot, and time alone."""
+"""Probe by one step of a copy of a trial: random draws, and memory of a slot."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from hocket.search.data import RandomState, epoch_batches
-from hocket.search.fused_state import synchronize
 from hocket.search.training import Training
 
-__all__ = ["Probe", "alone_s", "probe"]
-
-NUM_BLOCKS = 2
+__all__ = ["Probe", "probe"]
 
 
 @dataclass(frozen=True)
 class Probe:
     """Results of a step."""
 
-    draws: bool  # whether the model draws random numbers in training; each model then needs a generator of its own
-    # what one more slot takes: parameters, buffers and state of the optimizer twice (in the slot, and in the
-    # trial's own model), gradients, and what is kept for the backward
+    draws: bool  # whether the model draws random numbers in training: each model then needs its own generator
+    # memory of one more slot: parameters, buffers and state of the optimizer twice (in the slot, and in the trial's
+    # own model), gradients, and tensors saved for the backward
     slot_bytes: int
 
 
@@ -54,27 +50,6 @@ def probe(training: Training) -> Probe:
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     slot_bytes = 2 * (_bytes(own) + _bytes(states)) + _bytes(grads) + sum(kept.values())
     return Probe(draws, slot_bytes)
-
-
-def alone_s(training: Training, num_steps: int) -> float:
-    """Time of `num_steps` steps of a copy alone: the fastest of a few blocks as long as the fused step."""
-    model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
-    inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
-    device = training.device
-    took_s = []
-    with RandomState().active():
-        for steps in (1, *[num_steps] * NUM_BLOCKS):  # the first one makes what later ones find
-            synchronize(device)
-            start = perf_counter()
-            for _ in range(steps):
-                optimizer.zero_grad()
-                with training.precision():
-                    loss = training.loss(model(inputs), target)
-                loss.backward()
-                optimizer.step()
-            synchronize(device)
-            took_s.append(perf_counter() - start)
-    return min(took_s[1:])
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
