@@ -12,7 +12,6 @@ from tests.search.pieces import LR, SPACE, assert_same, random_study, searched, 
 
 from hocket.errors import ExecutionError
 
-
 REPORTED = []
 
 
