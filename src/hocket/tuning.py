@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.search.fused import Runner
-from hocket.search.live import LiveTable
-from hocket.search.page import load_plotly, write_page
+from hocket.search.page import LiveTable, load_plotly, write_page
 from hocket.search.policy import Schedules
 from hocket.search.split import Train
 from hocket.search.tune import SearchConfig, search

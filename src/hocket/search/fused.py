@@ -30,9 +30,8 @@ from hocket.fusion.loss import Losses
 from hocket.optim import ModelSlots, TrainedModel
 from hocket.search.data import are_same_batches, epoch_batches, is_fixed, updates
 from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer, measured
-from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
-from hocket.search.signature import difference, options_of
+from hocket.search.signature import difference, is_same_loss, options_of, reads_model
 from hocket.search.split import Train
 from hocket.search.trainer import CannotFuseError, Trainer, diverged
 
