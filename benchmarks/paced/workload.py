@@ -1,4 +1,5 @@
-"""The work of paced workers: a recorded step of a zoo model, whose computing is slept and whose parameters are received.
+"""The work of paced workers: a recorded step of a zoo model, whose computing is slept and whose parameters are
+received.
 
 Each op is timed once on this machine; a worker of many then sleeps these times, for two cores cannot compute for eight
 workers. Parameters of one layer travel as one value, as a wire would pack the small ones.

@@ -3,7 +3,7 @@
     serial      one trial after another, by a plain loop
     processes   as many processes as there are cores, one trial in each
     fused       trials of one shape as one model, in slots
-    auto        the same, and one at a time where steps alone are measured to be faster
+    auto        the same
     scheduled   the same, and its step by a plan of `hocket.schedule`
 
 Random search gives all trials all epochs; Hyperband runs its brackets side by side. What counts is the time of a whole

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.search.fused import Runner
-from hocket.search.live import LiveTable
-from hocket.search.page import load_plotly, write_page
+from hocket.search.page import LiveTable, load_plotly, write_page
 from hocket.search.policy import Schedules
 from hocket.search.split import Train
 from hocket.search.tune import SearchConfig, search
@@ -64,9 +63,9 @@ def tune(
         storage: without a study, where its trials are kept: a value for `optuna.create_study`. In memory if None.
         name: without a study, its name. If the storage has a study of this name, it is continued.
         executor: ``"fused"``, ``"scheduled"`` (fused, and the fused step planned by `hocket.schedule`), ``"serial"``
-            (one trial after another), ``"processes"`` (several processes with one trial each), or ``"auto"`` (fused,
-            unless that is measured to be slower than one at a time). Trials that cannot be fused train one at a time,
-            and a warning gives the reason.
+            (one trial after another), ``"processes"`` (several processes with one trial each), or ``"auto"``, the same
+            as ``"fused"``: an array of models measures itself whether it computes them one by one. Trials that cannot
+            be fused train one at a time, and a warning gives the reason.
         slots: how many trials are fused at most (64).
         memory_bytes: limit for the models of one group, with their optimizers and the memory of their backward.
         fusible: names of the parameters that change no shapes. Found by trying if None.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
@@ -23,7 +21,6 @@ from torch.nn import functional
 from hocket import Training
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
-from hocket.search.probe import alone_s
 from hocket.search.run import Run
 from hocket.search.split import Split
 from hocket.search.trainer import CannotFuseError
@@ -56,47 +53,7 @@ def test_slots_stay_where_beginning_anew_costs_more():
     assert trainer.slots == runs
 
 
-def test_trials_go_on_alone_where_that_was_faster(monkeypatch):
-    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: 0.0)
-    serial, _ = searched(train, {"lr": LR}, trials=4, epochs=5, executor="serial")
-    chosen, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="auto")
-    assert [each.kind for each in record.epochs] == ["fused"] * 8 + ["serial"] * 12
-    assert record.groups[0][1].startswith("a fused step takes ")
-    assert_same(serial, chosen)
-    _, record = searched(train, {"lr": LR}, trials=4, epochs=5, executor="fused")
-    assert {each.kind for each in record.epochs} == {"fused"}
-
-
-def test_what_was_clearly_faster_together_is_not_timed_again(monkeypatch):
-    timed = []
-
-    def alone(training, num_steps):
-        timed.append(num_steps)
-        return math.inf
-
-    monkeypatch.setattr("hocket.search.group.alone_s", alone)
-    space = {"lr": LR, "width": CategoricalDistribution([8, 9])}  # two groups of one kind
-    for _ in range(2):
-        searched(train, space, trials=12, epochs=4, executor="auto")
-    assert len(timed) <= 2  # the first group, and the second one if it is the smaller one
-    searched(train, {"lr": LR, "width": CategoricalDistribution([64])}, trials=12, epochs=4, executor="auto")
-    assert len(timed) > 1  # it has eight times as many weights
-
-
-def test_the_time_alone_leaves_a_trial_as_it_is():
-    run = Run(0, {"lr": 0.02, "rate": 0.2}, seed=0)
-    made = run.build(train)
-    before = [each.clone() for each in made.model.parameters()]
-    drawn = torch.get_rng_state()
-    assert alone_s(made, 3) > 0
-    assert torch.equal(drawn, torch.get_rng_state())
-    assert all(map(torch.equal, before, made.model.parameters()))
-    assert not made.optimizer.state
-
-
-def test_trials_that_went_on_alone_fuse_again_when_more_come(monkeypatch):
-    times_s = iter([0.0])  # when the group is judged first, steps alone take no time
-    monkeypatch.setattr("hocket.search.group.alone_s", lambda training, num_steps: next(times_s, math.inf))
+def test_a_trial_alone_fuses_when_more_come():
     ways = Ways(train, Split(("lr",), (), options=frozenset({"lr"})), max_slots=8)
     group = TrialGroup((), ways)
     kinds = []
@@ -108,16 +65,20 @@ def test_trials_that_went_on_alone_fuse_again_when_more_come(monkeypatch):
             run.values.append(result.value)
 
     runs = [Run(number, {"lr": 0.01 * (number + 1)}, seed=0, until=9) for number in range(6)]
-    group.waiting = runs[:2]
-    for _ in range(3):  # each plan has had its turn after the second epoch
-        epoch()
-    group.waiting += runs[2:]
-    for _ in range(2):
+    for more in (runs[:1], (), runs[1:3], runs[3:], ()):
+        group.waiting += more
         epoch()
     group.close()
-    assert kinds == [("fused", 2), ("fused", 2), ("serial", 1), ("fused", 6), ("fused", 6)]
+    assert kinds == [("serial", 1), ("serial", 1), ("fused", 3), ("fused", 6), ("fused", 6)]
     for run in runs:
         assert run.values == pytest.approx(alone(train, run.params, run.epochs), rel=1e-9)
+
+
+@pytest.mark.parametrize(("slot_bytes", "until", "backend"), [(0, 4, "rule"), (2**24, 4, "auto"), (0, 1000, "auto")])
+def test_plans_are_timed_for_large_models_and_long_searches(slot_bytes, until, backend):
+    runs = [Run(number, {"lr": 0.02}, seed=0, until=until) for number in range(3)]
+    trainer = FusedTrainer(train, runs, 0, slot_bytes=slot_bytes)
+    assert trainer._array.backend == backend
 
 
 def test_an_optimizer_that_cannot_fuse_trains_one_at_a_time_and_says_so(caplog):

@@ -14,8 +14,8 @@ from tests.search.pieces import BATCHES, LR, SPACE, accuracy, random_study, sear
 import hocket
 from hocket import Halving, Training
 from hocket.errors import ExecutionError, InputError, MissingDependencyError
-from hocket.search.live import LiveTable, lines
-from hocket.search.probe import probe
+from hocket.search.group import probe
+from hocket.search.page import LiveTable, lines
 
 
 def test_the_study_of_a_user_is_gone_on_with():

@@ -30,9 +30,8 @@ from hocket.fusion.loss import Losses
 from hocket.optim import ModelSlots, TrainedModel
 from hocket.search.data import are_same_batches, epoch_batches, is_fixed, updates
 from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer, measured
-from hocket.search.losses import is_same_loss, reads_model
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
-from hocket.search.signature import difference, options_of
+from hocket.search.signature import difference, is_same_loss, options_of, reads_model
 from hocket.search.split import Train
 from hocket.search.trainer import CannotFuseError, Trainer, diverged
 
@@ -42,7 +41,8 @@ log = logging.getLogger(__name__)
 
 # What planning a step costs, in seconds and in steps, and which part of a step's time it saves where it does well.
 PLANNING_S, PLANNING_STEPS, PLANNED_SHARE = 2.0, 100, 0.5
-SHORT_STEPS = 500  # in fewer, timing several plans for a step does not pay itself back
+SHORT_STEPS = 500  # in fewer, timing several plans for a step of small models does not pay itself back
+SMALL_BYTES = 2**23  # of a slot
 SETTLED_STEPS = 16  # from then on, or from the second epoch, the array has tried its plans
 
 Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
@@ -58,6 +58,7 @@ class FusedTrainer(Trainer):
         options: names of the optimizer's numbers that differ between trials.
         draws: True if the models draw random numbers in training, each from a generator of its own.
         runner: wraps ``step(inputs, target) -> losses`` of the fused model and optimizer, as `hocket.schedule` does.
+        slot_bytes: memory of one slot.
     """
 
     kind = "fused"
@@ -71,6 +72,7 @@ class FusedTrainer(Trainer):
         options: frozenset[str] = frozenset(),
         draws: bool = True,
         runner: Runner | None = None,
+        slot_bytes: int = 0,
     ) -> None:
         super().__init__(len(runs))
         self._train, self._seed, self._draws, self._runner = train, seed, draws, runner
@@ -87,7 +89,7 @@ class FusedTrainer(Trainer):
         try:
             self._array = fuse(
                 [each.model for each in trainings],
-                backend=self._backend(runs),
+                backend=self._backend(runs, slot_bytes),
                 shared=True,
                 seeds=[run.seed for run in runs] if draws else None,
             )
@@ -114,12 +116,12 @@ class FusedTrainer(Trainer):
         self._first_s: float | None = None
         self._epoch_s = math.inf
 
-    def _backend(self, runs: Sequence[Run]) -> str:
-        """All models at once where few steps are ahead, as is fastest but for convolutions; else what is timed."""
+    def _backend(self, runs: Sequence[Run], slot_bytes: int) -> str:
+        """The array's choice by timing, or all models at once: fastest for small models without convolutions."""
         has_images = any(isinstance(layer, _ConvNd) for layer in self._first.model.modules())
         num_batches = len(self._batches) if isinstance(self._batches, Sized) else SHORT_STEPS
         steps = num_batches * max(1, *(run.until - run.epochs for run in runs))
-        return "rule" if steps < SHORT_STEPS and not has_images else "auto"
+        return "rule" if steps < SHORT_STEPS and slot_bytes <= SMALL_BYTES and not has_images else "auto"
 
     @property
     def step(self) -> Callable[[Any, Any], torch.Tensor]:

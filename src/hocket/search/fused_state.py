@@ -18,7 +18,7 @@ from hocket.search.signature import fused_class
 from hocket.search.trainer import CannotFuseError, averaged, metric_value
 from hocket.search.training import Training
 
-__all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer", "measured", "synchronize"]
+__all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer", "measured"]
 
 NO_LIMIT = sys.float_info.max  # of gradients
 
@@ -108,9 +108,3 @@ def measured(
             outputs, targets = ([pair[place] for pair in whole] for place in (0, 1))
             measure(joined(outputs, dim=1), joined(targets), 1)
     return {slot: failed.get(slot) or averaged(found[slot]) for slot in trainings}
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for what a device has been given to do, so that its time can be taken."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

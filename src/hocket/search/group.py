@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.search.data import is_fixed
+from hocket.search.data import RandomState, epoch_batches, is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
-from hocket.search.probe import Probe, alone_s, probe
 from hocket.search.run import Run, Status
 from hocket.search.split import Split, Train
 from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer
+from hocket.search.training import Training
 
-__all__ = ["TrialGroup", "Ways"]
+__all__ = ["TrialGroup", "Ways", "probe"]
 
 MAX_SLOTS = 64
-HANDICAP = 1.1  # fused trials go on together unless steps alone are clearly faster
-CLEARLY = 0.8  # of the time of steps alone: fused trials go on together for good; else they are judged twice
 
 log = logging.getLogger(__name__)
-
-TOGETHER: dict[tuple[Any, ...], int] = {}  # how many trials of a kind were clearly faster together, in this process
 
 
 @dataclass(frozen=True)
@@ -35,24 +32,13 @@ class Ways:
 
     train: Train  # the user's function
     split: Split  # which parameters are fusible
-    # ``"serial"`` fuses nothing; the others do where there is more than one trial to fuse, and ``"auto"`` stops
-    # where steps of one trial alone are faster
-    executor: str = "auto"
+    executor: str = "auto"  # ``"serial"`` fuses nothing, the others do where there is more than one trial to fuse
     seed: int = 0  # of weights, random numbers and the order of data
     max_slots: int = MAX_SLOTS  # how many models are fused at most
     memory_bytes: int | None = None  # what the models of a group may take; None for any
     runner: Runner | None = None  # see `FusedTrainer`
     processes: Callable[[], Trainer] | None = None  # makes a trainer of processes, where trials train in such
     is_declared: bool = False  # whether the user has declared what is fusible
-
-
-def kind_of(run: Run) -> tuple[Any, ...]:
-    """A key for trials of similar cost: layers, optimizer, size within a factor of four, and batches."""
-    training = run.made
-    size = sum(parameter.numel() for parameter in training.model.parameters())
-    layers = tuple(type(module) for module in training.model.modules())
-    batch = dict(run.signature)["batch"]
-    return (layers, type(training.optimizer), round(math.log(size + 1, 4)), batch, torch.get_num_threads())
 
 
 class TrialGroup:
@@ -66,8 +52,6 @@ class TrialGroup:
         self.searches = 0  # how many fused models were made
         self._ways = ways
         self._probe: Probe | None = None
-        self._judged: dict[int, int] = {}  # how often so many trials were faster together, a clear case counted twice
-        self._alone_up_to = math.inf  # where trials train one at a time by measurement: how many were slower together
 
     @property
     def num_ready(self) -> int:
@@ -77,7 +61,6 @@ class TrialGroup:
     def fill(self) -> list[tuple[Run, str]]:
         """Let waiting trials into slots; those that cannot train here, with what was wrong."""
         refused = self._refused_by_building()
-        self._judge()
         if isinstance(self.trainer, FusedTrainer):
             self.trainer.plan_if_it_pays(len(self.waiting))
         if not self.waiting and self.trainer is not None:
@@ -151,37 +134,10 @@ class TrialGroup:
         self.waiting = [run for run in self.waiting if run.error is None]
         return refused
 
-    def _judge(self) -> None:
-        """With ``"auto"``, train one at a time where that is measured to be faster, now: other loads change both."""
-        trainer = self.trainer
-        if self._ways.executor != "auto" or not isinstance(trainer, FusedTrainer) or not math.isfinite(trainer.step_s):
-            return
-        active = trainer.active
-        if not active or self._judged.get(len(active), 0) >= 2:
-            return
-        kind = kind_of(active[0][1])
-        if len(active) >= TOGETHER.get(kind, MAX_SLOTS):
-            return
-        apart_s = alone_s(active[0][1].made, len(active))
-        if trainer.step_s <= HANDICAP * apart_s:
-            is_clear = trainer.step_s <= CLEARLY * apart_s
-            if is_clear:
-                TOGETHER[kind] = len(active)
-            self._judged[len(active)] = self._judged.get(len(active), 0) + (2 if is_clear else 1)
-            return
-        self._alone_up_to = len(active) if len(active) < self._capacity() else math.inf
-        self.why_serial = f"a fused step takes {trainer.step_s * 1e3:.1f} ms, steps alone {apart_s * 1e3:.1f} ms"
-        log.info("hocket.tune: trials of group %s train one at a time: %s", list(self.key), self.why_serial)
-        self.close()
-
     def _is_outgrown(self) -> bool:
         """True if enough trials wait to double the slots."""
-        if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._ways.executor == "serial":
+        if not isinstance(self.trainer, (FusedTrainer, SerialTrainer)) or self._is_serial:
             return False
-        if self.why_serial:
-            if self.num_ready < 2 * self._alone_up_to:
-                return False
-            self.why_serial = ""  # that so few were slower together says nothing of twice as many
         return len(self.waiting) >= len(self.trainer.slots) < self._capacity() and self.num_ready > 1
 
     @property
@@ -210,8 +166,9 @@ class TrialGroup:
                 self._probe = probe(runs[0].made)
             runs = runs[: self._capacity()]
             if len(runs) > 1:
+                draws, size_bytes = self._probe.draws, self._probe.slot_bytes
                 self.trainer = FusedTrainer(
-                    ways.train, runs, ways.seed, ways.split.options, self._probe.draws, ways.runner
+                    ways.train, runs, ways.seed, ways.split.options, draws, ways.runner, size_bytes
                 )
                 self.searches += 1
         except CannotFuseError as error:
@@ -265,3 +222,48 @@ class TrialGroup:
             self.why_serial = f"a fused step raises {type(error).__name__}: {error}"
             log.warning("hocket.tune: trials %s train one at a time: %s", [r.number for r in runs], self.why_serial)
         return found
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Results of a step."""
+
+    draws: bool  # whether the model draws random numbers in training: each model then needs its own generator
+    # memory of one more slot: parameters, buffers and state of the optimizer twice (in the slot, and in the trial's
+    # own model), gradients, and tensors saved for the backward
+    slot_bytes: int
+
+
+def probe(training: Training) -> Probe:
+    """Take a step of a copy; the trial itself and all generators stay as they are."""
+    model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
+    inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with RandomState().active():
+        device = training.device
+        before = RandomState().on(device)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), training.precision():
+            loss = training.loss(model(inputs), target)
+        draws = not torch.equal(before, RandomState().on(device))
+        loss.backward()
+        optimizer.step()
+    own = [*model.parameters(), *model.buffers()]
+    for tensor in (*own, *_tensors((inputs, target))):  # these are counted below, or belong to all
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    states = _tensors(list(optimizer.state.values()))
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    slot_bytes = 2 * (_bytes(own) + _bytes(states)) + _bytes(grads) + sum(kept.values())
+    return Probe(draws, slot_bytes)
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(tensors: list[Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -26,7 +26,7 @@ from hocket.search.hyperparameters import Hyperparameters
 from hocket.search.signature import Signature, difference, is_on_meta, options_of, signature
 from hocket.search.training import Training
 
-__all__ = ["Split", "built", "find_split", "group_by", "suggest_all"]
+__all__ = ["Split", "built", "find_split", "suggest_all"]
 
 Train = Callable[[dict[str, Any]], Training]
 
@@ -47,19 +47,6 @@ class Split:
 
 def _hashable(value: Any) -> Any:
     return value if value.__hash__ is not None and not isinstance(value, tuple) else repr(value)
-
-
-def group_by(split: Split, proposals: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[int]]:
-    """The numbers of proposals by the values of their infusible parameters, in the order of first appearance.
-
-    Example:
-        >>> group_by(Split(("lr",), ("width",)), [{"lr": 1, "width": 8}, {"lr": 2, "width": 4}, {"lr": 3, "width": 8}])
-        {(8,): [0, 2], (4,): [1]}
-    """
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for number, params in enumerate(proposals):
-        groups.setdefault(split.key(params), []).append(number)
-    return groups
 
 
 def built(train: Train, params: Mapping[str, Any], seed: int, device: str | None = None) -> Training:

@@ -1,8 +1,15 @@
 """Optuna as the engine: what is asked of a study, and what is told to it.
 
-Several searches, on several machines, may share one study through its storage. Those with checkpoints know their own
-trials by a name that stands in each of them (Optuna has heartbeats only in databases, and a journal keeps a trial of a
-killed process running for ever).
+Several searches, on several machines, may share one study through its storage. Those with checkpoints mark their trials
+with an owner (Optuna has heartbeats only in databases, and a journal keeps a trial of a killed process running for
+ever). A search that is killed between asking for a trial and marking it would leave it running, or take it for another
+search's. So a new trial is written with its owner in one write, and an enqueued one is claimed before it is taken::
+
+    nothing --------------------------create with "hocket:owner"----------------------> ours
+    waiting --"hocket:claim:<owner>"--> waiting --take--> running --"hocket:owner"--> ours
+
+A running trial without an owner belongs to the search that alone has claimed it. (Two searches that claim one trial at
+once, of which the one that takes it is killed before its next write, leave it running.)
 """
 
 from __future__ import annotations
@@ -15,7 +22,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import ExecutionError, InputError, MissingDependencyError
-from hocket.search.asking import OWNER, begun, is_owned
 from hocket.search.hyperparameters import Hyperparameters, stored_form
 from hocket.search.run import Run, Status
 
@@ -26,6 +32,8 @@ __all__ = ["StudyClient", "load_optuna", "new_study"]
 
 log = logging.getLogger(__name__)
 
+OWNER = "hocket:owner"
+CLAIM = "hocket:claim:"
 WHY = "hocket:error"
 EXPLOITS = "hocket:exploits"
 PRUNED = "hocket:pruned"  # the epoch after which the user's own function pruned a trial
@@ -315,3 +323,43 @@ def _is_of_storage(error: Exception) -> bool:
     if database := sys.modules.get("sqlalchemy"):
         own.append(database.exc.SQLAlchemyError)
     return isinstance(error, tuple(own))
+
+
+def begun(study: optuna.Study, owner: str) -> int:
+    """The storage id of a new trial: the first enqueued one that no other search takes, else a new one."""
+    optuna = load_optuna()
+    states = optuna.trial.TrialState
+    storage = study._storage
+    study._thread_local.cached_all_trials = None  # as `optuna.Study.ask` begins
+    for waiting in storage.get_all_trials(study._study_id, deepcopy=False, states=(states.WAITING,)):
+        number: int = waiting._trial_id
+        try:
+            storage.set_trial_user_attr(number, CLAIM + owner, True)
+            if storage.set_trial_state_values(number, state=states.RUNNING):
+                storage.set_trial_user_attr(number, OWNER, owner)
+                return number
+            storage.set_trial_user_attr(number, CLAIM + owner, False)
+        except optuna.exceptions.UpdateFinishedTrialError:
+            continue
+    mine = optuna.trial.create_trial(state=states.RUNNING, user_attrs={OWNER: owner})
+    created: int = storage.create_new_trial(study._study_id, template_trial=mine)
+    return created
+
+
+def is_owned(trial: Any, owner: str) -> bool:
+    """True if a trial of the storage belongs to a search, also if that was killed while it asked for the trial.
+
+    Example:
+        >>> import optuna
+        >>> study = optuna.create_study()
+        >>> study.enqueue_trial({"lr": 0.1})
+        >>> for owner in ("a", "b"):
+        ...     _ = begun(study, owner)
+        >>> [trial.number for trial in study.get_trials(deepcopy=False) if is_owned(trial, "a")]
+        [0]
+    """
+    attributes = trial.user_attrs
+    if OWNER in attributes:
+        return bool(attributes[OWNER] == owner)
+    claims = [key.removeprefix(CLAIM) for key, value in attributes.items() if key.startswith(CLAIM) and value]
+    return trial.state.name == "RUNNING" and claims == [owner]
