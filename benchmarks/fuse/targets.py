@@ -64,8 +64,8 @@ class Target:
         return list(self._job(seed, device, num_batches=1).models)
 
     def batches(self, device: str, seed: int = 0) -> list[Any]:
-        """Return the batches that steps take in turns, by a seed. A classifier's have some wrong labels, as real
-        data.""" batches = list(self._job(seed, device, NUM_BATCHES).batches)
+        """Return the batches that steps take in turns. A classifier's have some wrong labels, as real data has."""
+        batches = list(self._job(seed, device, NUM_BATCHES).batches)
         if self.kind != "classifier":
             return batches
         if any(not isinstance(batch, tuple) or len(batch) != 2 for batch in batches):

@@ -1,7 +1,6 @@
-"""The work of paced workers: a recorded step of a zoo model, whose computing is slept and whose parameters are
-received.
+"""The work of paced workers: a recorded step of a zoo model, with sleeps in place of ops, and received parameters.
 
-Each op is timed once on this machine; a worker of many then sleeps these times, for two cores cannot compute for eight
+Each op is timed once on this machine. Workers then sleep for these times, since two cores cannot compute for eight
 workers. Parameters of one layer travel as one value, as a wire would pack the small ones.
 """
 
