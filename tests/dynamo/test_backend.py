@@ -189,3 +189,24 @@ def test_close_numerics_stay_close() -> None:
     for one, other in zip(found, expected, strict=True):
         if isinstance(one, torch.Tensor) and one.is_floating_point():
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_backward_may_run_twice() -> None:
+    """Also after backwards that let the graph go."""
+
+    def gradients(backend: str | None) -> torch.Tensor:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU())
+        run = model if backend is None else torch.compile(model, backend=backend)
+        found = []
+        for number in range(NUM_CALLS):
+            loss = run(torch.full((2, 4), 0.1 * number)).square().sum()
+            if number % 2:
+                loss.backward(retain_graph=True)
+            loss.backward()
+            found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        return torch.stack(found)
+
+    with made_regions():
+        assert torch.equal(gradients("hocket"), gradients(None))

@@ -77,7 +77,9 @@ def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
     given = [
         torch.rand(tuple(output.shape), dtype=torch.float64, generator=generator).to(output.dtype) for output in outputs
     ]
-    return torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+    # AOTAutograd compiles the backward now. With the graph retained, it gives up no saved buffer, so that a backward may
+    # run twice later, as in eager.
+    return torch.autograd.grad(outputs, leaves, given, allow_unused=True, retain_graph=True)
 
 
 def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
