@@ -14,6 +14,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from hocket.adaptation import CoRun, DriftLimits
 from hocket.arguments import packed, spreading
 from hocket.autotune.candidate import Candidate, TunerConfig
@@ -345,3 +347,15 @@ def schedule(
         cache=cache,
         on_progress=on_progress,
     )
+
+
+def _keep_from_dynamo(function: Any) -> None:
+    """Make `torch.compile` run this function, and everything that it calls, as it stands. This costs calls no time."""
+    function._torchdynamo_disable = True  # where a traced function calls it
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        frames.set_code_exec_strategy(function.__code__, skipped)
+
+
+_keep_from_dynamo(Schedule.__call__)

@@ -77,8 +77,8 @@ def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
     given = [
         torch.rand(tuple(output.shape), dtype=torch.float64, generator=generator).to(output.dtype) for output in outputs
     ]
-    # AOTAutograd compiles the backward now. With the graph retained, it gives up no saved buffer, so that a backward
-    may # run twice later, as in eager.
+    # AOTAutograd compiles the backward now. With the graph retained it gives up no saved buffer, so that a backward may
+    # run twice later, as in eager.
     return torch.autograd.grad(outputs, leaves, given, allow_unused=True, retain_graph=True)
 
 
