@@ -48,7 +48,7 @@ def run(
     """Measure each target.
 
     Args:
-        targets: names of some; all by default.
+        targets: names of some. All by default.
         rounds: blocks of 8 steps for each contender.
         close: measure ``close`` too.
         save: called with the result so far after each target.

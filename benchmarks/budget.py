@@ -19,7 +19,7 @@ class Budget:
     """So many seconds, from now on.
 
     Args:
-        total_s: how many; all the time there is if None.
+        total_s: how many. All the time there is if None.
         clock: gives seconds.
 
     Attributes:

@@ -46,7 +46,7 @@ FIRST_TURNS = 3
 
 
 def run(targets: tuple[str, ...], save: Callable[[dict[str, Any]], object] = lambda result: None) -> dict[str, Any]:
-    """Measure each target (see `measure`); `save` gets the result so far."""
+    """Measure each target (see `measure`). `save` gets the result so far."""
     result: dict[str, Any] = {
         "cores": Machine.here().cores,
         "threads": torch.get_num_threads(),

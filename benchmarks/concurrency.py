@@ -94,8 +94,8 @@ def run(
         compiled: measure `torch.compile` and compiled forms too (they take minutes on large models).
         planned: measure native lanes by one plan each too, and fewer threads, which `schedule` chooses from.
         bitwise: measure ``all`` too, and ``close`` by itself (each is a search of some minutes on large models).
-        rounds: blocks of steps for each contender; by default 12 (of 8 steps each, of large steps 2).
-        targets: only these, by name or label (``resnet20`` or ``resnet20/64``); of the large ones, ``resnet50/2`` is
+        rounds: blocks of steps for each contender. By default 12 (of 8 steps each, of large steps 2).
+        targets: only these, by name or label (``resnet20`` or ``resnet20/64``). Of the large ones, ``resnet50/2`` is
             one with another batch.
         report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
         save: called with the result so far after each target.

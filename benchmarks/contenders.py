@@ -57,7 +57,8 @@ def _channels_last(value: Any) -> Any:
 def compiled_step(
     job: Job, update: bool, last: bool, mode: str | None = None, **backend: Any
 ) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
-    """The job's step with its models (and their update) compiled, and what the compiler says of it; None: it fails.
+    """Return the job's step with its models (and their update) compiled, or None if that fails, and the compiler's
+    report.
 
     With `last`, models and images have their channels last; `mode` and `backend` are those of `torch.compile`.
     """
@@ -94,7 +95,7 @@ def compiled_step(
 
 
 def gpt2(width: int) -> Job:
-    """A GPT-2 of four layers with random weights, trained by AdamW; needs transformers."""
+    """A GPT-2 of four layers with random weights, trained by AdamW. Needs transformers."""
     import transformers
 
     torch.manual_seed(0)

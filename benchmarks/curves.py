@@ -32,11 +32,11 @@ class Curve:
     """The time of one op at 1, 2, 3, ... threads.
 
     Attributes:
-        op_type: a type of the paper, such as ``Conv2DBackpropFilter``; of a recorded op ``target:role``.
-        shape: the input's sizes, or what else tells this op from others of its type; no white space.
+        op_type: a type of the paper, such as ``Conv2DBackpropFilter``. Of a recorded op ``target:role``.
+        shape: the input's sizes, or another text that identifies the op within its type, without white space.
         flops: floating-point operations.
         size_bytes: bytes read and written.
-        compact_us: microseconds at each width from 1, with neighbouring threads in one cache; or the better of the
+        compact_us: microseconds at each width from 1, with neighbouring threads in one cache, or the better of the
             two affinities, where a source tells no more than that.
         scatter_us: the same with each thread alone in its cache, for as many widths as there are caches.
     """
@@ -180,7 +180,7 @@ class Curves:
         return Curves(tuple(found.values()), costs.note, next(iter(costs.sources.values()), "measured"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``hocket-costs/1`` file; an op's name is ``type shape flops=... bytes=...``."""
+        """Write a ``hocket-costs/1`` file. An op's name is ``type shape flops=... bytes=...``."""
         durations: dict[str, dict[str, float]] = {}
         for curve in self.curves:
             name = f"{curve.op_type} {curve.shape} flops={curve.flops!r} bytes={curve.size_bytes!r}"
@@ -215,7 +215,7 @@ def work_us(flops: float, size_bytes: float) -> float:
 
 
 def kind_of(op: Op) -> str:
-    """Which type of the paper an op stands for; what fits none is a ``Mul``, as any elementwise op."""
+    """Return the paper's type of an op. An op of no other type is a ``Mul``, as any elementwise op."""
     target = op.target.removeprefix("aten.")
     if target.startswith("convolution_backward"):
         return {"activation_grad": "Conv2DBackpropInput", "bias_grad": "BiasAddGrad"}.get(

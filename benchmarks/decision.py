@@ -28,7 +28,7 @@ REMEMBERS = "cache" in inspect.signature(hocket.schedule).parameters
 
 
 def run(targets: tuple[str, ...], save: Callable[[dict[str, Any]], object] = lambda result: None) -> dict[str, Any]:
-    """Measure each target (see `measure`) cold, and ``warm`` in a new process; `save` gets the result so far."""
+    """Measure each target (see `measure`) cold, and ``warm`` in a new process. `save` gets the result so far."""
     result: dict[str, Any] = {"cores": hocket.Machine.here().cores, "targets": {}}
     for target in targets:
         with tempfile.TemporaryDirectory() as folder:

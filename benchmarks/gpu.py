@@ -79,7 +79,7 @@ def run(
 
     Args:
         device: "cuda", or "cpu" for the same in small.
-        budget_s: seconds for all parts; nothing runs for longer.
+        budget_s: seconds for all parts. Nothing runs for longer.
         save: called with the result so far, after each part.
         parts: of `PARTS`, those for the device by default.
         command: what runs a part.

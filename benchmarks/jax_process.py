@@ -19,12 +19,12 @@ IN_A_ROW = 4  # steps for each one that is asked for, where they are timed
 
 
 def jax_missing() -> str:
-    """Why JAX cannot be measured here; empty where it can."""
+    """Return why JAX cannot be measured here, empty if it can."""
     return "" if importlib.util.find_spec("jax") else "jax: is not installed: pip install -e '.[jax]'"
 
 
 def mean_s(step: Callable[[], Any], in_a_row: int) -> float:
-    """Seconds of a step, the mean of so many in a row but the first; of the only one where it is one.
+    """Return the mean seconds of a step over several in a row without the first, or of a single one.
 
     Example:
         >>> mean_s(lambda: None, 4) < 1.0

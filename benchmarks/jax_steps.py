@@ -54,7 +54,7 @@ class JaxStep(JaxProcess):
         self.loss = math.nan  # of the last step
 
     def __call__(self, batch: Any = None) -> float:
-        """One training step (or `in_a_row`) on the next batch of its own; gives its loss."""
+        """One training step (or `in_a_row`) on the next batch of its own. Gives its loss."""
         self.seconds(batch)
         return self.loss
 

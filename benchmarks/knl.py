@@ -82,7 +82,7 @@ def published_knl(cores: int = CORES, *, noise: float = 0.0, seed: int = 0) -> C
 
     Args:
         cores: fewer than 68 for the first cores of the same machine: 16 is "the same model at 16 cores", not a Xeon.
-        noise: standard deviation of a factor on every time; 0 for smooth curves.
+        noise: standard deviation of a factor on every time. 0 for smooth curves.
         seed: of the noise.
 
     Example:
@@ -149,7 +149,7 @@ def _relative(best_width: float, y: float, p: float) -> float:
 
 
 def _share(best_width: float, other: int, ratio: float, height: Callable[[float], float]) -> float:
-    """The `y` at which the time at `other` threads is `ratio` times the best; 1 where it never is."""
+    """Return the `y` at which the time at `other` threads is `ratio` times the best, or 1 if there is none."""
 
     def found(y: float) -> float:
         best_us = LAUNCH_US + height(y) * (1 + y)
@@ -190,7 +190,7 @@ def _lerp(x: float, points: list[tuple[float, float]]) -> float:
 
 
 def _curve(kind: str, shape: str, w: float, times_us: list[float]) -> Curve:
-    """Sizes to four digits, so that a file stays small; flops and bytes are those whose work is `w`."""
+    """Sizes to four digits, so that a file stays small. Flops and bytes are those whose work is `w`."""
     if kind in CONVOLUTIONS or kind == "MatMul":
         flops = w * FLOPS_PER_S / 1e6
         size_bytes = flops / 50  # about what the convolutions of ResNet-50 and Inception-v3 have

@@ -227,7 +227,7 @@ def measured(
         save: called with the result so far, after each target.
 
     Raises:
-        InputError: this machine has two cores or fewer, where there is hardly anything to divide; or all targets need a
+        InputError: this machine has two cores or fewer, where there is hardly anything to divide. Or all targets need a
             package that is not installed (one that does is left out otherwise, and named in ``left_out``).
     """
     machine = Machine.here()

@@ -41,7 +41,7 @@ def run(
     compiled: bool = True,
     save: Callable[[dict[str, Any]], object] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure each target (see `measure`) in a process of its own; `save` gets the result so far.
+    """Measure each target (see `measure`) in a process of its own. `save` gets the result so far.
 
     Raises:
         InputError: the system does not tell what a process has held.

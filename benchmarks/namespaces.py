@@ -36,7 +36,7 @@ class Namespace:
 
 
 def unavailable_reason() -> str | None:
-    """Why there can be no namespaces here; None: they can be made."""
+    """Return why namespaces cannot be made here, or None."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
@@ -82,7 +82,7 @@ def linked(mbit_per_s: int) -> Iterator[tuple[Namespace, Namespace]]:
 
 @contextmanager
 def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
-    """A namespace for each rate, behind links of these rates (Mbit/s each way) to one switch; gone afterwards.
+    """A namespace for each rate, behind links of these rates (Mbit/s each way) to one switch. Gone afterwards.
 
     Yields:
         The address of this process at the switch, and the namespaces.

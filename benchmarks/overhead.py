@@ -30,7 +30,7 @@ TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "resnet20"
 
 
 def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 15) -> dict[str, Any]:
-    """Measure each target, eager and planned in turn; see `measure` for the fields."""
+    """Measure each target, eager and planned in turn. See `measure` for the fields."""
     return {
         "machine": platform.processor() or platform.machine(),
         "cores": Machine.here().cores,

@@ -74,7 +74,7 @@ def train(
         curves: the ops.
         model: one of `MODELS`.
         n: how many widths are sampled, spread evenly over the cores.
-        widths: which widths to be able to predict; all that are not sampled when not given.
+        widths: which widths to be able to predict. All that are not sampled when not given.
         seed: of the models that draw random numbers.
 
     Raises:
@@ -112,7 +112,7 @@ def evaluate(
             out. An op is in one part with all its widths.
         model: one of `MODELS`.
         n: how many widths are sampled.
-        test: the ops to test on; the paper trains on three networks and tests on DCGAN.
+        test: the ops to test on. The paper trains on three networks and tests on DCGAN.
         widths: as for `train`.
         seed: as for `train`, and of the split.
 

@@ -40,7 +40,7 @@ PAPER_TABLE_V = {  # model -> accuracy at each of INTERVALS
 
 @dataclass(frozen=True)
 class RegressionRow:
-    """A row of Table IV: one metric of all models at one number of samples; `paper` is what the paper has there."""
+    """A row of Table IV: one metric of all models at one number of samples. `paper` is what the paper has there."""
 
     samples: int
     metric: str
@@ -62,7 +62,7 @@ class ClimbRow:
         interval: threads added a step.
         accuracy: mean over the ops, over all widths that were not measured.
         climbed: the same, over the widths up to where each climb ended.
-        paper: the accuracy in the paper; NaN where it has none.
+        paper: the accuracy in the paper. NaN where it has none.
         mean_loss: by how much the choices are slower than the true best widths, in the mean over the ops.
         worst_loss: the same, of the worst choice.
         num_steps: training steps until the last climb has ended.
@@ -91,7 +91,7 @@ class ClimbRow:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a header; ``rich.print(table)`` shows it."""
+    """Rows under a header. ``rich.print(table)`` shows it."""
 
     title: str
     header: tuple[str, ...]
@@ -124,7 +124,7 @@ def table_iv(
     """Accuracy and R² of the regression models by the number of sampled widths, the paper's in parentheses.
 
     Args:
-        curves: as for `evaluate`; `published_knl` when not given.
+        curves: as for `evaluate`. `published_knl` when not given.
         test: as for `evaluate`.
         models: the columns.
         samples: the rows.
@@ -162,9 +162,9 @@ def table_v(
     """Accuracy of hill climbing by interval, and what its choices lose.
 
     Args:
-        sets: name -> the ops of a network; `published_knl` when not given.
+        sets: name -> the ops of a network. `published_knl` when not given.
         intervals: threads added a step.
-        also: as for `hill_climb.HillClimb`; ``()`` is the paper's method to the letter.
+        also: as for `hill_climb.HillClimb`. ``()`` is the paper's method to the letter.
         tolerance: as for `hill_climb.HillClimb`.
         noise: the climbs see times with this noise, and are judged by those without.
         seed: of the noise.

@@ -141,7 +141,7 @@ def _ours(question: str, graph: Graph, plan: Plan, costs: Costs, machine: Machin
 
 
 def _timed(work: Callable[[], list[Span] | float], makespan_us: float) -> float:
-    """Milliseconds that `work` takes; checks that its result, spans or a makespan, is right."""
+    """Milliseconds that `work` takes. Checks that its result, spans or a makespan, is right."""
     gc.collect()
     begin = time.perf_counter()
     result = work()

@@ -14,7 +14,7 @@ __all__ = ["single_plans"]
 
 
 def single_plans(captured: Captured, machine: Machine) -> dict[str, Plan]:
-    """Return the plans of the native contenders: uniform, program order, and with more and more of the strategies."""
+    """Return the plans of the native contenders: uniform ones, program order, and the paper's strategies in turn."""
     costs = profile(captured, machine=machine, runs=5)
     plans = {
         f"uniform_{lanes}x{width}": _in_program_order(captured, lanes, width, machine.cores)

@@ -108,7 +108,7 @@ def job_of(name: str) -> Job:
     """The training job of a target, the same one each time.
 
     Raises:
-        InputError: its library is not installed; names what to install.
+        InputError: its library is not installed. Names what to install.
     """
     torch.manual_seed(0)
     try:

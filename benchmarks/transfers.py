@@ -37,7 +37,7 @@ BYTES_PER_S = 1e10
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers that pull from servers; every machine's card has the same rate."""
+    """Workers that pull from servers. Every machine's card has the same rate."""
 
     workers: int = 1
     servers: int = 1

@@ -40,10 +40,10 @@ def run(
     seconds: float | None = None,
     save: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Every order of every model at every rate; arguments as `benchmarks.transfers_real.run` has them, for calls.
+    """Every order of every model at every rate. Arguments as `benchmarks.transfers_real.run` has them, for calls.
 
     Raises:
-        InputError: there can be no network namespaces here, or a process failed; says why.
+        InputError: there can be no network namespaces here, or a process failed. Says why.
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")
@@ -94,7 +94,7 @@ def _turns(
 
 
 def _publish(settings: Mapping[str, Any]) -> None:
-    """A rank of the job; ends when it is killed."""
+    """A rank of the job. Ends when it is killed."""
     job = load(settings["model"], batch_size=2, **settings["sizes"])
     options: dict[str, Any] = {"num_servers": 1, "timeout_s": TIMEOUT_S}
     if settings["rank"] == 1:

@@ -59,13 +59,13 @@ def run(
         mbits: rates of the link, in Mbit/s each way.
         orders: of the planner ``transfers``, and ``all-first``.
         rounds: turns of each order.
-        steps: of a turn, at the most; the first two of each do not count.
-        batch_size: of all models; None: such that computing takes as long as receiving.
-        seconds: for all of it, about; what there is no time for is named.
+        steps: of a turn, at the most. The first two of each do not count.
+        batch_size: of all models. None: such that computing takes as long as receiving.
+        seconds: for all of it, about. What there is no time for is named.
         save: told the result so far, after each model and rate.
 
     Raises:
-        InputError: there can be no network namespaces here, or a rank failed; says why.
+        InputError: there can be no network namespaces here, or a rank failed. Says why.
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")

@@ -60,10 +60,10 @@ def in_turns(
     """Run `rounds` blocks of `block` counted steps of each contender.
 
     Args:
-        contenders: the steps; one that runs in another process has a method `seconds`, which says what it took there.
+        contenders: the steps. One that runs in another process has a method `seconds`, which says what it took there.
         batch: the batch of a number.
         rounds: how many blocks each gets.
-        block: counted steps in a block; two more come before them.
+        block: counted steps in a block. Two more come before them.
     """
     found = {label: Turns() for label in contenders}
     number = 0

@@ -40,7 +40,7 @@ def run(mbit: int = 200, rounds: int = 5) -> dict[str, Any]:
     """Both ways in turns, over a link of so many Mbit/s.
 
     Raises:
-        InputError: there can be no network namespaces here, or a rank failed; says why.
+        InputError: there can be no network namespaces here, or a rank failed. Says why.
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")

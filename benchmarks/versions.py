@@ -152,7 +152,7 @@ def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
 
 
 def _steps(process: subprocess.Popen[str], kind: str) -> list[float]:
-    """A block of steps; the first one finds the caches as another process left them, and is not counted."""
+    """A block of steps. The first one finds the caches as another process left them, and is not counted."""
     assert process.stdin is not None
     process.stdin.write(f"{kind} {STEPS_IN_A_ROW + 1}\n")
     process.stdin.flush()

@@ -28,7 +28,7 @@ DEVICES: Mapping[str, Callable[..., dict[str, Any]]] = {"sim": simulated, "cpu":
 
 
 def run(*, device: str = "sim", quick: bool = False, **options: Any) -> dict[str, Any]:
-    """Run the experiment on `device`; see `benchmarks.critical_path.simulated` for the fields of the result.
+    """Run the experiment on `device`. See `benchmarks.critical_path.simulated` for the fields of the result.
 
     Raises:
         InputError: this version has no experiment for that device.

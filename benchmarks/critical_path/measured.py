@@ -106,7 +106,7 @@ def on_gpu(
         quick: fewer networks.
         rounds: blocks of steps of each contender.
         block: counted steps in a block.
-        budget_s: what there is no time for in so many seconds is left out; small batches come first, and compiling
+        budget_s: what there is no time for in so many seconds is left out. Small batches come first, and compiling
             may take a third of the time.
         save: called with the result so far, after each network.
 
@@ -186,7 +186,7 @@ def _streams_row(
 
 
 def _over_graph(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Geometric means of the speedups over one graph; of ``compile`` over the networks where it was measured."""
+    """Return the geometric means of the speedups over one graph, each over the networks where it was measured."""
     found: dict[str, list[float]] = {}
     for row in rows:
         for label, speedup in row["speedup"].items():
@@ -241,7 +241,7 @@ def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, blo
 
 
 def _layers(name: str) -> int:
-    """How many layers a network has, to guess what it takes; of the smallest batch that there is."""
+    """Count the layers of a network, by which its duration is guessed."""
     with torch.device("meta"):
         job = zoo.load(name, batch_size=1, num_batches=1)
     return sum(1 for model in job.models for _ in model.modules())

@@ -74,14 +74,14 @@ def run(
     budget_s: float | None = None,
     save: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure targets at every B, small B first; memory at the end.
+    """Measure targets at every B, small B first. Memory at the end.
 
     Args:
-        targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify; all of `TARGETS` by default.
+        targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify. All of `TARGETS` by default.
         device: "cpu" or "cuda".
-        sizes: the numbers of models, B; one model is measured too.
-        steps: counted steps of each contender, more where they are short; medians are taken.
-        precisions: of `PRECISIONS`; everything is measured in each of them.
+        sizes: the numbers of models, B. One model is measured too.
+        steps: counted steps of each contender, more where they are short. Medians are taken.
+        precisions: of `PRECISIONS`. Everything is measured in each of them.
         optimizer: of `OPTIMIZERS`.
         own_rates: each model has a rate and a weight decay of its own.
         own_batches: each model has a batch of its own.

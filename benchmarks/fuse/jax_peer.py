@@ -24,7 +24,7 @@ class JaxPeer(JaxProcess):
     """A process that trains B perceptrons by JAX.
 
     Args:
-        models: the perceptrons, linear layers with ReLU between them; their weights are where JAX begins.
+        models: the perceptrons, linear layers with ReLU between them. Their weights are where JAX begins.
         batches: for each step in turns, inputs ``(N, width)`` and labels ``(N,)``: one pair for all models, or one for
             each.
         optimizer: "sgd", with momentum, or "adam", as torch's are.

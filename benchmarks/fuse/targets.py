@@ -48,7 +48,7 @@ class Target:
 
     Attributes:
         entry: its name.
-        batch_size: examples in a batch; the entry's own if None.
+        batch_size: examples in a batch. The entry's own if None.
         options: the entry's options.
         kind: how it is trained: "classifier", "words" (scores for each token), "own" (the model computes its own loss),
             or "gan" (a generator and a discriminator, each with its optimizer).
@@ -64,7 +64,7 @@ class Target:
         return list(self._job(seed, device, num_batches=1).models)
 
     def batches(self, device: str, seed: int = 0) -> list[Any]:
-        """Return the batches that steps take in turns. A classifier's have some wrong labels, as real data has."""
+        """Return the batches that steps take in turns, by a seed. Classifiers get some wrong labels."""
         batches = list(self._job(seed, device, NUM_BATCHES).batches)
         if self.kind != "classifier":
             return batches
@@ -160,7 +160,7 @@ class Step:
 
 
 def step_of(name: str, target: Target, size: int, device: str, training: Training = SHARED, first: int = 0) -> Step:
-    """One training step of B models, by the contender of that name; one that is scheduled has its verdict already.
+    """Return a training step of B models by a contender. A scheduled one has decided already.
 
     Args:
         name: of `benchmarks.fuse.CONTENDERS`.
@@ -226,7 +226,7 @@ def _scheduled(
     arrays: tuple[Array, ...] = (),
     numerics: str = "bitwise",
 ) -> Step:
-    """A step as `hocket.schedule` makes it, once that has decided; of "close" with compiled forms, too."""
+    """Return the scheduled step once it has decided, with ``numerics="close"`` on compiled forms, too."""
     models, optimizers = [net.model for net in nets], [net.optimizer for net in nets]
     fast = schedule(step, models, optimizers, numerics=numerics, cache=False)
     step_once = _in_turns(fast, batches, arrays, fast)

@@ -31,7 +31,7 @@ class Training:
         precision: of `PRECISIONS`: "float32", or under autocast to bfloat16 or float16, the latter with a `GradScaler`.
         optimizer: "sgd", with momentum, or "adam".
         own_rates: whether each model has a rate and a weight decay of its own, as in a search.
-        own_batches: whether each model has a batch of its own; else all share one.
+        own_batches: whether each model has a batch of its own. Else all share one.
     """
 
     precision: str = "float32"
@@ -55,7 +55,7 @@ class Training:
         return torch.autocast(device, torch.float16 if self.precision == "float16" else torch.bfloat16, self.amp)
 
     def scaler_of(self, model: nn.Module, device: str) -> Any:
-        """The scaler of a model's losses, or of fused ones; None where none is needed."""
+        """The scaler of a model's losses, or of fused ones. None where none is needed."""
         if self.precision != "float16":
             return None
         if isinstance(model, Array):

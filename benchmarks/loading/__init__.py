@@ -56,7 +56,7 @@ def run(
         names: keys of `NETWORKS`.
         bytes_per_s: the link's rate.
         rounds: how often each contender runs.
-        batch_size: of the forward over the link; such that it takes as long as reading if None.
+        batch_size: of the forward over the link. If None, one that takes as long as reading.
         save: called with the results so far after each model.
     """
     models: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def _alternately(
     rounds: int,
     expected: torch.Tensor | None,
 ) -> dict[str, Any]:
-    """Each contender in turn, from weights that are zero; the first round is not counted."""
+    """Each contender in turn, from weights that are zero. The first round is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     same = dict.fromkeys(contenders, True)
     for turn in range(rounds + 1):

@@ -56,7 +56,7 @@ def _bert(entry: str, width: int, depth: int, batch_size: int) -> Network:
 
 
 def _gpt2(batch_size: int) -> Network:
-    """GPT-2 with random weights; as in generating text, only the last token's logits are computed."""
+    """GPT-2 with random weights. As in generating text, only the last token's logits are computed."""
     import transformers
 
     torch.manual_seed(0)

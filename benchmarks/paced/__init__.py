@@ -46,12 +46,12 @@ def run(
         name: of the zoo model whose step is recorded.
         clusters: workers and servers of each.
         seconds: for all of them together, about.
-        mbit: rate of a worker's link in Mbit/s; a server's is that of all workers together, over the servers.
-        receiving_s: how long a worker's parameters take on its link; sizes are scaled to it, and computing as well.
+        mbit: rate of a worker's link in Mbit/s. A server's is that of all workers together, over the servers.
+        receiving_s: how long a worker's parameters take on its link. Sizes are scaled to it, and computing as well.
         save: told the result so far, after each cluster.
 
     Raises:
-        InputError: there can be no network namespaces here, or a rank failed; says why.
+        InputError: there can be no network namespaces here, or a rank failed. Says why.
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"paced workers are SKIPPED: {reason}")

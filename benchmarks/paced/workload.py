@@ -1,6 +1,6 @@
-"""The work of paced workers: a recorded step of a zoo model, with sleeps in place of ops, and received parameters.
+"""The work of paced workers: a recorded step of a zoo model that sleeps to compute, and receives its parameters.
 
-Each op is timed once on this machine. Workers then sleep for these times, since two cores cannot compute for eight
+Each op is timed once on this machine; a worker of many then sleeps these times, for two cores cannot compute for eight
 workers. Parameters of one layer travel as one value, as a wire would pack the small ones.
 """
 
@@ -63,7 +63,7 @@ def recorded(name: str, servers: int, bytes_per_s: float, receiving_s: float, **
         name: of the model.
         servers: each sends its parameters at its part of the worker's rate.
         bytes_per_s: of a worker's link.
-        receiving_s: how long all parameters take on it; computing takes as long.
+        receiving_s: how long all parameters take on it. Computing takes as long.
         settings: of the zoo entry.
     """
     job = load(name, **settings)

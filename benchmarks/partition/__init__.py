@@ -38,8 +38,8 @@ def run(
     """Every objective on every graph.
 
     Args:
-        names: workloads or zoo models; all when not given.
-        parts: numbers of equal devices for bytes moved and time; the workloads' own for the heaviest part.
+        names: workloads or zoo models. All when not given.
+        parts: numbers of equal devices for bytes moved and time. The workloads' own for the heaviest part.
         budget_s: of each search.
         save: called with the results so far after each graph.
     """

@@ -67,7 +67,7 @@ def run(
         save: told the result so far, after each job.
 
     Raises:
-        InputError: fewer than two cores, or a rank failed; says why.
+        InputError: fewer than two cores, or a rank failed. Says why.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < RANKS:
@@ -116,7 +116,7 @@ def summary_of(fixed: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job(cores: list[int], size: tuple[int, int, int], every_steps: int, steps: int) -> dict[str, Any]:
-    """Both ranks through all steps; the hog starts after those without it."""
+    """Both ranks through all steps. The hog starts after those without it."""
     store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timedelta(seconds=TIMEOUT_S))
     places = [(rank, cores[rank], store.port, size, every_steps, steps) for rank in range(RANKS)]
     hog = None

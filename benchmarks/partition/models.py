@@ -48,7 +48,7 @@ class Logits(nn.Module):
 
 
 class LayeredModel(NamedTuple):
-    """A model, one micro-batch, and the names of its layers in order; what is before and behind goes with them."""
+    """A model, one micro-batch, and the names of its layers in order. Other modules belong to the nearest layer."""
 
     model: nn.Module
     micro_batch: torch.Tensor

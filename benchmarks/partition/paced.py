@@ -55,7 +55,7 @@ def run(
     """Each model on each number of ranks.
 
     Args:
-        names: of `MODELS`; all when not given.
+        names: of `MODELS`. All when not given.
         ranks: how many stages there are, one a rank.
         steps: that are timed of each split.
         save: told the result so far, after each case.
@@ -123,7 +123,7 @@ def recorded(layered: LayeredModel) -> tuple[tuple[fx.Node, ...], Chain]:
 
 
 def begins_of_layers(ops: Sequence[fx.Node], chain: Chain, layers: Sequence[str], k: int) -> tuple[int, ...]:
-    """Where stages begin that have equal numbers of layers; the first ones have one more where they cannot.
+    """Where stages begin that have equal numbers of layers. The first ones have one more where they cannot.
 
     A stage begins at the first op of its first layer, or at the next place where a cut may be.
     """
@@ -149,7 +149,7 @@ def _link_of(ranks: int) -> dict[str, float]:
 
 
 def _measured(cuts: Sequence[PipelineCut], steps: int) -> list[list[float]]:
-    """For each cut the time of each step, in turns; the slowest rank's."""
+    """Return the time of each step of each cut, measured in turns on the slowest rank."""
     stages = [
         [
             PacedTimes(s.forward_us, s.backward_us, *(max(1, round(size / 4)) for size in (s.received_bytes, behind)))
@@ -219,7 +219,7 @@ class _PacedModule(nn.Module):
 
 
 class _Pace:
-    """Sleeps until a recorded duration is over; what a sleep took too long is made up for by the next one.
+    """Sleeps for recorded durations. A sleep that takes too long shortens the next one.
 
     What was recorded had allocated its results: making the zeros in their place is part of the duration.
     """

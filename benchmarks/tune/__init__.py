@@ -50,12 +50,12 @@ def run(
     """Run every search by every contender.
 
     Args:
-        targets: names among `SEARCHES`; all if none.
-        contenders: some of `CONTENDERS`; serial is one in any case.
-        algorithms: some of `ALGORITHMS`; each workload's own if none.
-        trials: of random search; each workload's own if None.
+        targets: names among `SEARCHES`. All if none.
+        contenders: some of `CONTENDERS`. Serial is one in any case.
+        algorithms: some of `ALGORITHMS`. Each workload's own if none.
+        trials: of random search. Each workload's own if None.
         quick: few trials and epochs, to see that it works.
-        budget_s: seconds; what they do not suffice for is left out.
+        budget_s: seconds. What they do not suffice for is left out.
         save: called with the result so far after each search.
 
     Raises:

@@ -33,7 +33,7 @@ class Workload:
     Attributes:
         entry: a name of the zoo.
         size: options of the entry.
-        num_batches: batches of an epoch; another half as many are for validation.
+        num_batches: batches of an epoch. Another half as many are for validation.
         trials: of random search.
         epochs: of each of these.
         algorithms: what it is searched by, unless others are asked for.

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hocket.errors import FormatError, InputError
-from hocket.ir._fields import Reader, load_document, save_document
+from hocket.errors import InputError
+from hocket.ir._fields import save_document
 from hocket.reporting.words import duration_text
 
 __all__ = ["VERDICTS", "Comparison", "Sample", "lower_quartile"]
@@ -177,45 +177,6 @@ class Comparison:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-comparison/2`` file."""
         save_document(path, self.to_json())
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Comparison:
-        """Read a ``hocket-comparison/2`` file."""
-        reader = load_document(path, FORMAT)
-        reader.only("format", "result", "headline", *(f.name for f in fields(Comparison)))
-        speedup = reader["speedup"].optional_number()
-        verdict = reader["verdict"].text()
-        if verdict not in VERDICTS:
-            raise reader["verdict"].fail(f"expected one of {', '.join(VERDICTS)}, got {verdict!r}")
-        return Comparison(
-            target=reader["target"].text(),
-            device=reader["device"].text(),
-            cores=reader["cores"].integer(),
-            ops=reader["ops"].integer(),
-            eager_ms=_read_sample(reader["eager_ms"]),
-            planned_ms=_read_sample(reader["planned_ms"]),
-            lower_bound_ms=reader["lower_bound_ms"].optional_number(),
-            efficiency=reader["efficiency"].optional_number(-math.inf),
-            speedup=math.nan if speedup is None else speedup,
-            verdict=verdict,
-            why=reader["why"].text(),
-            max_abs_diff=reader["max_abs_diff"].optional_number(),
-            bitwise=reader["bitwise"].boolean(),
-            planner=reader.get("planner", "").text(),
-            versions={name: value.text() for name, value in reader.get("versions", {}).items()},
-            notes=tuple(element.text() for element in reader.get("notes", []).elements()),
-        )
-
-
-def _read_sample(reader: Reader) -> Sample:
-    reader.only(*(each.name for each in fields(Sample)))
-    try:
-        times = {name: reader[name].number() for name in ("lower_quartile", "median", "min", "p90")}
-        return Sample(**times, runs=reader["runs"].integer())
-    except FormatError:
-        raise
-    except InputError as error:
-        raise reader.fail(str(error)) from None
 
 
 def _quantile(ordered: list[float], share: float) -> float:
