@@ -19,7 +19,7 @@ from hocket.arguments import packed, spreading
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
 from hocket.autotune.options import check_options
-from hocket.autotune.pool import VariantPool
+from hocket.autotune.parted import PartedPool
 from hocket.autotune.store import DecisionStore
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
@@ -97,7 +97,7 @@ class Schedule(FunctionLike):
     def _begin(self, step: Callable[..., Any], config: TunerConfig) -> None:
         self.stand_for(step)
         self.machine = config.machine
-        self._pool = VariantPool(config, self._let_go)
+        self._pool = PartedPool(config, self._let_go)
         self._busy = threading.Lock()
         self._held = False
         self._hold, self._release = native_holders()

@@ -88,9 +88,9 @@ def test_graphs_are_bounded_by_their_ops_and_what_was_forgotten_is_recalled(monk
     for size in range(2, 7):
         for batch in batches(size, ENOUGH):
             assert torch.equal(fast(batch), eager(batch))
-        held = [variant for variant in fast._pool._recent if variant.captured]
+        held = [variant for variant in fast._pool.active._recent if variant.captured]
         assert sum(len(variant.captured.graph) for variant in held) <= 4 * len(fast.graph)
-    assert 3 <= len(fast._pool._recent) <= 4
+    assert 3 <= len(fast._pool.active._recent) <= 4
     for number, batch in enumerate(batches(1, 6)):
         assert torch.equal(fast(batch), eager(batch))
         assert fast.decided == (number >= 2), "watched, recorded, verified; and then it is known"
@@ -105,7 +105,7 @@ def test_only_the_lanes_that_were_used_last_stay_open(monkeypatch, kind):
         for size in range(1, 6):
             for batch in batches(size, ENOUGH):
                 assert torch.equal(fast(batch), eager(batch))
-            lanes = [variant.decision.best.executor for variant in fast._pool._recent if variant.decision.best]
+            lanes = [variant.decision.best.executor for variant in fast._pool.active._recent if variant.decision.best]
             is_open = [bool(lane._core if kind == "native" else lane._queues) for lane in lanes]
             assert sum(is_open) <= 2
             assert is_open[-1] or kind == "python", "one Python lane is the thread of the caller"

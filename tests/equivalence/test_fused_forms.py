@@ -100,7 +100,9 @@ def formed(fn: Callable[[Job], None] | None = None) -> Job:
 
 def forms_of_verdict(fast: Schedule) -> dict[str, Captured]:
     """The forms that came to the only verdict there is."""
-    (settled,) = [variant for variants in fast._pool._variants.values() for variant in variants if variant.settled]
+    (settled,) = [
+        variant for variants in fast._pool.active._variants.values() for variant in variants if variant.settled
+    ]
     return settled.forms
 
 

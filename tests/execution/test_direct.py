@@ -88,7 +88,7 @@ def _decided():
     fast = hocket.schedule(job.step, job.model, job.optimizer, **options)
     for number in range(400):
         fast(job.batch(number))
-        if fast._pool._direct is not None and fast._pool.current._auditor.audit.due > 300:
+        if fast._pool.active._direct is not None and fast._pool.current._auditor.audit.due > 300:
             return fast, job
     raise AssertionError(f"no call was direct: {fast.why}")
 
@@ -99,7 +99,7 @@ def test_a_schedule_calls_directly_between_audits():
     before = audit.num_steps
     for number in range(3 * variant.MAX_DIRECT):
         fast(job.batch(number))
-    fast._pool._end_direct()
+    fast._pool.active._end_direct()
     assert audit.num_steps == before + 3 * variant.MAX_DIRECT
     fast.close()
 

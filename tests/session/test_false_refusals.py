@@ -312,6 +312,6 @@ def test_a_rate_that_the_step_computes_from_its_number_is_read_anew(rate, place)
 
     fast = captured(make, batch, 40)
     assert fast.verdict == "planned", fast.why
-    assert len(fast._pool._recent) <= 4, (
+    assert len(fast._pool.active._recent) <= 4, (
         "one for each way that the rate's branches go, and one while there are no gradients"
     )

@@ -131,6 +131,16 @@ class VariantPool:
         return self._signatures.recognised
 
     @property
+    def has_plan(self) -> bool:
+        """Whether some variant was captured."""
+        return self._has_plan
+
+    @property
+    def num_states(self) -> int:
+        """The number of variants of one signature, at most."""
+        return max(map(len, self._variants.values()), default=0)
+
+    @property
     def _is_eager_for_good(self) -> bool:
         return self._num_refused > MAX_REFUSED
 

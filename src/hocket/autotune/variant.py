@@ -332,7 +332,8 @@ class Variant:
         elif not isinstance(error, RefusedError):
             reason = f"the search for a plan failed: {type(error).__name__}: {error}"
             log.debug("hocket: the search for a plan failed", exc_info=error)
-        log.warning("hocket: the step stays eager: %s", reason)
+        level = logging.INFO if self._config.is_tentative else logging.WARNING
+        log.log(level, "hocket: the step stays eager: %s", reason)
         self.is_refused = True
         self._settle(Decision("eager", reason))
 

@@ -32,6 +32,7 @@ import torch
 
 from hocket.errors import CaptureError
 from hocket.heap import collections_held
+from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
 from hocket.sinks import Sink
@@ -93,6 +94,7 @@ class ExecutedCode:
 
     Attributes:
         calls_sinks: a watched step has called a sink.
+        lines: where ops ran and numbers were drawn.
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
@@ -120,6 +122,7 @@ class ExecutedCode:
         self.num_new = 0
         self.num_new_of_user = 0
         self.calls_sinks = False
+        self.lines = OpLines()
         self._met: dict[int, Any] = {}
         self._met_before: dict[int, Any] = {}
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
@@ -135,6 +138,7 @@ class ExecutedCode:
         self.world = {}
         self.schedulers = []
         self.num_new_of_user = 0
+        self.lines.begin()
         known = len(self.codes)
         with collections_held():
             set_hook(hook)
@@ -159,6 +163,11 @@ class ExecutedCode:
         if sys.gettrace() is None:
             return sys.settrace, self._traced
         raise CaptureError("a profiler and a debugger own both of Python's hooks, so the step cannot be watched")
+
+    @property
+    def holders(self) -> tuple[Any, ...]:
+        """Tables that hold objects of the step because they were met."""
+        return self._met, self._met_before, self.persistent
 
     @property
     def follows_numbers(self) -> bool:
@@ -198,6 +207,8 @@ class ExecutedCode:
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
+        if event[0] == "c":
+            self.lines.note(frame, event, arg)
         if self._skipped is not None:
             if frame is self._skipped and (event == "return" or arg is gc.collect):
                 self._skipped = None

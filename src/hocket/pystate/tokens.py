@@ -12,14 +12,15 @@ import torch
 
 from hocket.pystate.places import is_a, is_plain
 
-__all__ = ["GENERATORS", "ITERATORS", "generator_state", "iterator_state"]
+__all__ = ["DRAWING", "GENERATORS", "ITERATORS", "generator_state", "iterator_state"]
 
 # Iterators within iterators, and what they say of their places.
 MAX_DEPTH, MAX_PARTS = 20, 1000
 
 _EMPTY: tuple[Any, ...] = ([], (), range(0), {}, {}.items(), {}.values(), set(), "", b"")
 
-GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+DRAWING = (random.Random, np.random.Generator, np.random.RandomState)  # by their methods
+GENERATORS = (torch.Generator, *DRAWING)
 ITERATORS: tuple[type, ...] = (
     itertools.cycle, itertools.count, itertools.repeat, itertools.chain, itertools.islice, zip, map, enumerate, filter,
     reversed, *(type(iter(each)) for each in _EMPTY),

@@ -246,7 +246,9 @@ class Walk(ABC):
                 continue
             whose = origin_of(base)
             is_user = whose in ("user", "library")
-            names = self.executed.names if is_user else self.executed.user_names
+            # Torch's code calls methods of what it knows: a trainer of the user's has `log` for the user's code alone.
+            is_known = not is_user or any(origin_of(each) not in ("user", "library") for each in base.__mro__[:-1])
+            names = self.executed.names if is_user and is_known else self.executed.user_names
             always = ("forward", "__call__") if is_user else ("forward",) if issubclass(base, nn.Module) else ()
             table = vars(base)
             keys = [key for key in table if key in always or (key in names and not key.startswith("__"))]

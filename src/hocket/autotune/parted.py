@@ -1,0 +1,205 @@
+"""The pool of a scheduled step, of which the part that runs ops is planned where the whole cannot be.
+
+A step that prints, steps a scheduler or draws with `random` is refused as a whole: no graph does that. What is refused
+stands before its ops or after them, mostly, and may run there as it is (see `hocket.pystate.parts`)::
+
+    refused ---> before (Python) ---> middle: a pool of its own ---> after (Python)
+
+Each part is made once in each call, whoever makes the middle. Where that is refused, too, the whole step stays eager,
+with the first reason.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from types import FrameType
+from typing import Any
+
+from torch.utils._pytree import tree_flatten
+
+from hocket.arguments import Arguments, packed, spreading
+from hocket.autotune.candidate import TunerConfig
+from hocket.autotune.pool import VariantPool
+from hocket.autotune.variant import Variant
+from hocket.errors import CaptureError
+from hocket.pystate.cuts import BEFORE, LIVE, StepParts
+from hocket.pystate.parts import split
+from hocket.pystate.watch import PurityWatch
+
+__all__ = ["PartedPool"]
+
+log = logging.getLogger(__name__)
+
+# Variants of one signature; where there are more, a middle may need fewer.
+MAX_STATES = 2
+
+
+class PartedPool:
+    """Makes a call by a plan of the step, or of its middle.
+
+    Args:
+        config: what the schedule was asked for.
+        before_eager: called before a call that runs the user's own step and nothing else.
+    """
+
+    def __init__(self, config: TunerConfig, before_eager: Callable[[], None]) -> None:
+        self._asked = config
+        self._before_eager = before_eager
+        self._begin()
+
+    def _begin(self) -> None:
+        # Refusals of the whole are no news as long as its middle may be planned.
+        self._is_open = self._asked.plan is None
+        config = replace(self._asked, is_tentative=True, strict=False) if self._is_open else self._asked
+        self._whole = VariantPool(config, self._before_eager)
+        self._told: Variant | None = None  # whose refusal was said
+        self._ways: list[StepParts] = []
+        self._parts: StepParts | None = None
+        self._middle: VariantPool | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        """One training step.
+
+        Raises:
+            CaptureError: ``strict`` was asked for, and the step cannot be captured; it was made.
+            Exception: whatever the step raises.
+        """
+        if self._middle is not None:
+            return self._by_parts(self._middle, batch)
+        result = self._whole(batch)
+        is_news = self._whole.current.is_refused and self._whole.current is not self._told
+        if self._is_open and (is_news or self._whole.num_states > MAX_STATES):
+            self._divide(batch)
+        elif is_news and self._asked.plan is None:
+            self._refuse()
+        return result
+
+    @property
+    def config(self) -> TunerConfig:
+        """What the schedule was asked for."""
+        return replace(self._whole.config, strict=self._asked.strict, is_tentative=False)
+
+    @property
+    def active(self) -> VariantPool:
+        """The pool of the whole step, or of its middle."""
+        return self._middle or self._whole
+
+    @property
+    def current(self) -> Variant:
+        """The variant of the last call."""
+        return self.active.current
+
+    @property
+    def recognised(self) -> Any:
+        """The native check that knew the last call; None where it had to be described."""
+        return self.active.recognised
+
+    @property
+    def python(self) -> str:
+        """Lines of the step that run as Python before and after its planned ops. Empty where there are none."""
+        return self._parts.lines if self._parts is not None else ""
+
+    def start_anew(self) -> None:
+        """Models were dropped, refilled or frozen: every tensor may be another one."""
+        self.active.start_anew()
+
+    def close(self) -> None:
+        """End the threads of all lanes."""
+        self._whole.close()
+        if self._middle is not None:
+            self._middle.close()
+
+    def _divide(self, batch: Any) -> None:
+        """Plan the middle from the next call on, where there is one."""
+        watch: PurityWatch = self._asked.watch
+        self._ways = [] if _is_iterator(batch) else split(watch.step, watch.executed.lines)
+        self._next()
+
+    def _next(self) -> None:
+        """The next way to divide the step is tried from the next call on."""
+        if self._middle is not None:
+            self._middle.close()
+        self._parts = self._middle = None
+        if not self._ways:
+            self._refuse()
+            return
+        self._parts = self._ways.pop(0)
+        places = self._asked.places.again(())
+        config = replace(
+            self._asked,
+            step=spreading(self._parts.middle),
+            places=places,
+            watch=PurityWatch(self._parts.middle, (*places.models, *places.optimizers)),
+            leaves={},
+            strict=False,
+            is_tentative=True,
+        )
+        self._middle = VariantPool(config, lambda: None)
+        log.info("hocket: %s; tried without %s", self._whole.current.decision.reason, self._parts.lines)
+
+    def _refuse(self) -> None:
+        """The whole step is planned as it is, or eager."""
+        self._is_open = False
+        if not self._whole.current.is_refused:
+            return
+        self._told = self._whole.current
+        reason = self._whole.current.decision.reason
+        if self._asked.strict:
+            raise CaptureError(reason)
+        log.warning("hocket: the step stays eager: %s", reason)
+
+    def _by_parts(self, middle: VariantPool, batch: Any) -> Any:
+        parts = self._parts
+        assert parts is not None
+        args, kwargs = (batch.args, batch.kwargs) if type(batch) is Arguments else ((batch,), {})
+        drawn: tuple[Any, ...] = ()
+        kept: tuple[Any, ...] = ()
+        given = kwargs
+        if parts.before is not None:
+            drawn, kept = parts.before(*args, **kwargs)
+            given = {**kwargs, BEFORE: drawn} if drawn else kwargs
+        live = middle(packed(args, given))
+        refused = middle.current.is_refused and not middle.has_plan
+        if refused or (not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders)):
+            log.info("hocket: not so: %s", middle.current.decision.reason if refused else "it hands on what it keeps")
+            try:
+                self._next()
+            except CaptureError:
+                parts.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
+                raise
+        return parts.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
+
+
+def _is_iterator(batch: Any) -> bool:
+    """True if an argument gives each value once, so that no part of the step may look at it in place of another."""
+    return any(hasattr(type(leaf), "__next__") for leaf in tree_flatten(batch)[0])
+
+
+def _is_held_elsewhere(live: tuple[Any, ...], known: Iterable[Any]) -> bool:
+    """True if a list or a dict that the middle returns is held by anything else: a planned step returns another one.
+
+    Args:
+        live: what the middle returned.
+        known: holders that do not count.
+    """
+    waiting: list[Any] = [live]
+    found: dict[int, Any] = {}
+    holders = {id(live), id(waiting), id(found), *map(id, known)}
+    while waiting:
+        value = waiting.pop()
+        for part in value.values() if isinstance(value, dict) else value:
+            if not isinstance(part, (list, dict, tuple)):
+                continue
+            if id(part) in found:
+                return True
+            if not isinstance(part, tuple):
+                found[id(part)] = part
+            holders.add(id(part))
+            waiting.append(part)
+    if not found:
+        return False
+    others = (holder for holder in gc.get_referrers(*found.values()) if id(holder) not in holders)
+    return not all(isinstance(holder, FrameType) for holder in others)

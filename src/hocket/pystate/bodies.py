@@ -1,0 +1,335 @@
+"""The body of a function as statements, with the names that each reads and binds, and compiled anew in parts."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import functools
+import inspect
+import linecache
+import types
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from hocket.pystate.executed import with_nested
+from hocket.pystate.layout import instance_dict
+from hocket.pystate.tokens import DRAWING
+
+__all__ = ["Body", "Statement", "is_plain", "names_of", "parsed"]
+
+_FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_SCOPES = (*_FUNCTIONS, ast.ClassDef)
+# Methods of generators that write what they are given, which others may read before.
+_WRITING = frozenset(("shuffle",))
+# Methods of tensors that tell a number which no op computes.
+_SIZES = frozenset(("size", "dim", "numel"))
+
+
+@dataclass(frozen=True, eq=False)
+class Statement:
+    """One statement of a body.
+
+    Attributes:
+        node: the statement.
+        names: all local names of the function.
+    """
+
+    node: ast.stmt
+    names: frozenset[str]
+
+    @cached_property
+    def loads(self) -> frozenset[str]:
+        """Local names that it reads."""
+        found = {n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                found.add(node.target.id)
+        return frozenset(found & self.names)
+
+    @cached_property
+    def stores(self) -> frozenset[str]:
+        """Local names that it may bind or delete."""
+        return frozenset(_bound_names(self.node) & self.names)
+
+    @cached_property
+    def deletes(self) -> frozenset[str]:
+        return frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Del))
+
+    @cached_property
+    def binds(self) -> frozenset[str]:
+        """Names that are bound once it has run."""
+        return frozenset((_surely_bound(self.node) - self.deletes) & self.names)
+
+    @cached_property
+    def captured(self) -> frozenset[str]:
+        """Local names that a function within it reads."""
+        inner = [n for n in ast.walk(self.node) if isinstance(n, _SCOPES)]
+        return frozenset({n.id for each in inner for n in ast.walk(each) if isinstance(n, ast.Name)} & self.names)
+
+    @cached_property
+    def returns(self) -> bool:
+        return any(isinstance(n, ast.Return) for n in _own(self.node))
+
+    @cached_property
+    def attributes_set(self) -> frozenset[str]:
+        nodes = [n for n in ast.walk(self.node) if isinstance(n, (ast.Attribute, ast.Subscript))]
+        return frozenset(
+            n.attr if isinstance(n, ast.Attribute) else getattr(n.value, "attr", "")
+            for n in nodes
+            if not isinstance(n.ctx, ast.Load)
+        ) - {""}
+
+    def spans(self, lines: Collection[int]) -> bool:
+        """True if one of the lines belongs to it."""
+        return any(self.node.lineno <= line <= (self.node.end_lineno or 0) for line in lines)
+
+
+class Body:
+    """The body of a function.
+
+    Args:
+        function: the user's own.
+        owner: what it is bound to, if it is a method.
+        node: its source.
+    """
+
+    def __init__(self, function: types.FunctionType, owner: Any, node: ast.FunctionDef) -> None:
+        self.function, self.owner, self._node = function, owner, node
+        code = function.__code__
+        self.names = frozenset((*code.co_varnames, *code.co_cellvars))
+        self.parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + _num_stars(code)]
+        body = node.body
+        if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+            body = body[1:]  # its documentation
+        self._declared = [each for each in body if isinstance(each, (ast.Global, ast.Nonlocal))]
+        self.statements = [Statement(each, self.names) for each in body if each not in self._declared]
+
+    def compiled(self, statements: Sequence[ast.stmt], further: Sequence[str]) -> types.FunctionType:
+        """A function of these statements with further keyword arguments."""
+        arguments = self._node.args
+        made = ast.arguments(
+            arguments.posonlyargs,
+            arguments.args,
+            arguments.vararg,
+            [*arguments.kwonlyargs, *map(ast.arg, further)],
+            [*arguments.kw_defaults, *(None for _ in further)],
+            arguments.kwarg,
+            arguments.defaults,
+        )
+        last = statements[-1] if statements else ast.Pass()
+        used = {name for each in statements for name in _used_names(each)}
+        declared = [type(each)([n for n in each.names if n in used]) for each in self._declared]
+        body = [*(each for each in declared if each.names), *(statements or [last])]
+        return _function(self.function, ast.FunctionDef(self._node.name, made, body, []))
+
+    def draw_of(self, call: ast.Call) -> str:
+        """``draw`` of a call that draws from a generator of numbers, ``fetch`` of `next`; else empty."""
+        called = self.value_of(call.func)
+        if called is next:
+            return "fetch"
+        owner = getattr(called, "__self__", None)
+        return "draw" if issubclass(type(owner), DRAWING) and called.__name__ not in _WRITING else ""
+
+    def value_of(self, node: ast.expr) -> Any:
+        """The value of a name or of an attribute outside of the function; None where it is not known."""
+        if isinstance(node, ast.Attribute):
+            owner = self.value_of(node.value)
+            if owner is None:
+                return None
+            table = instance_dict(owner)
+            if table is not None and node.attr in table:
+                return table[node.attr]
+            found = inspect.getattr_static(type(owner), node.attr, None)
+            is_plain = found is not None and not isinstance(found, property) and not hasattr(type(owner), "__getattr__")
+            return getattr(owner, node.attr, None) if is_plain or isinstance(owner, types.ModuleType) else None
+        if not isinstance(node, ast.Name):
+            return None
+        code = self.function.__code__
+        if node.id in code.co_freevars:
+            cell = (self.function.__closure__ or ())[code.co_freevars.index(node.id)]
+            try:
+                return cell.cell_contents
+            except ValueError:
+                return None
+        if node.id in self.names:
+            return self.owner if self.owner is not None and self.parameters[:1] == (node.id,) else None
+        return self.function.__globals__.get(node.id, getattr(builtins, node.id, None))
+
+
+def parsed(function: types.FunctionType, owner: Any) -> Body | None:
+    """The body of a function. None where there is no source of what runs."""
+    code = function.__code__
+    if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
+        return None
+    if "__class__" in code.co_freevars or {"locals", "vars", "eval", "exec", "dir"} & set(code.co_names):
+        return None
+    nodes, codes = _source(code.co_filename, tuple(linecache.getlines(code.co_filename)))
+    place = code.co_name, code.co_firstlineno
+    if place not in nodes or not _is_same(codes[place], code):
+        return None
+    node = copy.deepcopy(nodes[place])
+    if any(isinstance(n, (ast.Global, ast.Nonlocal)) for each in node.body for n in _within(each)):
+        return None
+    if any(map(_is_private, ast.walk(node))):
+        return None  # what it becomes depends on the class
+    node.decorator_list, node.returns = [], None
+    return Body(function, owner, node)
+
+
+@functools.lru_cache(maxsize=8)
+def _source(
+    file: str, lines: tuple[str, ...]
+) -> tuple[dict[tuple[str, int], ast.FunctionDef], dict[tuple[str, int], types.CodeType]]:
+    """The functions of a file by name and first line, as source and compiled."""
+    try:
+        tree = ast.parse("".join(lines))
+        compiled = compile(tree, file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return {}, {}
+    codes = {(each.co_name, each.co_firstlineno): each for each in with_nested(compiled)}
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    by_place = {(n.name, min([n.lineno, *(each.lineno for each in n.decorator_list)])): n for n in nodes}
+    return {place: node for place, node in by_place.items() if place in codes}, codes
+
+
+def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
+    """Whether the file still says what runs."""
+    names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
+    same = all(getattr(one, name) == getattr(other, name) for name in names)
+    return same and _plain(one.co_consts) == _plain(other.co_consts)
+
+
+def names_of(statements: Iterable[Statement], what: str) -> set[str]:
+    """The names that any of the statements ``loads``, ``stores`` or has ``captured``."""
+    found: set[str] = set()
+    for statement in statements:
+        found |= getattr(statement, what)
+    return found
+
+
+def is_plain(node: ast.stmt, body: Body) -> bool:
+    """True of ``name = self.optimizer``, ``x, y = batch``, ``n = len(x)``: may be evaluated twice."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return True
+    if not isinstance(node, ast.Assign) or len(node.targets) != 1:
+        return False
+    target = node.targets[0]
+    targets = target.elts if isinstance(target, ast.Tuple) else [target]
+    return all(isinstance(each, ast.Name) for each in targets) and _is_pure(node.value, body)
+
+
+def _is_pure(node: ast.expr, body: Body) -> bool:
+    if isinstance(node, (ast.Constant, ast.Name)):
+        return True
+    if isinstance(node, ast.Attribute):
+        owner = body.value_of(node.value)
+        if owner is not None and isinstance(inspect.getattr_static(type(owner), node.attr, None), property):
+            return False
+        return _is_pure(node.value, body)
+    if isinstance(node, ast.Subscript):
+        return _is_pure(node.value, body) and _is_pure(node.slice, body)
+    if isinstance(node, ast.Call) and not node.keywords:
+        is_size = isinstance(node.func, ast.Attribute) and node.func.attr in _SIZES and _is_pure(node.func.value, body)
+        is_length = isinstance(node.func, ast.Name) and body.value_of(node.func) is len
+        return (is_size or is_length) and all(_is_pure(each, body) for each in node.args)
+    return False
+
+
+def _function(function: types.FunctionType, node: ast.FunctionDef) -> types.FunctionType:
+    """A function with the closure, the globals and the defaults of another one."""
+    code = function.__code__
+    free = [ast.arg(name) for name in code.co_freevars]
+    outer = ast.FunctionDef("outer", ast.arguments([], free, None, [], [], None, []), [node], [])
+    module = ast.fix_missing_locations(ast.Module([ast.copy_location(outer, node)], []))
+    compiled = compile(module, code.co_filename, "exec", code.co_flags & _FUTURE, dont_inherit=True)
+    of_outer = next(each for each in compiled.co_consts if isinstance(each, types.CodeType))
+    found = next(e for e in of_outer.co_consts if isinstance(e, types.CodeType) and e.co_name == node.name)
+    found = found.replace(co_qualname=code.co_qualname)
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    made = types.FunctionType(
+        found,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        tuple(cells[n] for n in found.co_freevars),
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__module__, made.__qualname__, made.__doc__ = function.__module__, function.__qualname__, function.__doc__
+    return made
+
+
+def _num_stars(code: types.CodeType) -> int:
+    return bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+
+
+def _plain(constants: Sequence[Any]) -> list[str]:
+    """Constants but for code and documentation, as text, which tells 1 from True."""
+    return [repr(each) for each in constants if not isinstance(each, types.CodeType)]
+
+
+def _is_private(node: ast.AST) -> bool:
+    names = [getattr(node, key, None) for key in ("attr", "id", "arg", "name")]
+    return any(isinstance(name, str) and name.startswith("__") and not name.endswith("__") for name in names)
+
+
+def _within(node: ast.AST) -> list[ast.AST]:
+    return [each for each in ast.walk(node) if each is not node]
+
+
+def _own(node: ast.AST) -> Iterable[ast.AST]:
+    """All nodes but those of functions within."""
+    yield node
+    if not isinstance(node, _SCOPES):
+        for each in ast.iter_child_nodes(node):
+            yield from _own(each)
+
+
+def _used_names(node: ast.AST) -> set[str]:
+    return _bound_names(node) | {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _bound_names(node: ast.AST) -> set[str]:
+    found: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            found.add(each.id)
+        elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(each.name)
+        elif isinstance(each, ast.alias):
+            found.add(each.asname or each.name.partition(".")[0])
+        elif isinstance(each, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and each.name:
+            found.add(each.name)
+        elif isinstance(each, ast.MatchMapping) and each.rest:
+            found.add(each.rest)
+    return found
+
+
+def _surely_bound(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.If):
+        return _all_bound(node.body) & _all_bound(node.orelse)
+    if isinstance(node, ast.With):
+        optional = [item.optional_vars for item in node.items if item.optional_vars is not None]
+        return _all_bound(node.body) | {name for each in optional for name in _bound_names(each)}
+    if isinstance(node, ast.Try):
+        found = _all_bound(node.body) | _all_bound(node.orelse)
+        for handler in node.handlers:
+            found &= found if _leaves(handler.body) else _all_bound(handler.body)
+        return found | _all_bound(node.finalbody)
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.TryStar, ast.Match)):
+        return set()
+    return _bound_names(node)
+
+
+def _leaves(body: Sequence[ast.stmt]) -> bool:
+    return isinstance(body[-1], (ast.Raise, ast.Return))
+
+
+def _all_bound(statements: Sequence[ast.stmt]) -> set[str]:
+    found: set[str] = set()
+    for each in statements:
+        found |= _surely_bound(each)
+    return found

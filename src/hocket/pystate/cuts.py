@@ -1,0 +1,278 @@
+"""One way to split the body of a step: which statements and which draws come before, and which come after."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hocket.pystate.bodies import Body, Statement, is_plain, names_of
+
+__all__ = ["BEFORE", "LIVE", "BodyCut", "StepParts"]
+
+# Keyword arguments of the parts.
+BEFORE, LIVE = "_hocket_before", "_hocket_live"
+_DRAWN = "_hocket_drawn_{}"
+_PLAIN_CALLS = (len, min, max, abs, round, float, int, range)
+_CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.time_ns, time.perf_counter_ns)
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """A step in three parts.
+
+    Attributes:
+        before: called with the step's arguments; returns what the middle needs of it, and what the last part does. None
+            where nothing comes before.
+        middle: called with the step's arguments, and `BEFORE` where there is something before; returns a tuple.
+        after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
+            middle as `LIVE`; returns what the step does.
+        lines: of the user's code that is not in the middle.
+    """
+
+    before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
+    middle: Callable[..., tuple[Any, ...]]
+    after: Callable[..., Any]
+    lines: str
+
+    def bound(self, bind: Callable[[Any], Any]) -> StepParts:
+        """The parts as a method's, or with arguments that are given already."""
+        before = None if self.before is None else bind(self.before)
+        return replace(self, before=before, middle=bind(self.middle), after=bind(self.after))
+
+
+class BodyCut:
+    """One way to split a body: at which statement it ends, and which draws go to the front.
+
+    Args:
+        body: of the function.
+        cut: position of the first statement after the middle.
+        runs_op: of each statement, whether it does.
+        drawn: by line how many draws one step has made there.
+    """
+
+    def __init__(self, body: Body, cut: int, runs_op: Sequence[bool], drawn: Mapping[int, int]) -> None:
+        self.body = body
+        self.drawn = drawn
+        self.runs_op = runs_op
+        self.middle, self.after = body.statements[:cut], body.statements[cut:]
+        self.names: list[str] = []  # of what is drawn
+        self.moved: dict[str, ast.Assign] = {}  # name in the front -> what the middle does with what it stands for
+        self.unsure: set[str] = set()  # names that the front may have left unbound
+        self.drawing: list[ast.expr | ast.stmt] = []
+        self.front: list[ast.stmt] = []  # what comes before
+        self.early: set[str] = set()  # names that nothing but the front binds
+        self.nodes: list[ast.stmt] = []  # the middle, with names in place of draws
+
+    def parts(self) -> StepParts | None:
+        if any(s.returns for s in self.middle) or not self._hoist() or not (self.drawing or self._is_worth_it()):
+            return None
+        passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
+        if names_of(self.middle, "captured") & names_of(self.after, "stores"):
+            return None  # a function of the middle would see another variable
+        early, live = sorted(passed & self.early), sorted(passed - self.early)
+        if not set(live) <= self._bound():
+            return None
+        names = [*self.names, *self._passed_on(set(live))]
+        if any(isinstance(n, ast.Name) and n.id in self.unsure for each in self.nodes for n in ast.walk(each)):
+            return None
+        before = None
+        if self.drawing or early:
+            result = _tuple([_tuple(list(map(_load, names))), _tuple(list(map(_load, early)))])
+            before = self.body.compiled([*self.front, ast.Return(result)], ())
+        given = [_unpack(names, BEFORE)] if names else []
+        returned = ast.Return(_tuple(list(map(_load, live))))
+        middle = self.body.compiled([*given, *self.nodes, returned], (BEFORE,) if names else ())
+        taken = [_unpack(each, source) for each, source in ((early, BEFORE), (live, LIVE)) if each]
+        after = self.body.compiled([*taken, *(s.node for s in self.after)], (BEFORE, LIVE))
+        return StepParts(before, middle, after, self._lines())
+
+    def _is_worth_it(self) -> bool:
+        """True if more comes after than a result."""
+        return any(not _is_result(statement.node) for statement in self.after)
+
+    def _hoist(self) -> bool:
+        """Move draws to the front. False where one of them cannot be."""
+        ready = set(self.body.parameters)  # local names that the front can read
+        plain = True  # all statements so far are in the front, too
+        called = passed_op = False
+        attributes_set: set[str] = set()
+        stored = [name for s in self.middle for name in s.stores]
+        for statement, runs_op in zip(self.middle, self.runs_op, strict=False):
+            node = copy.deepcopy(statement.node)
+            if self._is_clock(statement) and not any(self.runs_op[: self.middle.index(statement) + 1]):
+                self._move(statement, node, ready, stored)
+                continue
+            num_drawn = sum(count for line, count in self.drawn.items() if statement.spans({line}))
+            found = [call for call in self._draws(node) if not self._is_late(call, ready, called, attributes_set)]
+            found = [] if passed_op else found
+            remaining = [n for n in ast.walk(node) if isinstance(n, ast.Call) and self.body.draw_of(n)]
+            if num_drawn > len(found) or len(remaining) > len(found):
+                # Within a loop, in a branch, or by a function of the user's: as a whole, or not at all.
+                if runs_op or not statement.loads - statement.stores <= ready:
+                    return False
+                if passed_op or (not plain and not self._only_draws(statement, attributes_set)):
+                    return False  # what stands before it may raise
+                self._move(statement, node, ready, stored)
+                continue
+            for call in found:
+                self._draw(node, call)
+            if plain and is_plain(node, self.body) and statement.loads <= ready:
+                self.front.append(node)
+                ready |= statement.stores
+                self.early |= self._bound_once(statement, stored)
+            else:
+                plain, passed_op = False, passed_op or runs_op
+                ready -= statement.stores
+                attributes_set |= statement.attributes_set
+                called = called or any(isinstance(n, ast.Call) for n in ast.walk(node))
+            self.nodes.append(node)
+        return True
+
+    def _is_late(self, call: ast.Call, ready: set[str], called: bool, attributes_set: set[str]) -> bool:
+        """True of a draw that is given what is not there yet, or a fetch before which something is called.
+
+        A fetch may raise, and then what stands before it has to have been done.
+        """
+        loads = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)} & self.body.names
+        attributes = {n.attr for n in ast.walk(call) if isinstance(n, ast.Attribute)}
+        return (
+            not loads <= ready or bool(attributes & attributes_set) or (called and self.body.draw_of(call) == "fetch")
+        )
+
+    def _move(self, statement: Statement, node: ast.stmt, ready: set[str], stored: Sequence[str]) -> None:
+        """Move a whole statement to the front; the middle binds in its place what it has bound."""
+        self.front.append(node)
+        self.drawing.append(node)
+        sure = statement.stores & (ready | statement.binds)
+        self.unsure |= statement.stores - sure
+        for name in sorted(sure):
+            kept = _DRAWN.format(f"{name}_{len(self.moved)}")
+            self.front.append(ast.copy_location(ast.Assign([ast.Name(kept, ast.Store())], _load(name)), node))
+            self.moved[kept] = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], _load(kept)), node)
+            self.nodes.append(self.moved[kept])
+        ready |= statement.stores & statement.binds
+        self.early |= self._bound_once(statement, stored)
+
+    def _passed_on(self, live: set[str]) -> list[str]:
+        """Names in the front of what the middle reads; what it does not read is left out of it."""
+        own = [node for node in self.nodes if node not in self.moved.values()]
+        read = {n.id for each in own for n in ast.walk(each) if isinstance(n, ast.Name)} | live
+        found = [kept for kept, node in self.moved.items() if node.targets[0].id in read]  # type: ignore[attr-defined]
+        self.nodes = [
+            n for n in self.nodes if n not in self.moved.values() or n in [self.moved[each] for each in found]
+        ]
+        return found
+
+    def _only_draws(self, statement: Statement, attributes_set: set[str]) -> bool:
+        """True of ``lam = random.random() if alpha > 0 else 1.0``: it may come before what is done before it."""
+        calls = [n for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
+        attributes = {n.attr for n in ast.walk(statement.node) if isinstance(n, ast.Attribute)}
+        return (
+            isinstance(statement.node, ast.Assign)
+            and all(
+                self.body.draw_of(n) == "draw" or _is_one_of(self.body.value_of(n.func), _PLAIN_CALLS) for n in calls
+            )
+            and not attributes & attributes_set
+            and not statement.attributes_set
+        )
+
+    def _is_clock(self, statement: Statement) -> bool:
+        """True of ``start = time.perf_counter()``."""
+        node = statement.node
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or statement.attributes_set:
+            return False
+        return _is_one_of(self.body.value_of(node.value.func), _CLOCKS)
+
+    def _bound_once(self, statement: Statement, stored: Sequence[str]) -> set[str]:
+        names = statement.stores & statement.binds
+        return {name for name in names if stored.count(name) == 1 and name not in self.body.parameters}
+
+    def _draws(self, statement: ast.stmt) -> Iterator[ast.Call]:
+        """Draws that the statement makes in any case, in order."""
+        for root in _roots(statement):
+            yield from _in_any_case(root, lambda n: isinstance(n, ast.Call) and bool(self.body.draw_of(n)))
+
+    def _draw(self, statement: ast.stmt, call: ast.Call) -> None:
+        name = _DRAWN.format(len(self.names))
+        self.names.append(name)
+        self.drawing.append(call)
+        self.front.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), call))
+        _Exchange(call, ast.copy_location(_load(name), call)).visit(statement)
+
+    def _bound(self) -> set[str]:
+        """Local names that have a value after the middle."""
+        found = set(self.body.parameters)
+        for statement in self.middle:
+            found = (found - statement.deletes) | statement.binds
+        return found
+
+    def _lines(self) -> str:
+        lines = sorted({each.lineno for each in self.drawing} | {s.node.lineno for s in self.after})
+        return f"{Path(self.body.function.__code__.co_filename).name}:{', '.join(map(str, lines))}"
+
+
+def _is_one_of(value: Any, known: Iterable[Any]) -> bool:
+    return any(value is each for each in known)
+
+
+def _is_result(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.Return):
+        return isinstance(node, ast.Pass)
+    value = node.value
+    while isinstance(value, (ast.Attribute, ast.Call)) and not (isinstance(value, ast.Call) and value.args):
+        value = value.func if isinstance(value, ast.Call) else value.value  # loss.detach()
+    return value is None or isinstance(value, (ast.Name, ast.Constant))
+
+
+class _Exchange(ast.NodeTransformer):
+    def __init__(self, old: ast.expr, new: ast.expr) -> None:
+        self.old, self.new = old, new
+
+    def visit(self, node: ast.AST) -> Any:
+        return self.new if node is self.old else self.generic_visit(node)
+
+
+def _roots(statement: ast.stmt) -> list[ast.expr]:
+    """The expressions of a statement that are evaluated first, and in any case."""
+    if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)):
+        return [] if statement.value is None else [statement.value]
+    if isinstance(statement, ast.If):
+        return [statement.test]
+    return [statement.iter] if isinstance(statement, ast.For) else []
+
+
+def _in_any_case(node: ast.AST, wanted: Callable[[ast.AST], bool]) -> Iterator[Any]:
+    """The wanted nodes of an expression that are evaluated whatever values it meets, without what is within them."""
+    if wanted(node):
+        yield node
+        return
+    inner: Iterable[ast.AST] = ast.iter_child_nodes(node)
+    if isinstance(node, ast.BoolOp):
+        inner = node.values[:1]
+    elif isinstance(node, ast.IfExp):
+        inner = [node.test]
+    elif isinstance(node, ast.Compare):
+        inner = [node.left, *node.comparators[:1]]
+    elif isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        inner = [node.generators[0].iter]
+    elif isinstance(node, ast.Lambda):
+        inner = []
+    for each in inner:
+        yield from _in_any_case(each, wanted)
+
+
+def _load(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def _tuple(elements: list[Any]) -> ast.Tuple:
+    return ast.Tuple(elements, ast.Load())
+
+
+def _unpack(names: Sequence[str], source: str) -> ast.stmt:
+    return ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], _load(source))

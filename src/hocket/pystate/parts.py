@@ -1,0 +1,143 @@
+"""Splits a step into the Python before its ops, the part that runs ops, and the Python after them.
+
+A planned step runs ops and none of its Python, and much of what a step does besides is of no concern to an op: it
+prints, logs, steps a scheduler, keeps the best loss, fetches the next batch, draws a number. Such code stands at the
+end of nearly every step, or its result is known before the first op. It needs no graph, only its turn::
+
+    def step(batch):
+        lam = random.betavariate(0.4, 0.4)      before:  lam = random.betavariate(0.4, 0.4)
+        loss = lam * loss_of(model, batch)      middle:  a graph, of (batch, lam), which returns loss
+        update(optimizer, loss)
+        scheduler.step()                        after:   the user's own statements, with loss
+        print(f"{loss.item():.3f}")
+
+The three parts are functions with the globals, the closure and the lines of the user's own. Called one after the other
+they are the step: whatever is put into which part, so nothing here has to be known about what a statement does. The
+split is by statements of the function's own body. After comes whatever follows the last statement that ran an op.
+Before come draws and fetches: calls of generators of numbers, and `next`. Such a call is moved to the front only if it
+is made in any case, what it is given is there by then, and no other draw is passed over.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import inspect
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hocket.pystate.bodies import Body, parsed
+from hocket.pystate.cuts import BodyCut, StepParts
+from hocket.pystate.op_lines import OpLines
+from hocket.pystate.origins import origin
+
+__all__ = ["split"]
+
+
+def split(step: Any, lines: OpLines) -> list[StepParts]:
+    """The parts of a step, in each way that is worth a try: all ops in the middle, or all but those after the training.
+
+    Empty where a step has no Python but in between its ops, or where its source is not at hand.
+
+    Args:
+        step: a function, a method, a partial, or an object with a `__call__` of the user's.
+        lines: where ops ran and numbers were drawn.
+    """
+    if isinstance(step, functools.partial):
+        return [
+            parts.bound(lambda part: functools.partial(part, *step.args, **step.keywords))
+            for parts in split(step.func, lines)
+        ]
+    if isinstance(step, types.MethodType):
+        if not isinstance(step.__func__, types.FunctionType):
+            return []
+        found = _split(step.__func__, step.__self__, lines)
+        return [parts.bound(lambda part: types.MethodType(part, step.__self__)) for parts in found]
+    if isinstance(step, types.FunctionType):
+        return _split(step, None, lines)
+    method = inspect.getattr_static(type(step), "__call__", None)
+    return split(types.MethodType(method, step), lines) if isinstance(method, types.FunctionType) else []
+
+
+def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[StepParts]:
+    code = function.__code__
+    if origin(code.co_filename) not in ("user", "library"):
+        return []
+    body = parsed(function, owner)
+    if body is None or (len(body.statements) == 1 and isinstance(body.statements[0].node, ast.Return)):
+        return _split_delegate(function, owner, lines)
+    runs_op, trains = (
+        [s.spans({line for each, line in places if each is code}) for s in body.statements]
+        for places in (lines.ops, lines.trains)
+    )
+    drawn = {line: count for (each, line), count in lines.draws.items() if each is code}
+    cuts = dict.fromkeys(_end(body, runs) for runs in (runs_op, trains) if any(runs))
+    found = [BodyCut(body, cut, runs_op, drawn).parts() for cut in cuts if cut]
+    return [parts for parts in found if parts is not None]
+
+
+def _end(body: Body, runs: Sequence[bool]) -> int:
+    """The position after the last statement that runs something; a return is no part of the middle."""
+    end = max(place for place, each in enumerate(runs) if each) + 1
+    return end - isinstance(body.statements[end - 1].node, ast.Return)
+
+
+def _split_delegate(function: types.FunctionType, owner: Any, lines: OpLines) -> list[StepParts]:
+    """The parts of the function that a step does nothing but call, with the same arguments."""
+    code = function.__code__
+    called = _delegate(function, owner)
+    if called is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
+        return []
+    found = split(called, lines)
+    return found if owner is None else [parts.bound(lambda p: functools.partial(_without_first, p)) for parts in found]
+
+
+def _without_first(part: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+    return part(*args, **kwargs)
+
+
+def _delegate(function: types.FunctionType, owner: Any) -> Any:
+    """``trainer.step`` of ``lambda batch: trainer.step(batch)``; None of any other function."""
+    code = function.__code__
+    parameters = code.co_varnames[: code.co_argcount]
+    body = [
+        i for i in dis.get_instructions(code) if i.opname not in ("RESUME", "COPY_FREE_VARS", "PUSH_NULL", "PRECALL")
+    ]
+    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    value: Any = None
+    for place, instruction in enumerate(body):
+        if instruction.opname == "LOAD_DEREF":
+            value = _content(cells[instruction.argval])
+        elif instruction.opname == "LOAD_GLOBAL":
+            value = function.__globals__.get(instruction.argval)
+        elif instruction.opname == "LOAD_FAST" and place == 0 and owner is not None:
+            value = owner if instruction.argval == parameters[0] else None
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            value = _attribute(value, instruction.argval)
+        else:
+            break
+        if value is None:
+            return None
+    else:
+        return None
+    given = parameters[1:] if owner is not None else parameters
+    rest = [(i.opname, i.argval) for i in body[place:]]
+    expected = [("LOAD_FAST", name) for name in given] + [("CALL", len(given)), ("RETURN_VALUE", None)]
+    return value if rest == expected and not code.co_cellvars else None
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """The attribute of an object, without running a property of its class."""
+    found = inspect.getattr_static(type(value), name, None)
+    if isinstance(found, property) or inspect.getattr_static(type(value), "__getattr__", None) is not None:
+        return vars(value).get(name) if hasattr(value, "__dict__") else None
+    return getattr(value, name, None)

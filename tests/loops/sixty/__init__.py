@@ -1,0 +1,1 @@
+"""Sixty training loops with bookkeeping, as practitioners write them, and the verdict expected for each."""

@@ -1,0 +1,250 @@
+"""Loops that draw numbers with Python and numpy, and that fetch their batch themselves."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from loops.loop import Loop, mlp
+from loops.sixty.table import classifier, fit, parts, row
+
+
+@row()
+def mixup_by_numpy() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        x, y = batch
+        lam = np.random.beta(0.4, 0.4)  # noqa: NPY002
+        index = torch.randperm(x.size(0))
+        out = model(lam * x + (1 - lam) * x[index])
+        loss = lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[index])
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def mixup_by_random() -> Loop:
+    model, optimizer, data = parts()
+    alpha = 0.2
+
+    def step(batch):
+        x, y = batch
+        optimizer.zero_grad()
+        lam = random.betavariate(alpha, alpha) if alpha > 0 else 1.0
+        mixed = lam * x + (1 - lam) * x.flip(0)
+        loss = lam * F.cross_entropy(model(mixed), y) + (1 - lam) * F.cross_entropy(model(mixed), y.flip(0))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def flipped_at_random() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        x, y = batch
+        if random.random() < 0.5:
+            x = x.flip(1)
+        loss = F.cross_entropy(model(x), y)
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def scaled_at_random() -> Loop:
+    model, optimizer, data = parts()
+    n = [0]
+
+    def step(batch):
+        x, y = batch
+        x = x * random.uniform(0.8, 1.2) + random.gauss(0, 0.1)
+        loss = F.cross_entropy(model(x), y)
+        fit(optimizer, loss)
+        n[0] += 1
+        print(n[0], loss.item())
+
+    return Loop(step, model, optimizer, data, lambda: {"n": n})
+
+
+@row()
+def noise_by_a_generator() -> Loop:
+    model, optimizer, data = parts()
+    rng = np.random.default_rng(5)
+
+    def step(batch):
+        x, y = batch
+        noise = torch.from_numpy(rng.normal(size=x.shape)).float()
+        loss = F.cross_entropy(model(x + 0.1 * noise), y)
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"rng": rng})
+
+
+@row()
+def order_by_numpy() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        x, y = batch
+        order = torch.as_tensor(np.random.permutation(len(x)))  # noqa: NPY002
+        loss = F.cross_entropy(model(x[order]), y[order])
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def cropped_at_random() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        x, y = batch
+        left = random.randint(0, 1)
+        x = F.pad(x, (left, 2 - left))[:, 1:9]
+        loss = F.cross_entropy(model(x), y)
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def batch_from_an_iterator() -> Loop:
+    model, optimizer, data = parts()
+    source = iter(data * 8)
+
+    def step(_):
+        images, labels = next(source)
+        loss = F.cross_entropy(model(images), labels)
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [0])
+
+
+@row()
+def iterator_that_ends() -> Loop:
+    model, optimizer, data = parts()
+    source = iter(data * 4)
+
+    def step(_):
+        batch = next(source)
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, [0])
+
+
+@row()
+def iterator_begun_again() -> Loop:
+    model, optimizer, data = parts()
+    source, epoch = iter(data), 0
+
+    def step(_):
+        nonlocal source, epoch
+        try:
+            x, y = next(source)
+        except StopIteration:
+            epoch += 1
+            source = iter(data)
+            x, y = next(source)
+        loss = F.cross_entropy(model(x), y)
+        fit(optimizer, loss)
+        print(epoch, loss.item())
+
+    return Loop(step, model, optimizer, [0], lambda: {"epoch": epoch})
+
+
+@row()
+def generator_of_batches() -> Loop:
+    model, optimizer, data = parts()
+
+    def endless():
+        while True:
+            random.shuffle(data)
+            yield from data
+
+    source = endless()
+
+    def step(_):
+        batch = next(source)
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, [0])
+
+
+@row()
+def replay_buffer() -> Loop:
+    """As deep Q-learning: a batch of past transitions, the exploration rate decays."""
+    model, optimizer, data = parts()
+    target = mlp(8, 6, 4)
+    memory = deque([(x[i].clone(), y[i].clone()) for x, y in data for i in range(len(y))], maxlen=50)
+    state = {"epsilon": 1.0, "steps": 0}
+
+    def step(_):
+        transitions = random.sample(memory, 6)
+        states = torch.stack([s for s, _ in transitions])
+        actions = torch.stack([a for _, a in transitions])
+        values = model(states).gather(1, actions[:, None]).squeeze(1)
+        with torch.no_grad():
+            wanted = 0.9 * target(states).max(1).values
+        loss = F.smooth_l1_loss(values, wanted)
+        fit(optimizer, loss)
+        state["steps"] += 1
+        state["epsilon"] = max(0.1, state["epsilon"] * 0.99)
+        if state["steps"] % 20 == 0:
+            target.load_state_dict(model.state_dict())
+        return loss.item()
+
+    return Loop(step, [model, target], optimizer, [0], lambda: state)
+
+
+@row()
+def smoothing_chosen_at_random() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        smoothing = random.choice([0.0, 0.1])
+        loss = F.cross_entropy(model(batch[0]), batch[1], label_smoothing=smoothing)
+        fit(optimizer, loss)
+        print(f"{smoothing}: {loss.item():.4f}")
+
+    return Loop(step, model, optimizer, data)
+
+
+@row("draw")
+def drawn_by_a_function_between_ops() -> Loop:
+    model, optimizer, data = parts()
+
+    def mixed(x, y):
+        lam = np.random.beta(1.0, 1.0)  # noqa: NPY002
+        index = torch.randperm(len(x))
+        return lam * x + (1 - lam) * x[index], y, y[index], lam
+
+    def step(batch):
+        x, a, b, lam = mixed(*batch)
+        out = model(x)
+        loss = lam * F.cross_entropy(out, a) + (1 - lam) * F.cross_entropy(out, b)
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data)

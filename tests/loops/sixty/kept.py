@@ -1,0 +1,348 @@
+"""Loops that keep numbers: meters, the best so far, averages, histories, schedulers of rates."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch.optim import lr_scheduler
+
+from loops.loop import Loop
+from loops.sixty.table import classifier, fit, parts, row
+
+
+class AverageMeter:
+    def __init__(self, name):
+        self.name = name
+        self.val = self.avg = self.sum = self.count = 0
+
+    def update(self, val, n=1):
+        self.val = val
+        self.sum += val * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+    def __str__(self):
+        return f"{self.name} {self.val:.4f} ({self.avg:.4f})"
+
+
+@row()
+def imagenet_meters() -> Loop:
+    model, optimizer, data = parts()
+    losses, top1, n = AverageMeter("Loss"), AverageMeter("Acc"), [0]
+
+    def step(batch):
+        images, target = batch
+        output = model(images)
+        loss = F.cross_entropy(output, target)
+        accuracy = (output.argmax(1) == target).float().mean() * 100
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.update(loss.item(), images.size(0))
+        top1.update(accuracy.item(), images.size(0))
+        if n[0] % 20 == 0:
+            print(f"[{n[0]}]", losses, top1)
+        n[0] += 1
+
+    return Loop(step, model, optimizer, data, lambda: {"losses": vars(losses), "top1": vars(top1), "n": n})
+
+
+@row()
+def best_so_far() -> Loop:
+    model, optimizer, data = parts()
+    best = {"loss": float("inf"), "step": -1}
+    n = [0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        if loss.item() < best["loss"]:
+            best.update(loss=loss.item(), step=n[0])
+        n[0] += 1
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"best": best, "n": n})
+
+
+@row()
+def best_weights() -> Loop:
+    model, optimizer, data = parts()
+    best = {"loss": 1e9, "weights": None}
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        if loss.item() < best["loss"]:
+            best["loss"] = loss.item()
+            best["weights"] = copy.deepcopy(model.state_dict())
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: best)
+
+
+@row()
+def patience() -> Loop:
+    model, optimizer, data = parts()
+    state = {"best": 1e9, "waited": 0, "stop": False}
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        value = loss.item()
+        if value < state["best"] - 1e-3:
+            state["best"], state["waited"] = value, 0
+        else:
+            state["waited"] += 1
+            state["stop"] = state["stop"] or state["waited"] >= 10
+        return state["stop"]
+
+    return Loop(step, model, optimizer, data, lambda: state)
+
+
+@row()
+def window_of_losses() -> Loop:
+    model, optimizer, data = parts()
+    window = deque(maxlen=8)
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        window.append(loss.item())
+        return sum(window) / len(window)
+
+    return Loop(step, model, optimizer, data, lambda: {"window": window})
+
+
+@row()
+def moving_average_printed() -> Loop:
+    model, optimizer, data = parts()
+    smooth = None
+    n = 0
+
+    def step(batch):
+        nonlocal smooth, n
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
+        n += 1
+        if n % 15 == 0:
+            print(f"{n} {smooth:.5f}")
+        return smooth
+
+    return Loop(step, model, optimizer, data, lambda: {"smooth": smooth, "n": n})
+
+
+@row()
+def history_of_lists() -> Loop:
+    model, optimizer, data = parts()
+    history = defaultdict(list)
+
+    def step(batch):
+        logits = model(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        fit(optimizer, loss)
+        history["loss"].append(loss.item())
+        history["right"].append(int((logits.argmax(1) == batch[1]).sum()))
+        history[f"lr of group {0}"].append(optimizer.param_groups[0]["lr"])
+        return {"loss": history["loss"][-1], "mean": sum(history["loss"]) / len(history["loss"])}
+
+    return Loop(step, model, optimizer, data, lambda: dict(history))
+
+
+@dataclass
+class State:
+    step: int = 0
+    seen: int = 0
+    losses: list = field(default_factory=list)
+
+    @property
+    def mean(self):
+        return sum(self.losses[-5:]) / max(len(self.losses[-5:]), 1)
+
+
+@row()
+def state_in_a_dataclass() -> Loop:
+    model, optimizer, data = parts()
+    state = State()
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        fit(optimizer, loss)
+        state.step += 1
+        state.seen += len(y)
+        state.losses.append(loss.item())
+        if state.step % 10 == 0:
+            print(state.step, state.seen, state.mean)
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"state": state})
+
+
+def _scheduled(make, step_of=lambda scheduler, loss: scheduler.step()) -> Loop:
+    model, optimizer, data = parts()
+    scheduler = make(optimizer)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        loss.backward()
+        optimizer.step()
+        step_of(scheduler, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"lr": scheduler.get_last_lr(), "epoch": scheduler.last_epoch})
+
+
+@row()
+def step_lr() -> Loop:
+    return _scheduled(lambda o: lr_scheduler.StepLR(o, 10, 0.5))
+
+
+@row()
+def cosine() -> Loop:
+    return _scheduled(lambda o: lr_scheduler.CosineAnnealingLR(o, 60))
+
+
+@row()
+def one_cycle() -> Loop:
+    return _scheduled(lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=100))
+
+
+@row()
+def warm_up_then_cosine() -> Loop:
+    def make(o):
+        warm = lr_scheduler.LinearLR(o, 0.1, total_iters=10)
+        return lr_scheduler.SequentialLR(o, [warm, lr_scheduler.CosineAnnealingLR(o, 50)], [10])
+
+    return _scheduled(make)
+
+
+@row()
+def plateau() -> Loop:
+    return _scheduled(
+        lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.7), lambda s, loss: s.step(loss.item())
+    )
+
+
+@row()
+def lambda_lr_printed() -> Loop:
+    model, optimizer, data = parts()
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 10, 1.0))
+
+    def step(batch):
+        loss = classifier(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        print(f"{scheduler.get_last_lr()[0]:.4f}", loss.item())
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def checkpoint_every_25() -> Loop:
+    model, optimizer, data = parts()
+    saved, n = [], [0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        n[0] += 1
+        if n[0] % 25 == 0:
+            file = io.BytesIO()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": n[0]}, file)
+            saved.append((n[0], len(file.getvalue()) > 0))
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"saved": saved, "n": n})
+
+
+@row()
+def evaluated_every_20() -> Loop:
+    model, optimizer, data = parts()
+    scores, n = [], [0]
+
+    def evaluate():
+        model.eval()
+        with torch.no_grad():
+            score = sum((model(x).argmax(1) == y).float().mean().item() for x, y in data[:3]) / 3
+        model.train()
+        return score
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        n[0] += 1
+        if n[0] % 20 == 0:
+            scores.append(evaluate())
+            print(f"accuracy after {n[0]}: {scores[-1]:.2%}")
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"scores": scores, "n": n})
+
+
+@row()
+def accumulated_and_logged() -> Loop:
+    model, optimizer, data = parts()
+    count, running = 0, 0.0
+
+    def step(batch):
+        nonlocal count, running
+        loss = classifier(model, batch) / 4
+        loss.backward()
+        count += 1
+        if count % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        running += loss.item()
+        if count % 4 == 0:
+            print(f"update {count // 4}: {running:.4f}")
+            running = 0.0
+
+    return Loop(step, model, optimizer, data, lambda: {"count": count, "running": running})
+
+
+@row()
+def average_of_weights_printed() -> Loop:
+    model, optimizer, data = parts()
+    average = copy.deepcopy(model)
+    n = [0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        with torch.no_grad():
+            for a, p in zip(average.parameters(), model.parameters(), strict=True):
+                a.mul_(0.99).add_(p, alpha=0.01)
+        n[0] += 1
+        if n[0] % 10 == 0:
+            print(n[0], loss.item())
+        return loss
+
+    return Loop(step, [model, average], optimizer, data, lambda: {"n": n})
+
+
+@row()
+def early_result() -> Loop:
+    model, optimizer, data = parts()
+    n = [0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        n[0] += 1
+        if n[0] % 5:
+            return None
+        print("reported", n[0])
+        return {"loss": loss.item(), "step": n[0]}
+
+    return Loop(step, model, optimizer, data, lambda: {"n": n})

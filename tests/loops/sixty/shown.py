@@ -1,0 +1,330 @@
+"""Loops that show what they do: printed, logged, written to files, a progress bar."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import math
+import time
+
+import torch
+import torch.nn.functional as F
+
+from loops.loop import Loop
+from loops.sixty.table import classifier, fit, parts, row
+
+
+class Writer:
+    """As tensorboard's SummaryWriter."""
+
+    def __init__(self):
+        self.rows, self.file = [], io.StringIO()
+
+    def add_scalar(self, tag, value, step):
+        self.rows.append((tag, float(value), step))
+        self.file.write(f"{tag} {value} {step}\n")
+
+    def add_histogram(self, tag, values, step):
+        self.rows.append((tag, torch.histc(values.detach(), 4).tolist(), step))
+
+    def flush(self):
+        self.file.flush()
+
+
+class Run:
+    """As wandb's run."""
+
+    def __init__(self):
+        self.history, self.summary = [], {}
+
+    def log(self, metrics, step=None, commit=True):
+        self.history.append((step, dict(metrics)))
+        self.summary.update(metrics)
+
+
+class Bar:
+    """As tqdm's bar, that writes to a stream."""
+
+    def __init__(self):
+        self.n, self.text, self.out = 0, "", io.StringIO()
+
+    def update(self, n=1):
+        self.n += n
+        self.out.write(f"\r{self.n} {self.text}")
+
+    def set_postfix(self, **values):
+        self.text = ", ".join(f"{k}={v}" for k, v in values.items())
+
+
+@row()
+def prints_each_loss() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        loss.backward()
+        optimizer.step()
+        print("loss", loss.item())
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def prints_every_tenth() -> Loop:
+    model, optimizer, data = parts()
+    n = 0
+
+    def step(batch):
+        nonlocal n
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        n += 1
+        if n % 10 == 0:
+            print(f"[{n:4d}] loss {loss.item():.4f} lr {optimizer.param_groups[0]['lr']:.2e}")
+
+    return Loop(step, model, optimizer, data, lambda: {"n": n})
+
+
+@row()
+def prints_the_tensor() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        print("loss:", loss.detach())
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def logs_by_logging() -> Loop:
+    model, optimizer, data = parts()
+    out = io.StringIO()
+    log = logging.Logger("train", logging.INFO)
+    log.addHandler(logging.StreamHandler(out))
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        log.info("loss %.5f", loss.item())
+        log.debug("not shown %s", loss)
+        return loss.item()
+
+    return Loop(step, model, optimizer, data, lambda: {"out": out.getvalue()})
+
+
+@row()
+def summary_writer() -> Loop:
+    model, optimizer, data = parts()
+    writer, state = Writer(), {"step": 0}
+
+    def step(batch):
+        out = model(batch[0])
+        loss = F.cross_entropy(out, batch[1])
+        accuracy = (out.argmax(1) == batch[1]).float().mean()
+        fit(optimizer, loss)
+        state["step"] += 1
+        writer.add_scalar("train/loss", loss.item(), state["step"])
+        writer.add_scalar("train/accuracy", accuracy, state["step"])
+        writer.flush()
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"rows": writer.rows, "file": writer.file.getvalue(), "s": state})
+
+
+@row()
+def histograms_of_weights() -> Loop:
+    model, optimizer, data = parts()
+    writer, state = Writer(), {"step": 0}
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        state["step"] += 1
+        if state["step"] % 20 == 0:
+            for name, p in model.named_parameters():
+                writer.add_histogram(name, p, state["step"])
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"rows": writer.rows, "s": state})
+
+
+@row()
+def wandb_log() -> Loop:
+    model, optimizer, data = parts()
+    run, step_of = Run(), [0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        run.log({"loss": loss.item(), "norm": norm.item(), "lr": optimizer.param_groups[0]["lr"]}, step=step_of[0])
+        step_of[0] += 1
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"run": run.history, "n": step_of, "last": run.summary})
+
+
+@row()
+def tqdm_bar() -> Loop:
+    model, optimizer, data = parts()
+    bar, total = Bar(), {"loss": 0.0, "n": 0}
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        total["loss"] += loss.item() * len(batch[0])
+        total["n"] += len(batch[0])
+        bar.set_postfix(loss=f"{total['loss'] / total['n']:.3f}")
+        bar.update()
+
+    return Loop(step, model, optimizer, data, lambda: {"bar": bar.out.getvalue(), "total": total})
+
+
+@row()
+def csv_rows() -> Loop:
+    model, optimizer, data = parts()
+    file = io.StringIO()
+    table = csv.writer(file)
+    epoch = 3
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        table.writerow([epoch, loss.item(), "train"])
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"file": file.getvalue()})
+
+
+@row()
+def lines_of_json() -> Loop:
+    model, optimizer, data = parts()
+    file, n = io.StringIO(), [0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        n[0] += 1
+        file.write(json.dumps({"step": n[0], "loss": round(loss.item(), 6)}) + "\n")
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"file": file.getvalue(), "n": n})
+
+
+@row()
+def throughput_by_the_clock() -> Loop:
+    model, optimizer, data = parts()
+    seen = {"images": 0, "slow": 0}
+
+    def step(batch):
+        start = time.perf_counter()
+        images, labels = batch
+        loss = F.cross_entropy(model(images), labels)
+        fit(optimizer, loss)
+        elapsed = time.perf_counter() - start
+        seen["images"] += images.size(0)
+        if images.size(0) / max(elapsed, 1e-9) < 1e-3:
+            seen["slow"] += 1
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: seen)
+
+
+@row()
+def prints_when_time_has_passed() -> Loop:
+    model, optimizer, data = parts()
+    state = {"last": time.time(), "n": 0}
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        state["n"] += 1
+        if time.time() - state["last"] > 1e6:
+            print(f"{state['n']} steps, loss {loss.item():.3f}")
+            state["last"] = time.time()
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"n": state["n"]})
+
+
+@row()
+def raises_on_nan() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        value = loss.item()
+        if not math.isfinite(value):
+            print(f"loss is {value}, stopping")
+            raise FloatingPointError(value)
+        return value
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def prints_until_a_step_raises() -> Loop:
+    """Every seventeenth batch has labels that are no classes."""
+    model, optimizer, data = parts()
+    n = [0]
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        loss.backward()
+        optimizer.step()
+        n[0] += 1
+        print(n[0], f"{loss.item():.4f}")
+        return loss
+
+    def batch(n):
+        x, y = data[n % 10]
+        return x, y if n % 17 != 16 else y + 4
+
+    return Loop(step, model, optimizer, batch, lambda: {"n": n})
+
+
+@row()
+def a_writer_that_raises() -> Loop:
+    model, optimizer, data = parts()
+    rows, n = [], [0]
+
+    def write(number, loss):
+        if number % 13 == 0:
+            raise OSError(f"no space left for row {number}")
+        rows.append((number, loss))
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        n[0] += 1
+        print("step", n[0])
+        write(n[0], loss.item())
+        print("written", n[0])
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"rows": rows, "n": n})
+
+
+@row()
+def table_of_classes() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        logits = model(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        fit(optimizer, loss)
+        hits = logits.argmax(1).eq(batch[1]).sum()
+        print(" | ".join(f"{k}: {v:.3f}" for k, v in {"loss": loss.item(), "hits": hits.item()}.items()))
+
+    return Loop(step, model, optimizer, data)

@@ -1,0 +1,278 @@
+"""Loops of trainers: methods, callbacks, partials, several models and optimizers."""
+
+from __future__ import annotations
+
+import functools
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import lr_scheduler
+
+from loops.loop import Loop, mlp
+from loops.sixty.shown import Writer
+from loops.sixty.table import classifier, fit, parts, row
+
+
+class Trainer:
+    def __init__(self, callbacks=()):
+        self.model, self.optimizer, self.data = parts()
+        self.scheduler = lr_scheduler.ExponentialLR(self.optimizer, 0.98)
+        self.criterion = nn.CrossEntropyLoss()
+        self.writer, self.callbacks = Writer(), list(callbacks)
+        self.global_step, self.log_every, self.metrics = 0, 5, {}
+
+    def log(self, name, value):
+        self.metrics[name] = value
+        self.writer.add_scalar(name, value, self.global_step)
+
+    def train_step(self, batch):
+        self.model.train()
+        x, y = batch
+        loss = self.criterion(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.global_step += 1
+        if self.global_step % self.log_every == 0:
+            self.log("loss", loss.item())
+            self.log("lr", self.scheduler.get_last_lr()[0])
+        for callback in self.callbacks:
+            callback(self, loss.item())
+        return loss
+
+    def loop(self, step):
+        return Loop(
+            step,
+            self.model,
+            self.optimizer,
+            self.data,
+            lambda: {"step": self.global_step, "rows": self.writer.rows, "metrics": self.metrics},
+        )
+
+
+@row()
+def trainer() -> Loop:
+    own = Trainer()
+    return own.loop(own.train_step)
+
+
+@row()
+def trainer_by_a_lambda() -> Loop:
+    own = Trainer()
+    return own.loop(lambda batch: own.train_step(batch))
+
+
+@row()
+def trainer_by_a_function() -> Loop:
+    own = Trainer()
+
+    def step(batch):
+        return own.train_step(batch)
+
+    return own.loop(step)
+
+
+@row()
+def callbacks() -> Loop:
+    seen = []
+
+    def show(trainer, loss):
+        if trainer.global_step % 10 == 0:
+            print(trainer.global_step, loss)
+
+    own = Trainer([lambda trainer, loss: seen.append((trainer.global_step, loss)), show])
+    return own.loop(own.train_step)
+
+
+class Engine:
+    """Called as a function."""
+
+    def __init__(self):
+        self.model, self.optimizer, self.data = parts()
+        self.n = 0
+
+    def __call__(self, batch):
+        loss = classifier(self.model, batch)
+        fit(self.optimizer, loss)
+        self.n += 1
+        print(f"iteration {self.n}: {loss.item():.3f}")
+        return loss.item()
+
+
+@row()
+def engine() -> Loop:
+    own = Engine()
+    return Loop(own, own.model, own.optimizer, own.data, lambda: {"n": own.n})
+
+
+def train(model, optimizer, state, batch, *, every=10):
+    """One step."""
+    model.train()
+    inputs, targets = batch
+    outputs = model(inputs)
+    loss = F.cross_entropy(outputs, targets)
+    fit(optimizer, loss)
+    state["n"] += 1
+    state["loss"] += loss.item()
+    if state["n"] % every == 0:
+        print("mean loss", state["loss"] / every)
+        state["loss"] = 0.0
+
+
+@row()
+def partial() -> Loop:
+    model, optimizer, data = parts()
+    state = {"n": 0, "loss": 0.0}
+    return Loop(functools.partial(train, model, optimizer, state, every=7), model, optimizer, data, lambda: state)
+
+
+def timed(function):
+    calls = timed.calls = [0]
+
+    def wrapper(batch):
+        start = time.perf_counter()
+        result = function(batch)
+        calls[0] += time.perf_counter() > start
+        return result
+
+    return wrapper
+
+
+@row()
+def timed_by_a_decorator() -> Loop:
+    model, optimizer, data = parts()
+
+    @timed
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def adversarial() -> Loop:
+    maker, judge = mlp(4, 8, 8), mlp(8, 8, 1)
+    _, _, data = parts()
+    of_maker = torch.optim.Adam(maker.parameters(), lr=1e-2, betas=(0.5, 0.999))
+    of_judge = torch.optim.Adam(judge.parameters(), lr=1e-2, betas=(0.5, 0.999))
+    n = [0]
+
+    def step(batch):
+        real = batch[0]
+        ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        fake = maker(torch.randn(len(real), 4))
+        loss_judge = F.binary_cross_entropy_with_logits(judge(real), ones)
+        loss_judge = loss_judge + F.binary_cross_entropy_with_logits(judge(fake.detach()), zeros)
+        fit(of_judge, loss_judge)
+        loss_maker = F.binary_cross_entropy_with_logits(judge(fake), ones)
+        fit(of_maker, loss_maker)
+        n[0] += 1
+        print(f"[{n[0]}/60] Loss_D: {loss_judge.item():.4f} Loss_G: {loss_maker.item():.4f}")
+
+    return Loop(step, [maker, judge], [of_maker, of_judge], data, lambda: {"n": n})
+
+
+@row()
+def actor_with_a_temperature() -> Loop:
+    model, optimizer, data = parts()
+    log_alpha = torch.zeros(1, requires_grad=True)
+    of_alpha = torch.optim.SGD([log_alpha], lr=0.1)
+    writer, agent = Writer(), {"alpha": 1.0, "updates": 0}
+
+    def step(batch):
+        loss = classifier(model, batch) * agent["alpha"]
+        fit(optimizer, loss)
+        of_alpha.zero_grad()
+        loss_alpha = -(log_alpha * (loss.detach() - 1.0)).mean()
+        loss_alpha.backward()
+        of_alpha.step()
+        agent["alpha"] = log_alpha.exp().item()
+        agent["updates"] += 1
+        writer.add_scalar("loss", loss.item(), agent["updates"])
+        writer.add_scalar("alpha", agent["alpha"], agent["updates"])
+
+    return Loop(step, model, [optimizer, of_alpha], data, lambda: {"rows": writer.rows, **agent})
+
+
+@row()
+def mixed_precision() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(batch[0])
+            loss = F.cross_entropy(out.float(), batch[1])
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.3f} {out.dtype}")
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def outputs_in_a_dict() -> Loop:
+    model, optimizer, data = parts()
+    kept = []
+
+    def step(batch):
+        opt = optimizer
+        outputs = {"logits": model(batch[0])}
+        outputs["loss"] = F.cross_entropy(outputs["logits"], batch[1])
+        fit(opt, outputs["loss"])
+        outputs["shown"] = f"{outputs['loss'].item():.3f} at {opt.param_groups[0]['lr']}"
+        kept.append(outputs["shown"])
+        return outputs["loss"]
+
+    return Loop(step, model, optimizer, data, lambda: {"kept": kept})
+
+
+@row()
+def anneals_its_rate_by_hand() -> Loop:
+    model, optimizer, data = parts()
+    n = [0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        fit(optimizer, loss)
+        n[0] += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * 0.5 ** (n[0] // 20)
+        print(n[0], optimizer.param_groups[0]["lr"], loss.item())
+
+    return Loop(step, model, optimizer, data, lambda: {"n": n})
+
+
+@row("scaler")
+def scaled_gradients() -> Loop:
+    model, optimizer, data = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"scale": scaler.get_scale()})
+
+
+@row("print")
+def prints_between_forward_and_backward() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        loss = classifier(model, batch)
+        print("before backward", loss.item())
+        fit(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data)
