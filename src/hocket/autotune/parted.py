@@ -122,6 +122,7 @@ class PartedPool:
         """The next way to divide the step is tried from the next call on."""
         if self._middle is not None:
             self._middle.close()
+        self._whole.close()
         self._parts = self._middle = None
         if not self._ways:
             self._refuse()

@@ -52,13 +52,17 @@ class BodyCut:
         body: of the function.
         cut: position of the first statement after the middle.
         runs_op: of each statement, whether it does.
+        takes_all: all that stands before the first op goes to the front.
         drawn: by line how many draws one step has made there.
     """
 
-    def __init__(self, body: Body, cut: int, runs_op: Sequence[bool], drawn: Mapping[int, int]) -> None:
+    def __init__(
+        self, body: Body, cut: int, runs_op: Sequence[bool], drawn: Mapping[int, int], takes_all: bool = False
+    ) -> None:
         self.body = body
         self.drawn = drawn
         self.runs_op = runs_op
+        self.takes_all = takes_all
         self.middle, self.after = body.statements[:cut], body.statements[cut:]
         self.names: list[str] = []  # of what is drawn
         self.moved: dict[str, ast.Assign] = {}  # name in the front -> what the middle does with what it stands for
@@ -104,6 +108,10 @@ class BodyCut:
         stored = [name for s in self.middle for name in s.stores]
         for statement, runs_op in zip(self.middle, self.runs_op, strict=False):
             node = copy.deepcopy(statement.node)
+            is_first = self.takes_all and plain and not runs_op and not is_plain(node, self.body)
+            if is_first and statement.loads - statement.stores <= ready:
+                self._move(statement, node, ready, stored)
+                continue
             if self._is_clock(statement) and not any(self.runs_op[: self.middle.index(statement) + 1]):
                 self._move(statement, node, ready, stored)
                 continue
