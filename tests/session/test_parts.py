@@ -206,9 +206,14 @@ def test_it_ends_where_eager_ends(make: Callable[[], Made], capsys: pytest.Captu
 def test_strict_raises_where_there_is_nothing_to_plan() -> None:
     step, model, optimizer, _ = graph_used_after()
     fast = hocket.schedule(step, model, optimizer, strict=True, cache=False)
-    with pytest.raises(CaptureError, match="print"):
-        for _ in range(20):
+    errors = []
+    for _ in range(20):
+        try:
             fast(torch.randn(3, 4))
+        except CaptureError as error:
+            errors.append(str(error))
+    assert errors
+    assert "print" in errors[0]
 
 
 def test_strict_is_content_with_a_planned_middle() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hocket.arguments import packed, unpacked
 from hocket.pystate.bodies import Body, Statement, is_plain, names_of
 
 __all__ = ["BEFORE", "LIVE", "BodyCut", "StepParts"]
@@ -38,6 +39,23 @@ class StepParts:
     middle: Callable[..., tuple[Any, ...]]
     after: Callable[..., Any]
     lines: str
+
+    def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Run what comes before: the batch of the middle, and what the last part gets.
+
+        Args:
+            batch: the arguments of the step, as `hocket.arguments.packed` makes them.
+        """
+        if self.before is None:
+            return batch, ()
+        args, kwargs = unpacked(batch)
+        drawn, kept = self.before(*args, **kwargs)
+        return (packed(args, {**kwargs, BEFORE: drawn}) if drawn else batch), kept
+
+    def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
+        """Run what comes after, with what the middle has returned; what the step returns."""
+        args, kwargs = unpacked(batch)
+        return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
 
     def bound(self, bind: Callable[[Any], Any]) -> StepParts:
         """The parts as a method's, or with arguments that are given already."""
