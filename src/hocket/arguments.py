@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Arguments", "Unfolded", "packed", "spreading"]
+__all__ = ["Arguments", "Unfolded", "packed", "spreading", "unpacked"]
 
 
 class Arguments(NamedTuple):
@@ -39,6 +39,16 @@ def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         (1, Arguments(args=(1, 2), kwargs={'key': 3}))
     """
     return args[0] if len(args) == 1 and not kwargs else Arguments(args, kwargs)
+
+
+def unpacked(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that `packed` was given.
+
+    Example:
+        >>> unpacked(packed((1,), {})), unpacked(packed((1, 2), {"key": 3}))
+        (((1,), {}), ((1, 2), {'key': 3}))
+    """
+    return (batch.args, batch.kwargs) if type(batch) is Arguments else ((batch,), {})
 
 
 def spreading(step: Callable[..., Any]) -> Callable[[Any], Any]:

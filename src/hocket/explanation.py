@@ -17,12 +17,14 @@ from hocket.autotune.device import unplannable
 from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.pystate.batches import unfolded
-from hocket.pystate.watch import MAX_WATCHED, PurityWatch
+from hocket.pystate.cuts import StepParts
+from hocket.pystate.parts import split
+from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
 from hocket.tracing.captured import alone, captured_from
 from hocket.tracing.reasons import REASONS
 from hocket.tracing.recording.record import Recorded, record_step
 from hocket.tracing.signature import signature_of
-from hocket.tracing.state import Inventory, inventory, leaf_of
+from hocket.tracing.state import inventory, leaf_of
 
 __all__ = ["Explanation", "Obstacle", "explain"]
 
@@ -68,12 +70,14 @@ class Explanation:
         roles: the number of ops of each role in the step's graph. Empty where it cannot be one.
         written: the names of what the step writes beside tensors, and a planned step writes, too.
         obstacles: what keeps the step from being one graph.
+        python: lines of the step that run as Python before and after the graph. Empty where there are none.
     """
 
     name: str
     roles: dict[str, int]
     written: tuple[str, ...]
     obstacles: tuple[Obstacle, ...]
+    python: str = ""
 
     @property
     def verdict(self) -> str:
@@ -89,12 +93,15 @@ class Explanation:
             "ops": sum(self.roles.values()),
             "roles": self.roles,
             "written": list(self.written),
+            "python": self.python,
             "obstacles": obstacles,
         }
 
 
 def explain(job: Job) -> Explanation:
     """Make four to eight ordinary steps of a job and say whether it can be planned. The model is trained by them.
+
+    Where the whole step cannot be, its middle is looked at in further steps, once for each way to divide it.
 
     Raises:
         Exception: whatever the step raises.
@@ -104,65 +111,101 @@ def explain(job: Job) -> Explanation:
         >>> explain(zoo.load("mlp", depth=2, width=8)).verdict
         'one graph'
     """
-    places = inventory(job.model, job.optimizer)
-    step = spreading(job.step)
-    watch = PurityWatch(job.step, (*places.models, *places.optimizers))
-    found: dict[Obstacle, None] = {}
-    if reason := unplannable(places):
-        found[Obstacle("", reason, "")] = None
-    number = 0
-    for number in range(MAX_WATCHED):
-        try:
-            seen = watch.run(step, unfolded(job.batch(number)))
-        except CaptureError as error:  # the step was not run
-            return Explanation(job.name, {}, (), (*found, Obstacle.of(str(error))))
-        if seen.before is not None:
-            found |= dict.fromkeys(map(Obstacle.of, seen.findings))
-        if seen.settled and number + 1 >= WATCHED_STEPS:
-            break
-    recorded, roles = _recorded(job, step, watch, places, number + 1)
-    if recorded.reason is not None:
-        text, cure = REASONS[recorded.reason.kind]
-        subject, line = recorded.reason.subject, recorded.reason.line
-        found[Obstacle(line, text.format(subject=subject, line=line), cure)] = None
-    written = (*(place.name for place in watch.outputs), *(each.name for each in watch.appended.values()))
-    # What a place holds differs from step to step, the line and the cure do not.
-    once = {(one.line, one.cure): one for one in reversed(found)}
-    return Explanation(job.name, roles, written, tuple(reversed(once.values())))
+    whole = _Look(job, None, 0)
+    found = whole.explanation()
+    number = whole.number
+    for parts in split(job.step, whole.watch.executed.lines) if found.obstacles else ():
+        look = _Look(job, parts, number)
+        middle = look.explanation()
+        if not middle.obstacles:
+            return middle
+        number = look.number
+    return found
 
 
-def _recorded(
-    job: Job, step: Callable[[Any], Any], watch: PurityWatch, places: Inventory, number: int
-) -> tuple[Recorded, dict[str, int]]:
-    """A recorded step, and how many ops of each role it has."""
-    recorded: list[Recorded] = []
+class _Look:
+    """Steps of a job that are watched and recorded.
 
-    def recording(step: Callable[[Any], Any], batch: Any) -> Any:
-        leaves = [leaf_of(tensor, "a tensor") for tensor in recorded[-1].leaves] if recorded else []
-        found = record_step(
-            step,
-            job.model,
-            job.optimizer,
-            batch,
-            further=watch.outputs,
-            leaves=leaves,
-            appended=tuple(watch.appended.values()),
-            live_leaves=frozenset(watch.live_leaves),
-            follows=watch.executed.follows_numbers,
-            settles=bool(watch.executed.strict),
-        )
-        recorded.append(found)
-        return found.result
+    Args:
+        job: the job.
+        parts: of its step, of which the middle is looked at; None: the whole step is.
+        number: of the first batch.
+    """
 
-    for following in range(2):  # tensors that get gradients are known once one step was recorded
-        batch = unfolded(job.batch(number + following))
-        signature = signature_of(places, batch)
-        with alone():
-            watch.run(step, batch, counts=False, by=recording)
-        trace = recorded[-1].trace
-        if trace is not None:
-            graph = captured_from(trace, signature, step, batch).graph
-            return recorded[-1], dict(Counter(op.role for op in graph.ops))
-        if not recorded[-1].leaves:
-            break
-    return recorded[-1], {}
+    def __init__(self, job: Job, parts: StepParts | None, number: int) -> None:
+        self.job, self.parts, self.number = job, parts, number
+        self.places = inventory(job.model, job.optimizer)
+        step = job.step if parts is None else parts.middle
+        self.step = spreading(step)
+        self.watch = PurityWatch(step, (*self.places.models, *self.places.optimizers))
+
+    def explanation(self) -> Explanation:
+        found: dict[Obstacle, None] = {}
+        if reason := unplannable(self.places):
+            found[Obstacle("", reason, "")] = None
+        for count in range(MAX_WATCHED):
+            try:
+                seen = self._made(lambda batch: self.watch.run(self.step, batch))
+            except CaptureError as error:  # the step was not run
+                return Explanation(self.job.name, {}, (), (*found, Obstacle.of(str(error))))
+            if seen.before is not None:
+                found |= dict.fromkeys(map(Obstacle.of, seen.findings))
+            if seen.settled and count + 1 >= WATCHED_STEPS:
+                break
+        recorded, roles = self._recorded()
+        if recorded.reason is not None:
+            text, cure = REASONS[recorded.reason.kind]
+            subject, line = recorded.reason.subject, recorded.reason.line
+            found[Obstacle(line, text.format(subject=subject, line=line), cure)] = None
+        watch = self.watch
+        written = (*(place.name for place in watch.outputs), *(each.name for each in watch.appended.values()))
+        # What a place holds differs from step to step, the line and the cure do not.
+        once = {(one.line, one.cure): one for one in reversed(found)}
+        python = "" if self.parts is None else self.parts.lines
+        return Explanation(self.job.name, roles, written, tuple(reversed(once.values())), python)
+
+    def _made(self, run: Callable[[Any], Watched]) -> Watched:
+        """The next step of the job, of which `run` makes what is looked at."""
+        batch = self.job.batch(self.number)
+        self.number += 1
+        if self.parts is None:
+            return run(unfolded(batch))
+        own, kept = self.parts.begin(batch)
+        seen = run(unfolded(own))
+        self.parts.end(batch, kept, seen.result)
+        return seen
+
+    def _recorded(self) -> tuple[Recorded, dict[str, int]]:
+        """A recorded step, and how many ops of each role it has."""
+        recorded: list[Recorded] = []
+        made: list[tuple[Any, Any]] = []
+
+        def recording(step: Callable[[Any], Any], batch: Any) -> Any:
+            made.append((signature_of(self.places, batch), batch))
+            leaves = [leaf_of(tensor, "a tensor") for tensor in recorded[-1].leaves] if recorded else []
+            found = record_step(
+                step,
+                self.job.model,
+                self.job.optimizer,
+                batch,
+                further=self.watch.outputs,
+                leaves=leaves,
+                appended=tuple(self.watch.appended.values()),
+                live_leaves=frozenset(self.watch.live_leaves),
+                follows=self.watch.executed.follows_numbers,
+                settles=bool(self.watch.executed.strict),
+            )
+            recorded.append(found)
+            return found.result
+
+        for _ in range(2):  # tensors that get gradients are known once one step was recorded
+            with alone():
+                self._made(lambda batch: self.watch.run(self.step, batch, counts=False, by=recording))
+            trace = recorded[-1].trace
+            if trace is not None:
+                signature, batch = made[-1]
+                graph = captured_from(trace, signature, self.step, batch).graph
+                return recorded[-1], dict(Counter(op.role for op in graph.ops))
+            if not recorded[-1].leaves:
+                break
+        return recorded[-1], {}

@@ -247,7 +247,9 @@ class Schedule(FunctionLike):
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes of a report: earlier verdicts, and how pairs of ops fared side by side."""
-        return notes_of(self.decision, self.history)
+        lines = self._pool.python
+        python = (f"Python of {lines} runs as it is, before and after the planned ops",) if lines else ()
+        return (*notes_of(self.decision, self.history), *python)
 
     def state_dict(self) -> dict[str, Any]:
         """The decisions that were made or met, as plain values, to be saved with a checkpoint."""
@@ -301,8 +303,8 @@ def schedule(
     """Schedule a training step's ops into the machine's idle time, without changing what the step computes.
 
     Args:
-        step: the user's own, unchanged, with any arguments and any result. One that writes Python state, prints or asks
-            a clock stays eager (see ``docs/eager.md``).
+        step: the user's own, unchanged, with any arguments and any result. What it does in Python before its first op
+            and after its last one runs as it is; between them it may not print or ask a clock (see ``docs/eager.md``).
         model: the module it trains, or a list of modules.
         optimizer: the optimizer it steps, or a list of optimizers.
         planner: ``auto`` for every planner, or one of `hocket.planners()`.

@@ -19,6 +19,7 @@ def job():
     def step(batch):
         optimizer.zero_grad()
         loss = model(batch).square().mean()
+        BETWEEN
         loss.backward()
         optimizer.step()
         state["n"] += 1
@@ -31,9 +32,9 @@ def job():
 
 @pytest.fixture
 def target(tmp_path):
-    def written(body):
+    def written(body, between="pass"):
         path = tmp_path / "train.py"
-        path.write_text(COUNTING.replace("BODY", body))
+        path.write_text(COUNTING.replace("BODY", body).replace("BETWEEN", between))
         return f"{path}:job"
 
     return written
@@ -57,16 +58,26 @@ def test_what_the_step_writes_is_named(hocket, target):
 
 def test_every_obstacle_has_its_line_and_a_cure(hocket, target):
     body = "seen[len(seen)] = object(); open('/dev/null').close(); bool(loss.sum() > 0)"
-    found = hocket("explain", target(body), "--format", "json").json
+    found = hocket("explain", target("pass", body), "--format", "json").json
     assert found["verdict"] == "eager"
     assert len(found["obstacles"]) >= 3
     for obstacle in found["obstacles"]:
         assert obstacle["reason"]
         assert obstacle["cure"]
-        assert "train.py:17" in obstacle["line"], obstacle
-    text = hocket("explain", target(body)).out
+        assert "train.py:14" in obstacle["line"], obstacle
+    text = hocket("explain", target("pass", body)).out
     assert text.startswith("counting: eager")
     assert text.count("cure: ") == len(found["obstacles"])
+
+
+def test_python_after_the_ops_is_no_obstacle(hocket, target):
+    body = "print(f'{loss.item():.1f}'); seen['best'] = min(seen.get('best', 9.0), loss.item())"
+    found = hocket("explain", target(body), "--format", "json").json
+    assert found["verdict"] == "one graph"
+    assert found["obstacles"] == []
+    assert found["python"].startswith("train.py:")
+    assert "18" in found["python"]
+    assert "run as Python" in hocket("explain", target(body)).out
 
 
 def test_a_step_that_raises_is_blamed(hocket, target):

@@ -20,12 +20,12 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten
 
-from hocket.arguments import Arguments, packed, spreading
+from hocket.arguments import spreading
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.variant import Variant
 from hocket.errors import CaptureError
-from hocket.pystate.cuts import BEFORE, LIVE, StepParts
+from hocket.pystate.cuts import StepParts
 from hocket.pystate.parts import split
 from hocket.pystate.watch import PurityWatch
 
@@ -122,6 +122,7 @@ class PartedPool:
         """The next way to divide the step is tried from the next call on."""
         if self._middle is not None:
             self._middle.close()
+        self._whole.close()
         self._parts = self._middle = None
         if not self._ways:
             self._refuse()
@@ -154,23 +155,17 @@ class PartedPool:
     def _by_parts(self, middle: VariantPool, batch: Any) -> Any:
         parts = self._parts
         assert parts is not None
-        args, kwargs = (batch.args, batch.kwargs) if type(batch) is Arguments else ((batch,), {})
-        drawn: tuple[Any, ...] = ()
-        kept: tuple[Any, ...] = ()
-        given = kwargs
-        if parts.before is not None:
-            drawn, kept = parts.before(*args, **kwargs)
-            given = {**kwargs, BEFORE: drawn} if drawn else kwargs
-        live = middle(packed(args, given))
+        own, kept = parts.begin(batch)
+        live = middle(own)
         refused = middle.current.is_refused and not middle.has_plan
         if refused or (not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders)):
             log.info("hocket: not so: %s", middle.current.decision.reason if refused else "it hands on what it keeps")
             try:
                 self._next()
             except CaptureError:
-                parts.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
+                parts.end(batch, kept, live)
                 raise
-        return parts.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
+        return parts.end(batch, kept, live)
 
 
 def _is_iterator(batch: Any) -> bool:

@@ -83,6 +83,8 @@ def explain_verb(args: Namespace) -> None:
         lines.append(", ".join(f"{count} {role.replace('_', ' ')}" for role, count in found.roles.items()) + " ops")
     if found.written:
         lines.append(f"written by planned steps, too: {', '.join(found.written)}")
+    if found.python:
+        lines.append(f"run as Python before and after the planned ops: {found.python}")
     for number, one in enumerate(found.obstacles, 1):
         lines.append(f"{number}. {one.line + ': ' if one.line else ''}{one.reason}")
         lines += [f"   cure: {one.cure}"] if one.cure else []

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from hocket.pystate.executed import with_nested
 from hocket.pystate.layout import instance_dict
+from hocket.pystate.places import is_a
 from hocket.pystate.tokens import DRAWING
 
 __all__ = ["Body", "Statement", "is_plain", "names_of", "parsed"]
@@ -44,7 +47,7 @@ class Statement:
     @cached_property
     def loads(self) -> frozenset[str]:
         """Local names that it reads."""
-        found = {n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        found = {n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
         for node in ast.walk(self.node):
             if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 found.add(node.target.id)
@@ -133,6 +136,14 @@ class Body:
             return "fetch"
         owner = getattr(called, "__self__", None)
         return "draw" if issubclass(type(owner), DRAWING) and called.__name__ not in _WRITING else ""
+
+    def updates(self, statement: Statement) -> bool:
+        """True of a statement that calls the `step` of an optimizer, perhaps in every fourth step only."""
+        calls = [n.func for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
+        return any(
+            isinstance(f, ast.Attribute) and f.attr == "step" and is_a(self.value_of(f.value), torch.optim.Optimizer)
+            for f in calls
+        )
 
     def value_of(self, node: ast.expr) -> Any:
         """The value of a name or of an attribute outside of the function; None where it is not known."""
@@ -311,7 +322,11 @@ def _bound_names(node: ast.AST) -> set[str]:
 def _surely_bound(node: ast.stmt) -> set[str]:
     if isinstance(node, ast.If):
         return _all_bound(node.body) & _all_bound(node.orelse)
+    if isinstance(node, ast.AnnAssign) and node.value is None:
+        return set()
     if isinstance(node, ast.With):
+        if any("suppress" in ast.dump(item.context_expr) for item in node.items):
+            return set()
         optional = [item.optional_vars for item in node.items if item.optional_vars is not None]
         return _all_bound(node.body) | {name for each in optional for name in _bound_names(each)}
     if isinstance(node, ast.Try):

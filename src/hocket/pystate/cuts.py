@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hocket.arguments import packed, unpacked
 from hocket.pystate.bodies import Body, Statement, is_plain, names_of
 
 __all__ = ["BEFORE", "LIVE", "BodyCut", "StepParts"]
@@ -39,6 +40,23 @@ class StepParts:
     after: Callable[..., Any]
     lines: str
 
+    def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Run what comes before: the batch of the middle, and what the last part gets.
+
+        Args:
+            batch: the arguments of the step, as `hocket.arguments.packed` makes them.
+        """
+        if self.before is None:
+            return batch, ()
+        args, kwargs = unpacked(batch)
+        drawn, kept = self.before(*args, **kwargs)
+        return (packed(args, {**kwargs, BEFORE: drawn}) if drawn else batch), kept
+
+    def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
+        """Run what comes after, with what the middle has returned; what the step returns."""
+        args, kwargs = unpacked(batch)
+        return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
+
     def bound(self, bind: Callable[[Any], Any]) -> StepParts:
         """The parts as a method's, or with arguments that are given already."""
         before = None if self.before is None else bind(self.before)
@@ -52,13 +70,17 @@ class BodyCut:
         body: of the function.
         cut: position of the first statement after the middle.
         runs_op: of each statement, whether it does.
+        takes_all: all that stands before the first op goes to the front.
         drawn: by line how many draws one step has made there.
     """
 
-    def __init__(self, body: Body, cut: int, runs_op: Sequence[bool], drawn: Mapping[int, int]) -> None:
+    def __init__(
+        self, body: Body, cut: int, runs_op: Sequence[bool], drawn: Mapping[int, int], takes_all: bool = False
+    ) -> None:
         self.body = body
         self.drawn = drawn
         self.runs_op = runs_op
+        self.takes_all = takes_all
         self.middle, self.after = body.statements[:cut], body.statements[cut:]
         self.names: list[str] = []  # of what is drawn
         self.moved: dict[str, ast.Assign] = {}  # name in the front -> what the middle does with what it stands for
@@ -104,6 +126,10 @@ class BodyCut:
         stored = [name for s in self.middle for name in s.stores]
         for statement, runs_op in zip(self.middle, self.runs_op, strict=False):
             node = copy.deepcopy(statement.node)
+            is_first = self.takes_all and plain and not runs_op and not is_plain(node, self.body)
+            if is_first and statement.loads - statement.stores <= ready:
+                self._move(statement, node, ready, stored)
+                continue
             if self._is_clock(statement) and not any(self.runs_op[: self.middle.index(statement) + 1]):
                 self._move(statement, node, ready, stored)
                 continue

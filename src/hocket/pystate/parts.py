@@ -37,8 +37,9 @@ __all__ = ["split"]
 
 
 def split(step: Any, lines: OpLines) -> list[StepParts]:
-    """The parts of a step, in each way that is worth a try: all ops in the middle, or all but those after the training.
+    """The parts of a step, in each way that is worth a try.
 
+    All ops are in the middle, or all but those after the training. What comes before are draws, or all up to an op.
     Empty where a step has no Python but in between its ops, or where its source is not at hand.
 
     Args:
@@ -69,13 +70,18 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
     if body is None or (len(body.statements) == 1 and isinstance(body.statements[0].node, ast.Return)):
         return _split_delegate(function, owner, lines)
     runs_op, trains = (
-        [s.spans({line for each, line in places if each is code}) for s in body.statements]
+        [s.spans({line for each, line in places if each is code}) or body.updates(s) for s in body.statements]
         for places in (lines.ops, lines.trains)
     )
     drawn = {line: count for (each, line), count in lines.draws.items() if each is code}
     cuts = dict.fromkeys(_end(body, runs) for runs in (runs_op, trains) if any(runs))
-    found = [BodyCut(body, cut, runs_op, drawn).parts() for cut in cuts if cut]
-    return [parts for parts in found if parts is not None]
+    ways = [(cut, takes_all) for takes_all in (False, True) for cut in cuts if cut]
+    found: dict[str, StepParts] = {}
+    for cut, takes_all in ways:
+        parts = BodyCut(body, cut, runs_op, drawn, takes_all).parts()
+        if parts is not None:
+            found.setdefault(parts.lines, parts)
+    return list(found.values())
 
 
 def _end(body: Body, runs: Sequence[bool]) -> int:

@@ -1,0 +1,213 @@
+"""A step in parts does what the step does, in the same order; where that cannot be told, there are no parts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from hocket.pystate.cuts import BEFORE, LIVE, StepParts
+from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.parts import split
+
+WEIGHT = torch.ones(3)
+
+
+def ways(step: Callable[..., Any], *args: Any) -> list[StepParts]:
+    executed = ExecutedCode()
+    with executed.watching():
+        step(*args)
+    return split(step, executed.lines)
+
+
+def in_parts(parts: StepParts, *args: Any) -> Any:
+    drawn, kept = parts.before(*args) if parts.before is not None else ((), ())
+    live = parts.middle(*args, **({BEFORE: drawn} if drawn else {}))
+    return parts.after(*args, **{BEFORE: kept, LIVE: live})
+
+
+def outcome(call: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, float]:
+    random.seed(3)
+    return call(), capsys.readouterr().out, random.random()
+
+
+def prints(x: torch.Tensor) -> float:
+    y = (x * WEIGHT).sum()
+    value = y.item()
+    print(f"{value:.3f}")
+    del y
+    return value
+
+
+def draws(x: torch.Tensor) -> Any:
+    rate, n = random.random(), len(x)
+    y = x * random.uniform(1, 2) + rate
+    total = y.sum()
+    if (value := total.item()) > 1e9:
+        return None
+    print(n, value)
+    return value, rate
+
+
+def draws_when_it_likes(x: torch.Tensor) -> Any:
+    scale = random.random() if len(x) > 2 else 1.0
+    y = (x * scale).sum()
+    print(scale)
+    return y.item()
+
+
+def binds_twice(x: torch.Tensor) -> Any:
+    source = iter([None, x])
+    batch = next(source)
+    if batch is None:
+        batch = next(source)
+    y = (batch * WEIGHT).sum()
+    print(y.item())
+
+
+def declares(x: torch.Tensor) -> Any:
+    global WEIGHT
+    note: str
+    y = x * WEIGHT
+    WEIGHT = WEIGHT + 0
+    note = f"{y.sum().item()}"
+    print(note)
+    return [each + note for each in note]
+
+
+@pytest.mark.parametrize("step", [prints, draws, draws_when_it_likes, binds_twice, declares])
+def test_parts_one_after_the_other_are_the_step(step: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.arange(3.0)
+    found = ways(step, x)
+    capsys.readouterr()
+    assert found
+    expected = outcome(lambda: step(x), capsys)
+    for parts in found:
+        assert outcome(lambda parts=parts: in_parts(parts, x), capsys) == expected  # type: ignore[misc]
+
+
+def test_the_middle_prints_and_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    (parts, *_) = ways(draws, torch.ones(3))
+    capsys.readouterr()
+    state = random.getstate()
+    live = parts.middle(torch.ones(3), **{BEFORE: (0.5, 1.5)})
+    assert random.getstate() == state
+    assert capsys.readouterr().out == ""
+    assert any(isinstance(each, torch.Tensor) or each == 6.0 for each in live)
+
+
+def bound_perhaps(x: torch.Tensor) -> None:
+    if len(x) > 2:
+        y = x * 2
+        z = y.sum()
+    print(z)
+
+
+def returns_between(x: torch.Tensor) -> Any:
+    if len(x) > 5:
+        return None
+    print(x.sum())
+    return 1
+
+
+def draws_in_a_loop(x: torch.Tensor) -> None:
+    for _ in range(2):
+        x = x.mul(random.random())
+    print(x.sum())
+
+
+def draws_after_an_op(x: torch.Tensor) -> None:
+    x = x.square()
+    x = x.mul(random.random())
+    print(x.sum())
+
+
+def helper() -> float:
+    return random.random()
+
+
+def draws_by_a_function(x: torch.Tensor) -> None:
+    x = x.mul(helper())
+    print(x.sum())
+
+
+def shuffles(x: torch.Tensor) -> None:
+    order = [0, 1, 2]
+    random.shuffle(order)
+    print(order, x[order].sum())
+
+
+def looks_at_its_variables(x: torch.Tensor) -> None:
+    x = x.square()
+    print(sorted(locals()))
+
+
+def fetches_after_a_call(x: torch.Tensor, marks: list[int], source: Any) -> None:
+    marks.append(len(marks))
+    y = next(source).mul(x)
+    print(y.sum())
+
+
+class Private:
+    __rate = 2.0
+
+    def step(self, x: torch.Tensor) -> None:
+        y = x.mul(self.__rate)
+        print(y.sum())
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        bound_perhaps,
+        returns_between,
+        draws_in_a_loop,
+        draws_after_an_op,
+        draws_by_a_function,
+        looks_at_its_variables,
+        Private().step,
+    ],
+)
+def test_what_cannot_be_told_is_left_whole(step: Callable[..., Any]) -> None:
+    x = torch.ones(3)
+    for parts in ways(step, x):
+        state = random.getstate()
+        in_parts(parts, x)
+        after = random.getstate()
+        random.setstate(state)
+        step(x)
+        assert random.getstate() == after
+        assert parts.before is None or "draw" not in step.__name__
+
+
+def test_code_without_a_source_is_left_whole() -> None:
+    space: dict[str, Any] = {}
+    exec("def step(x):\n    y = x.square()\n    print(y)\n", space)
+    assert ways(space["step"], torch.ones(2)) == []
+
+
+def test_a_fetch_that_raises_comes_after_what_stands_before_it() -> None:
+    x = torch.ones(2)
+    marks: list[int] = []
+    for parts in ways(fetches_after_a_call, x, marks, iter([x])):
+        marks.clear()
+        with pytest.raises(StopIteration):
+            in_parts(parts, x, marks, iter([]))
+        assert marks == [0]
+
+
+def test_a_lambda_that_calls_a_method_is_that_method(capsys: pytest.CaptureFixture[str]) -> None:
+    class Trainer:
+        def step(self, x: torch.Tensor) -> float:
+            y = x.square().sum()
+            print("done")
+            return y.item()
+
+    own = Trainer()
+    (parts, *_) = ways(lambda x: own.step(x), torch.ones(2))
+    capsys.readouterr()
+    assert in_parts(parts, torch.ones(2)) == 2.0
+    assert capsys.readouterr().out == "done\n"
