@@ -26,6 +26,7 @@ __all__ = ["Body", "Statement", "is_plain", "names_of", "parsed"]
 _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Methods of generators that write what they are given, which others may read before.
 _WRITING = frozenset(("shuffle",))
 # Methods of tensors that tell a number which no op computes.
@@ -47,11 +48,7 @@ class Statement:
     @cached_property
     def loads(self) -> frozenset[str]:
         """Local names that it reads."""
-        found = {n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
-        for node in ast.walk(self.node):
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                found.add(node.target.id)
-        return frozenset(found & self.names)
+        return frozenset(_read_names(self.node) & self.names)
 
     @cached_property
     def stores(self) -> frozenset[str]:
@@ -292,11 +289,27 @@ def _within(node: ast.AST) -> list[ast.AST]:
 
 
 def _own(node: ast.AST) -> Iterable[ast.AST]:
-    """All nodes but those of functions within."""
+    """All nodes but those of functions within, and of names that a comprehension binds for itself."""
     yield node
     if not isinstance(node, _SCOPES):
-        for each in ast.iter_child_nodes(node):
+        inner = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
+        for each in inner:
             yield from _own(each)
+
+
+def _read_names(node: ast.AST) -> set[str]:
+    """Names that are read or deleted, without those that a comprehension binds for itself."""
+    if isinstance(node, ast.Name):
+        return set() if isinstance(node.ctx, ast.Store) else {node.id}
+    found: set[str] = set()
+    for each in ast.iter_child_nodes(node):
+        found |= _read_names(each)
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        found.add(node.target.id)
+    if isinstance(node, _COMPREHENSIONS):
+        targets = [n.id for each in node.generators for n in ast.walk(each.target) if isinstance(n, ast.Name)]
+        found = (found - set(targets)) | _read_names(node.generators[0].iter)
+    return found
 
 
 def _used_names(node: ast.AST) -> set[str]:
@@ -305,7 +318,7 @@ def _used_names(node: ast.AST) -> set[str]:
 
 def _bound_names(node: ast.AST) -> set[str]:
     found: set[str] = set()
-    for each in ast.walk(node):
+    for each in _own(node):
         if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
             found.add(each.id)
         elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -324,11 +337,9 @@ def _surely_bound(node: ast.stmt) -> set[str]:
         return _all_bound(node.body) & _all_bound(node.orelse)
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return set()
-    if isinstance(node, ast.With):
-        if any("suppress" in ast.dump(item.context_expr) for item in node.items):
-            return set()
+    if isinstance(node, ast.With):  # it may end an error of its body
         optional = [item.optional_vars for item in node.items if item.optional_vars is not None]
-        return _all_bound(node.body) | {name for each in optional for name in _bound_names(each)}
+        return {name for each in optional for name in _bound_names(each)}
     if isinstance(node, ast.Try):
         found = _all_bound(node.body) | _all_bound(node.orelse)
         for handler in node.handlers:
@@ -336,7 +347,9 @@ def _surely_bound(node: ast.stmt) -> set[str]:
         return found | _all_bound(node.finalbody)
     if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.TryStar, ast.Match)):
         return set()
-    return _bound_names(node)
+    conditional = (ast.BoolOp, ast.IfExp, ast.Compare, *_COMPREHENSIONS)
+    branches = [each for each in _own(node) if isinstance(each, conditional)]
+    return _bound_names(node) - {name for each in branches for name in _bound_names(each)}
 
 
 def _leaves(body: Sequence[ast.stmt]) -> bool:
