@@ -20,28 +20,28 @@ def capture(
     split: bool = True,
     pays: Callable[[str, str], bool] | None = None,
 ) -> Captured:
-    """Capture one whole training step as a graph; nothing of the user's changes.
+    """Capture one whole training step as a graph. The user's state stays as it is.
 
     The step runs on the given batch (more often when the optimizer has no state yet, or when the step branches on a
     number that is moved while it is traced) and is then undone: parameters, buffers, gradients, optimizer state and
-    random state are what they were. What the step reads of its batch in Python (``if mask.all()``) is guarded: for a
-    batch with another outcome, `Captured.begin` returns None.
+    random state are restored. Values of the batch that the step reads in Python (``if mask.all()``) are guarded:
+    `Captured.begin` returns None for a batch with another outcome.
 
     Args:
         step: ``step(batch) -> loss``, closing over model and optimizer.
         model: a module, or a list of modules.
         optimizer: an optimizer, or a list of optimizers.
         batch: any tree of tensors and plain values.
-        split: take a convolution's backward apart into activation, weight and bias gradient.
-        pays: ``pays(name, part) -> bool``, asked for each part of a split op (``activation``, ``weight``, ``bias``);
-            the parts that do not pay stay together in one op.
+        split: split a convolution's backward into activation, weight and bias gradient.
+        pays: ``pays(name, part) -> bool`` for each part of a split op (``activation``, ``weight``, ``bias``). Parts
+            that do not pay stay together in one op.
 
     Returns:
-        A `Captured`; its ``graph`` is a `hocket.ir.Graph`.
+        A `Captured`, whose ``graph`` is a `hocket.ir.Graph`.
 
     Raises:
-        CaptureError: the step cannot become a graph (it branches on what it computes, changes shapes, ...); says why
-            and where, even if the step itself swallowed the error.
+        CaptureError: the step cannot become a graph (it branches on what it computes, changes shapes, ...). The message
+            says why and where, even if the step itself swallowed the error.
 
     Example:
         >>> import torch

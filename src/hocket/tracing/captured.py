@@ -350,7 +350,7 @@ def captured_from(
 
 
 def relowered(captured: Captured, *, split: bool, pays: Any = None, native_ops: Any = None) -> Captured:
-    """The same captured step with its convolutions' backward split, or with native ops; nothing is recorded again."""
+    """Lower a captured step again, with its convolutions' backward split, or with native ops."""
     native_ops = captured.lowered.native_ops if native_ops is None else native_ops
     lowered = lower(captured.trace, split_backward=split, pays=pays, native_ops=native_ops)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}

@@ -20,10 +20,9 @@ MAX_COLUMNS_BYTES = 16 * 2**20
 
 
 def convolution_in_parts(func: Any) -> Callable[..., Any] | None:
-    """What computes this op of ATen some images at a time; None where it is no convolution.
+    """Return a function that computes this ATen op some images at a time, or None if it is not a convolution.
 
-    It takes what the op takes, and returns what it returns, in the same layout. Sums over images are added up in
-    another order.
+    The function has the arguments, the result and the layout of the op. Sums over images are added in another order.
 
     Example:
         >>> convolution_in_parts(torch.ops.aten.relu.default) is None

@@ -1,4 +1,4 @@
-r"""`cut`: part of a captured step, with channels to where the rest of it is.
+r"""`cut`: part of a captured step, with channels to the other parts.
 
 A parameter server keeps the updates and leaves forward and backward to a worker; a partitioned model leaves other ops
 to other ranks. Each of them runs a *cut* of the same captured step: the ops that it keeps, a ``recv`` op for each value
@@ -9,7 +9,7 @@ that comes from elsewhere, and a ``send`` op for each that goes there::
 
 What arrives may be memory that outlives the step (a parameter: it is received into its own memory, and not before the
 last op of the step before that touches it is done), or the value of an op that is not kept. Numbers, gradients, results
-and inputs that only the other ops know are gone. What the cut could not compute as the whole step does is refused.
+and inputs that only the other ops use are gone. A cut that would compute something else than the whole step is refused.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def cut(
 ) -> Captured:
     """The part of a captured step that runs the ops `keep`.
 
-    Numbers that the step writes back stay where they belong to the optimizer and some update is kept, or to anything
-    else and some other op is, and where this part reads them. Gradients that other parts make are None. It is run like
-    any captured step, by an executor that has the channels (`hocket.execution.channels`); `rehearse` and `relowered`
-    are for whole steps.
+    Numbers that the step writes back are kept if they belong to the optimizer and some update is kept, if they do not
+    and some other op is kept, and if this part reads them. Gradients of other parts are None. A cut runs like any
+    captured step, by an executor with the channels (`hocket.execution.channels`). `rehearse` and `relowered` are for
+    whole steps.
 
     Args:
         captured: the whole step.
         keep: names of ops.
-        arrivals: what comes from elsewhere.
-        departures: what goes there.
+        arrivals: values that come from other parts.
+        departures: values that go to other parts.
 
     Raises:
         InputError: unknown or duplicate names, a value that a kept op needs and that neither stays nor arrives, memory
@@ -81,7 +81,7 @@ class _Cut(Division):
         return Program((*receives, *self.actions, *sends), prologue, self.old.num_slots, self.old.inputs, kept)
 
     def keeps(self, slot: int) -> bool:
-        """Whether this part has the value of a slot; a part that computes nothing from the batch is given none."""
+        """Return True if this part has the value of a slot. Parts that do not use the batch have none."""
         return self.stays(slot) and (self.reads_batch or slot not in self._batch_slots)
 
     @cached_property

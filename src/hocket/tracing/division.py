@@ -1,4 +1,4 @@
-"""What a part of a step keeps and what crosses its border, and which parts are refused.
+"""Division of a step: the values that a part keeps, those that cross its border, and the parts that are refused.
 
 A part is right if every value and all memory that its ops see is what they would see in the whole step. Ops left out
 may change memory under its feet, bind a place anew, or count a number on, and none of that shows in the edges between
@@ -45,10 +45,11 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Departure:
-    """A value that goes out over a channel, when the last kept op that writes it is done; as `Arrival`.
+    """A value that is sent over a channel once the last kept op that writes it is done. See `Arrival`.
 
-    `unfinished`: ops left out write it later, and the part that it goes to runs these. A gradient that is clipped in
-    place elsewhere goes out so.
+    Attributes:
+        unfinished: ops left out write it later, and the receiving part runs them, as for a gradient that is clipped in
+            place elsewhere.
     """
 
     name: str
@@ -61,10 +62,10 @@ class Division:
     """A captured step, the ops that a part of it keeps, and what arrives and departs.
 
     Attributes:
-        maker: slot -> the action that fills it; none for an input.
+        maker: slot -> the action that fills it, absent for inputs.
         slots: buffer -> the slot that holds it: an input's own, or that of the value that made it.
         touching: buffer -> the kept ops that touch it, in program order.
-        left_writers: buffer -> the ops left out that write it, in program order; not the one that makes it.
+        left_writers: buffer -> the ops left out that write it, in program order, without the one that makes it.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Division:
                         self.left_writers.setdefault(buffer, []).append(op.name)
 
     def stays(self, slot: int) -> bool:
-        """Whether the value of a slot is one that this part of the step has."""
+        """Return True if this part of the step has the value of a slot."""
         maker = self.maker.get(slot)
         return maker is None or maker in self.keep or slot in self._arriving_slots
 
@@ -107,14 +108,14 @@ class Division:
 
     @cached_property
     def examples(self) -> dict[int, Any]:
-        """What the trace knows of the values of slots: fake tensors."""
+        """Fake tensors of the values in slots, from the trace."""
         found: dict[int, Any] = {}
         for node, slot in self.captured.lowered.slot_of.items():
             found.setdefault(slot, node.meta.get("val"))
         return found
 
     def has_dense_value(self, slot: int) -> bool:
-        """Whether the value of a slot is one tensor that fills its memory, in whatever order of its axes."""
+        """Return True if the value of a slot is one tensor that fills its memory, in any order of its axes."""
         value = self.examples.get(slot)
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             return False
@@ -220,7 +221,7 @@ class Division:
                     )
 
     def _check_crossing(self) -> None:
-        """What is sent is whole, and what arrives is all of its memory."""
+        """Check that each value that is sent is final, and that each arrival is all of its memory."""
         for departure in self.departures:
             writers = self.left_writers.get(departure.buffer)
             uses = self.touching.get(departure.buffer, ())

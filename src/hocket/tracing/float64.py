@@ -1,4 +1,4 @@
-"""A captured step in float64: what every other way of computing the step is held against.
+"""A captured step in float64, the reference for every other way of computing the step.
 
 The ops are those of the step as it was captured, in its order; tensors of floating point, and every dtype that an op is
 given, become float64 (complex ones complex128). Random numbers are drawn in the step's own dtype and then converted, so
@@ -42,12 +42,12 @@ MAX_UNTRIMMED_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class Left:
-    """What a step leaves behind. Values may lie in a file, which the ``with`` block ends: read them by `each`.
+    """Results and state after a step. Values may lie in a file until the ``with`` block ends: read them by `each`.
 
     Attributes:
-        places: each place that it reads or writes (parameters, buffers, state, gradients), and what is there.
-        result: the leaves of what it returns, and of what it appends to lists.
-        memory: where the values are.
+        places: the value of each place that it reads or writes (parameters, buffers, state, gradients).
+        result: the leaves of its result, and of values that it appends to lists.
+        memory: holds the values.
     """
 
     places: tuple[tuple[Any, Any], ...]
@@ -68,19 +68,19 @@ class Left:
 
 
 def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit_bytes: float = math.inf) -> Left:
-    """Make one step in float64 from what model and optimizer hold now; they and the random state stay as they are.
+    """Make one step in float64 from the current state of model and optimizer, which stays as it is.
 
     Args:
         captured: the step.
         batch: of the step, in its own dtypes.
         is_wide: the captured ops are those of a step in float64 already.
-        limit_bytes: what may be held between two ops; the rest lies in a temporary file (see `spill`).
+        limit_bytes: limit of the memory between two ops. Other values lie in a temporary file (see `spill`).
 
     Returns:
-        What the step leaves, to be used in a ``with`` block.
+        Results and state after the step, to be used in a ``with`` block.
 
     Raises:
-        CaptureError: the capture does not stand for this step; two tensors of it share memory; or an op draws random
+        CaptureError: the capture is not valid for this step, two tensors of it share memory, or an op draws random
             numbers in a way that float64 cannot repeat.
         Exception: an op has no kernel for float64.
     """
@@ -146,7 +146,7 @@ def _leaf(kind: str, leaf: Any, places: Mapping[Any, Any], late: Sequence[Any], 
 
 
 def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int]]:
-    """The calls of the step; for each slot those that read or fill it, in order; and the slots needed afterwards."""
+    """Return the calls of the step, the calls that use each slot, in order, and the slots needed afterwards."""
     program = captured.program
     calls = [call for action in (program.prologue, *program.actions) for call in action.calls]
     uses: dict[int, list[int]] = {}
@@ -158,7 +158,7 @@ def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int
 
 
 def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dict[int, torch.dtype] | None) -> None:
-    """One call; `dtypes` of the step's own values, by slot: None where the call is to be made as it stands."""
+    """Make one call, with the step's own `dtypes` by slot, or unchanged for None."""
     is_random = dtypes is not None and torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ())
     arguments = _Arguments(values, numbers, dtypes if is_random else None, is_wide=not is_random and dtypes is not None)
     args = tuple(map(arguments, call.args))
@@ -178,13 +178,13 @@ def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dic
 
 @dataclass(frozen=True)
 class _Arguments:
-    """What stands for an argument of a call.
+    """Resolves the arguments of a call.
 
     A function within `_run` that calls itself would keep all values alive until Python's collector comes by.
 
     Attributes:
         values, numbers: of the step.
-        dtypes: of the slots, where values are to be given in these; None: as they are.
+        dtypes: dtypes of the slots that values are converted to, or None to keep them.
         is_wide: dtypes among the arguments become those of float64.
     """
 

@@ -18,7 +18,7 @@ _LANES = 16
 
 
 def tiles_filters(shape: Sequence[int], stride: int | None = None) -> bool:
-    """Whether there is a convolution by Winograd's algorithm with filters of this shape, and with this stride.
+    """Return True if there is a convolution by Winograd's algorithm for filters of this shape and this stride.
 
     Example:
         >>> tiles_filters((16, 8, 3, 3)), tiles_filters((16, 8, 4, 4)), tiles_filters((64, 32, 4, 4), stride=1)

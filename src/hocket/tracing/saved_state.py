@@ -17,7 +17,7 @@ _OVERLAPS = 1
 
 
 class Saved:
-    """A copy of everything at some places, of further tensors, and of the random state; `restore` puts it back.
+    """A copy of the values at some places, of further tensors, and of the random state. `restore` puts it back.
 
     Raises:
         CaptureError: a gradient has another type than its parameter (whose `data` was exchanged), and torch would not
@@ -76,7 +76,7 @@ class Saved:
         yield from ((f"closed over {place}", value) for place, (_, value) in enumerate(self._further))
 
     def current(self) -> Iterator[tuple[str, Any]]:
-        """What is at these places now, by name and in the order of `values`; no copies."""
+        """Return the values at these places, by name and in the order of `values`, without copies."""
         yield from ((entry.name, entry.get().detach()) for entry, _, _ in self._entries)
         for gradient, _, _ in self._gradients:
             tensor = gradient.get()

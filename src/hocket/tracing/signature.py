@@ -1,4 +1,4 @@
-"""What a graph is good for, and which calls of a schedule have the same.
+"""Signatures: the conditions that a graph was recorded under, by which calls of a schedule are told apart.
 
 `signature_of` describes a call in Python values. Where a signature is met again, the native core learns to recognise it
 (see ``native/signature.cpp``): the next such call costs about a microsecond instead of some tens.
@@ -25,12 +25,12 @@ MAX_KNOWN = 8
 
 
 def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> tuple[Any, ...]:
-    """What a graph is good for: shapes of the batch, modes of the modules, which gradients are there, torch's switches.
+    """Return the shapes of the batch, the modes of the modules, the gradients that exist, and torch's switches.
 
-    Of `live_leaves` (counted among the leaves of the batch that are no tensors) the value does not matter.
+    Values of `live_leaves` (positions among the leaves of the batch that are not tensors) do not matter.
 
     Raises:
-        KeyError: a parameter is not where it was.
+        KeyError: a parameter is no longer in its place.
     """
     leaves, spec = tree_flatten(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -55,7 +55,7 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
 
 
 class Signature:
-    """What `signature_of` says of a call, as a key: it is hashed once."""
+    """The result of `signature_of` as a key that is hashed once."""
 
     __slots__ = ("_hash", "parts")
 
@@ -82,10 +82,10 @@ class Signature:
 
 
 class Signatures:
-    """Tells calls apart.
+    """Computes the signatures of calls.
 
     Attributes:
-        recognised: the native check that knew the last call; None where it had to be described.
+        recognised: the native check that recognised the last call, or None if Python had to describe it.
 
     Example:
         >>> signatures = Signatures()  # doctest: +SKIP
@@ -102,7 +102,7 @@ class Signatures:
         self._live: frozenset[int] = frozenset()
 
     def of(self, places: Inventory, batch: Any, live_leaves: Set[int] = frozenset()) -> Signature:
-        """The signature of a call with `batch`; see `signature_of`."""
+        """Return the signature of a call with `batch`, see `signature_of`."""
         if places is not self._places or live_leaves != self._live:
             self._places, self._live = places, frozenset(live_leaves)
             self._known.clear()
@@ -137,7 +137,7 @@ class Signatures:
 
 
 def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -> Any:
-    """Recognises calls of this one's signature; None where the native core cannot."""
+    """Return a native check for calls of this one's signature, or None if the native core has none."""
     if not native.available():
         return None
     leaves, _ = tree_flatten(batch)
@@ -169,5 +169,5 @@ def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -
 
 
 def _is_usual(tensor: torch.Tensor) -> bool:
-    """Whether its attributes are torch's own."""
+    """Return True if its attributes are torch's own."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)

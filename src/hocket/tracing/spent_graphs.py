@@ -33,11 +33,11 @@ class _Spent(torch.autograd.Function):
 
 
 def with_spent_graph(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The tensor as eager returns it: requiring a gradient, and with a graph that cannot be gone through again.
+    """Return the tensor as eager returns it: it requires a gradient, and a backward through its graph raises.
 
     Args:
-        tensor: detached, and in no other hands.
-        name: of the autograd node that made it in eager, such as ``NllLossBackward0``; empty for a leaf.
+        tensor: detached, and not used elsewhere.
+        name: name of its autograd node in eager, such as ``NllLossBackward0``, empty for a leaf.
 
     Example:
         >>> loss = with_spent_graph(torch.zeros(()), "MeanBackward0")

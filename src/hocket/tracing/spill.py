@@ -1,11 +1,11 @@
-"""Values of a step of which the larger part lies in a file: those that are needed last go out first (Belady 1966).
+"""Values of a step that lie in a file for the larger part: those that are needed last are spilled first (Belady 1966).
 
-A step in float64 holds twice what the training's own step does. What it makes in the forward is wanted again in the
-backward, in reverse order, and the order of all ops is known; so whenever more bytes are held than are allowed, the
-values whose next reader is farthest away are written to a temporary file, and read again before that reader runs. The
-file's pages are the kernel's, which drops them where others need memory.
+A step in float64 holds twice the memory of the training's own step. Values of the forward are read again in the
+backward, in reverse order, and the order of all ops is known. So once the limit is exceeded, the values whose next
+reader is farthest away are written to a temporary file, and read again before that reader runs. The pages of the file
+belong to the kernel, which drops them under memory pressure.
 
-Memory is that of storages, since views share it: a storage that is out has no bytes, and its tensors stay as they are.
+Storages are spilled, since views share them: a spilled storage has no bytes, and its tensors stay as they are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ValueMemory:
     """Keeps the values of a step's slots within a limit.
 
     Args:
-        limit_bytes: what may be held between two calls; one call may need more.
+        limit_bytes: limit between two calls. One call may need more.
         uses: for each slot the calls that read or fill it, by their number, in order.
 
     Example:
@@ -114,7 +114,7 @@ class ValueMemory:
 
     @contextmanager
     def present(self, value: Any) -> Iterator[Any]:
-        """Have a value in memory that nobody writes any more; what was out goes out again."""
+        """Context in which a final value is in memory. A spilled one is spilled again at the end."""
         block = self._blocks.get(value.untyped_storage()._cdata) if isinstance(value, torch.Tensor) else None
         was_out = block is not None and block.is_out
         if block is not None and was_out:
@@ -126,7 +126,7 @@ class ValueMemory:
                 self._put_out(block)
 
     def spill(self, at: int, limit_bytes: float = math.inf) -> None:
-        """Be within the limit, or this one, after the call of this number; what cannot be written stays."""
+        """Spill values until the limit, or this one, holds after the call of this number. Unwritable ones stay."""
         limit_bytes = min(limit_bytes, self._limit_bytes) if math.isfinite(self._limit_bytes) else math.inf
         if self.held_bytes <= limit_bytes:
             return
@@ -142,13 +142,13 @@ class ValueMemory:
                 return
 
     def close(self) -> None:
-        """Delete the file; values that are out then are lost."""
+        """Delete the file. Values that are spilled then are lost."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def _next_use(self, block: _Block, at: int) -> float:
-        """The first call after this one that needs a storage; what is only needed at the end is needed last."""
+        """Return the first later call that needs a storage. Values needed only at the end come last."""
         found = math.inf
         for slot in block.slots:
             uses = self._uses.get(slot, ())

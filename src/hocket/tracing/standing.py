@@ -1,4 +1,4 @@
-"""What has to hold of the tensors that a captured step reads, for its graph to be the step.
+"""Conditions on the tensors that a captured step reads, under which its graph is the step.
 
 A graph is good for tensors of the types and layouts that it was recorded with: a view of contiguous memory is a copy of
 other memory. And it orders ops by the memory that they share: tensors that had memory apart must have it apart, and
@@ -93,7 +93,7 @@ class Standing:
         return "its tensors do not share memory as they did when the step was captured"
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether everything is as it was recorded.
+        """Return True if everything is as it was recorded.
 
         Args:
             values: of each slot.

@@ -1,4 +1,4 @@
-"""What a step reads and writes besides its batch: parameters, buffers, gradients, optimizer state and numbers.
+"""Places that a step reads and writes besides its batch: parameters, buffers, gradients, optimizer state and numbers.
 
 A *source* is a place that can be read (and, for most, written) at any time: it holds the owner and the key, never the
 tensor itself, so a planned step always works on what the model and the optimizer hold now.
@@ -62,7 +62,7 @@ class Entry:
         self.table[self.key] = _exchanged(self.table[self.key], self.path, value) if self.path else value
 
     def whole(self) -> Any:
-        """What stands at the place, of which this may be an element."""
+        """The whole value at the place, of which this may be an element."""
         return self.table[self.key]
 
 
@@ -127,7 +127,7 @@ class LiveLeaf:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A tensor that the step closes over; used as it stands."""
+    """A tensor that the step closes over. It is used as it is."""
 
     name: str
     value: Any

@@ -45,7 +45,7 @@ def switches() -> tuple[Any, ...]:
 
 
 def obstacle() -> str:
-    """What lies between a step and its ops now, in words; empty if nothing does."""
+    """Describe what intercepts a step's ops now, such as a mode. Empty if nothing does."""
     for position in range(torch._C._len_torch_function_stack()):
         mode = torch._C._get_function_stack_at(position)
         if not isinstance(mode, DeviceContext):
@@ -69,5 +69,5 @@ def _default_device() -> Any:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread takes denormal numbers for zero (torch.set_flush_denormal)."""
+    """Return True if this thread treats denormal numbers as zero (torch.set_flush_denormal)."""
     return _SMALLEST * _ONE == 0.0

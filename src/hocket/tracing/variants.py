@@ -57,7 +57,7 @@ COMPILED = "compiled"
 
 
 def forms_of(places: Inventory) -> tuple[str, ...]:
-    """The forms that the modules of a step can take, the likeliest first; one without a name where there are none."""
+    """Return the forms of a step's modules, the likeliest first, or one without a name."""
     named = [form for module in _with_forms(places) for form in module._hocket_forms()]
     return tuple(dict.fromkeys(named)) or ("",)
 
@@ -115,7 +115,7 @@ def plain_of(form: str) -> str:
 
 
 def has_channels_last(form: str) -> bool:
-    """Whether a form computes images with their channels last.
+    """Return True if a form computes images with their channels last.
 
     Example:
         >>> has_channels_last("+channels-last+compiled"), has_channels_last("rule+fused-update")
@@ -125,7 +125,7 @@ def has_channels_last(form: str) -> bool:
 
 
 def reference_of(form: str, forms: Mapping[str, _Step]) -> _Step | None:
-    """Of these forms the plain one of a rewritten form; None for a form that is not rewritten."""
+    """Return the plain form of a rewritten one, or None for a form that is not rewritten."""
     return None if plain_of(form) == form else forms[plain_of(form)]
 
 

@@ -60,7 +60,7 @@ class SlotTable:
 
 
 def annotated_call(node: fx.Node, note: Note, slots: SlotTable) -> AnnotatedCall:
-    """The call that a node stands for; what it returns gets slots, unless it returns a tensor that has one."""
+    """Make the call of a node. Its results get slots, unless they have one already."""
     func: Any = node.target
     value = node.meta.get("val")
     args = _slotted(node.args, slots, note, (0,))

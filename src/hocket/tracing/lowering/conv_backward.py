@@ -1,7 +1,7 @@
-"""`aten.convolution_backward` computes up to three gradients at once; split by its output mask they are three ops.
+"""`aten.convolution_backward` computes up to three gradients at once. Split by its output mask they are three ops.
 
-The next layer waits for the activation gradient alone; the weight and bias gradients are waited for by the update
-(TurboDL, section III). A split kernel can cost more than the joint one (on CPUs oneDNN computes the bias gradient
+The next layer waits for the activation gradient alone, and the update for the weight and bias gradients (TurboDL,
+section III). A split kernel can cost more than the joint one (on CPUs oneDNN computes the bias gradient
 along with the weight gradient), so the joint op can be kept, and the parts are joined again where that is faster.
 """
 
@@ -23,15 +23,15 @@ _LOOKS_AT = ((0, 2), (0, 1), (0,))
 
 
 def is_joint(call: Call) -> bool:
-    """Whether `call` is a convolution's backward that computes more than one gradient."""
+    """Return True if `call` is a convolution's backward that computes more than one gradient."""
     return call.func is torch.ops.aten.convolution_backward.default and len(call.outs) > 1
 
 
 def parts(call: Call, pays: Callable[[str], bool] = lambda part: True) -> Iterator[tuple[str, Call]]:
-    """The ops that `call` falls into, each with its name.
+    """Split `call` into ops, each with its name.
 
-    `pays(part)` says whether the part (one of `PARTS`) is worth an op of its own; the others stay together in one op,
-    which goes by the name of its first part.
+    `pays(part)` returns True if the part (one of `PARTS`) is worth an op of its own. The others stay together in one
+    op with the name of its first part.
     """
     together = [position for position in call.outs if position is not None and not pays(PARTS[position])]
     groups = [[position] for position in call.outs if position is not None and position not in together]

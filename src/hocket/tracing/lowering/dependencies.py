@@ -1,4 +1,4 @@
-"""What must come before what: data, memory that is written, and random numbers.
+"""Dependencies between ops: data, memory that is written, and random numbers.
 
 `make_fx` keeps in-place ops (batch-norm statistics, the optimizer), so data edges alone do not order a step. Every
 tensor has a *root*, the storage it views. For each root, in program order::
@@ -20,7 +20,7 @@ __all__ = ["Access", "around_raises", "carried", "orders"]
 
 @dataclass(frozen=True)
 class Access:
-    """What one op does to memory: roots it reads, roots it writes (its fresh results included), and randomness."""
+    """Effects of one op: the roots that it reads, those that it writes (new results included), and random draws."""
 
     reads: frozenset[int]
     writes: frozenset[int]
@@ -28,9 +28,9 @@ class Access:
 
 
 def orders(accesses: Sequence[Access]) -> dict[tuple[int, int], set[int]]:
-    """Pairs ``(before, after)`` of positions that must keep their order; implied pairs may be missing.
+    """Return pairs ``(before, after)`` of positions that must keep their order. Implied pairs may be missing.
 
-    Each pair comes with the roots that flow along it: those that `before` wrote last and `after` reads.
+    Each pair has the roots that flow along it: those that `before` wrote last and `after` reads.
     """
     pairs: dict[tuple[int, int], set[int]] = {}
     writer: dict[int, int] = {}
@@ -83,10 +83,10 @@ def around_raises(
 
 
 def carried(accesses: Sequence[Access], lasting: Iterable[int]) -> list[tuple[int, int]]:
-    """Pairs ``(before, after)`` across the step's end, for roots that outlive the step.
+    """Return pairs ``(before, after)`` across the end of the step, for roots that outlive it.
 
-    The last write of this step comes before every read of the next one up to its first write, and before that write;
-    reads after the last write come before the next step's first write.
+    The last write of this step comes before every read of the next one up to its first write, and before that write.
+    Reads after the last write come before the next step's first write.
     """
     pairs: dict[tuple[int, int], None] = {}
     touching: dict[int, list[int]] = {root: [] for root in lasting}

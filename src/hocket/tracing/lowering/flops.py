@@ -1,7 +1,7 @@
 """Floating-point operations of an ATen op, from its shapes.
 
-Matrix products, convolutions and attention by the formulas of `torch.utils.flop_counter`; everything else counts one
-operation an output element, which is right within a small factor for what memory traffic decides anyway.
+Matrix products, convolutions and attention follow the formulas of `torch.utils.flop_counter`. Other ops count one
+operation for each output element, which is right within a small factor for ops that memory traffic dominates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["flops"]
 
 
 def flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
-    """Operations of ``func(*args, **kwargs) == result``; the tensors may be fake ones."""
+    """Return the operations of ``func(*args, **kwargs) == result``. The tensors may be fake."""
     formula = flop_registry.get(getattr(func, "_overloadpacket", None))
     if formula is not None:
         return float(formula(*args, **kwargs, out_val=result))

@@ -46,8 +46,10 @@ def lower(
 ) -> Lowered:
     """Make the graph and the program of a trace.
 
-    `split_backward` takes every convolution's backward apart; `pays(name of the joint op, part)` may then keep a part
-    with the others. `native_ops`: those of `NATIVE_OPS` that are put in place of torch's, where they can be.
+    Args:
+        split_backward: split the backward of every convolution.
+        pays: called with the name of the joint op and a part. The part stays with the others if it returns False.
+        native_ops: those of `NATIVE_OPS` that replace torch's where possible.
     """
     slots = SlotTable()
     inputs: dict[int, Any] = {}

@@ -123,14 +123,14 @@ class _Calls:
         return call.args
 
     def put(self, place: int, norm: int, call: Call, writes: frozenset[int]) -> None:
-        """The fused op, where `place` stands; the norm's note says where it belongs to."""
+        """Make the fused op at `place`, with the note of the norm."""
         reads = frozenset(root for slot in call.reads if (root := self.roots[slot]) is not None)
         returns = tuple(None if p not in call.outs else self.roots[call.outs[p]] for p in range(4))
         note = replace(self.pieces[norm].note, reads=reads, writes=writes, returns=returns)
         self.fused[place] = replace(self.pieces[norm], call=call, note=note)
 
     def can_run(self, x: Any, weight: Any, others: Iterable[Any]) -> bool:
-        """Whether the kernels are for these: an image with channels last, and float32 for each channel."""
+        """Return True if the kernels support these: a channels-last image, and float32 for each channel."""
         vectors = (weight, *others)
         if not all(isinstance(slot, Slot) for slot in (x, *vectors)):
             return False
@@ -146,7 +146,7 @@ class _Calls:
         return a is not None and b is not None and a.shape == b.shape and a.dtype == b.dtype
 
     def users(self, slot: int, after: int) -> list[int]:
-        """Who touches the memory of a slot after this position."""
+        """Return the positions of later calls that use the memory of a slot."""
         root = self.roots[slot]
         return [position for position in self.touching.get(root, ()) if position > after] if root is not None else [-1]
 
@@ -159,12 +159,12 @@ class _Calls:
         return users[0] if in_place or (len(users) == 1 and slot not in self.kept) else None
 
     def changed(self, slots: Iterable[int], first: int, last: int) -> bool:
-        """Whether an op between these two writes what is in these slots."""
+        """Return True if an op between these two writes one of these slots."""
         roots = {self.roots[slot] for slot in slots}
         return any(roots & self.pieces[position].note.writes for position in range(first + 1, last))
 
     def touched(self, slots: Sequence[int], first: int, last: int, writes_only: Sequence[int]) -> bool:
-        """Whether an op between these two uses what is in these slots; of some of them only writes count."""
+        """Return True if an op between these two uses one of these slots. For some slots only writes count."""
         others = {self.roots[slot] for slot in slots if slot not in writes_only}
         between = (self.pieces[position].note for position in range(first + 1, last))
         return self.changed(slots, first, last) or any(others & (note.reads | note.writes) for note in between)
@@ -184,13 +184,13 @@ class _Calls:
         return all(isinstance(each, Slot) for each in call.args[:2]) and self.like(call.args[0], call.args[1])
 
     def is_sum(self, call: Call) -> bool:
-        """Whether it adds two values of one shape and dtype."""
+        """Return True if the call adds two values of one shape and dtype."""
         if call.func not in (_aten.add.Tensor, _aten.add_.Tensor) or call.kwargs or len(call.args) != 2:
             return False
         return all(isinstance(each, Slot) for each in call.args) and self.like(*call.args)
 
     def added_to(self, at: int, slot: int) -> Slot | None:
-        """What an op adds to this value, to both of which nobody else adds."""
+        """Return the other operand if the op at this position adds it to the value, and neither has further users."""
         call = self.pieces[at].call
         if not self.is_sum(call) or [each.index for each in call.args].count(slot) != 1:
             return None

@@ -35,7 +35,7 @@ def drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[Annotat
 def split_conv_backward(
     pieces: list[AnnotatedCall], names: list[str], pays: Callable[[str, str], bool] | None
 ) -> list[AnnotatedCall]:
-    """Take every backward of a convolution apart, but for the parts that do not pay; see `conv_backward`."""
+    """Split every backward of a convolution, except for parts that do not pay (see `conv_backward`)."""
     result: list[AnnotatedCall] = []
     for piece, name in zip(pieces, names, strict=True):
         if not conv_backward.is_joint(piece.call):
@@ -81,7 +81,7 @@ def split_updates(
 
 
 def _update_groups(piece: AnnotatedCall, size_bytes: Sequence[float]) -> Iterator[list[int]]:
-    """Numbers of the parameters that are updated by one call each; none where the call stays as it is."""
+    """Group the numbers of parameters so that one call updates each group. Empty if the call stays as it is."""
     lists = [each for each in piece.call.args if isinstance(each, tuple) and each]
     if piece.kernel not in _FUSED_UPDATES or len({len(each) for each in lists}) != 1:
         return
@@ -96,7 +96,7 @@ def _update_groups(piece: AnnotatedCall, size_bytes: Sequence[float]) -> Iterato
 
 
 def _is_view(piece: AnnotatedCall) -> bool:
-    """Whether the op only makes new tensors over memory of its one tensor argument, and computes nothing."""
+    """Return True if the op only makes views of its one tensor argument."""
     returns = [root for root in piece.note.returns if root is not None]
     return (
         bool(returns)

@@ -1,4 +1,4 @@
-"""What each op of a step is for, which parameter it serves, and what it is called.
+"""The role, the parameter and the name of each op of a step.
 
 The backward of a layer is three tasks (TurboDL, section III): the *activation gradient*, which the layer below waits
 for, and the *weight* and *bias gradients*, which only the update waits for. Capture knows the phase of each op; within

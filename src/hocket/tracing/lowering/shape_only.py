@@ -26,11 +26,11 @@ _FILLS = {
 
 
 def without_data(func: Any, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
-    """The same result made from its shape alone: function, arguments and keywords; None where that cannot be.
+    """Return a call (function, arguments, keywords) that makes the same result from its shape alone, or None.
 
     Args:
         func: the op that was called.
-        value: what it returned, whose shape, strides and type count.
+        value: its result, of which shape, strides and dtype matter.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
         return None

@@ -1,10 +1,10 @@
 """Convolutions of 3 x 3 with stride 1, and of 4 x 4 with stride 2, by Winograd's algorithm, for channels-last images.
 
-A tile of 2 x 2 results takes 16 products for each pair of channels, where the sum that defines it takes 36; with
-filters of 4 x 4 it takes 36 and not 64 (Lavin & Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016,
-section 4.1; `native/winograd.cpp`). The forward, the gradient of the input and that of the filters are an op each; the
-gradient of a bias is a sum. A transposed convolution is the gradient of the input of another one. They round otherwise
-than torch's, so only forms that need not be bitwise have them.
+A tile of 2 x 2 results takes 16 products for each pair of channels instead of 36, and with filters of 4 x 4 it takes 36
+instead of 64 (Lavin & Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016, section 4.1, see
+`native/winograd.cpp`). The forward, the gradient of the input and that of the filters are an op each, and the
+gradient of a bias is a sum. A transposed convolution is the gradient of the input of another one. These ops round
+differently from torch's, so only forms that need not be bitwise have them.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _is_transposed(options: Sequence[Any]) -> bool:
 
 
 def _can_tile(values: Mapping[int, Any], x: Any, y: Any, weight: Any, options: Sequence[Any]) -> bool:
-    """Whether it is a convolution of these filters from x to y, or from y to x a transposed one, as a layer has it."""
+    """Return True for a convolution of these filters from x to y, or a transposed one from y to x, as in a layer."""
     stride, padding, dilation, _, more, groups = options
     found: list[Any] = [values.get(slot.index) if isinstance(slot, Slot) else None for slot in (x, y, weight)]
     if any(v is None or v.dim() != 4 or v.dtype != torch.float32 or v.device.type not in _DEVICES for v in found):

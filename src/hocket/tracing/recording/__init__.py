@@ -1,6 +1,6 @@
-"""What is noted while a step is traced, beside the ops themselves.
+"""Recording of a step: its ops, and what they depend on.
 
-- `recorder`: every ATen op, with the memory it reads and writes; `module_tracker`: whose module it belongs to;
-- `function_recorder`: every torch function, with the Python arguments of the user; `ties`: which are live numbers;
-- `data_reads`, `batch_reads`, `step_counts`: where the value of a tensor is asked for, and can be known.
+- `recorder`: every ATen op, with the memory it reads and writes. `module_tracker`: the module that it belongs to.
+- `function_recorder`: every torch function, with the user's Python arguments. `ties`: the live numbers among these.
+- `data_reads`, `batch_reads`, `step_counts`: reads of a tensor's value, and those that can be known.
 """

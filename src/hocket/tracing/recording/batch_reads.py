@@ -54,7 +54,7 @@ class _Check:
 
 @dataclass(frozen=True)
 class _Noted:
-    """One op on values of the batch, with the roots it reads and writes; a read has a check."""
+    """One op on values of the batch, with the roots that it reads and writes. A read has a check."""
 
     call: Call
     reads: frozenset[int]
@@ -65,12 +65,12 @@ class _Noted:
 
 @dataclass(frozen=True)
 class BatchGuards:
-    """What has to be read of a batch before a step.
+    """Reads of a batch that are made before a step, and their checks.
 
     Attributes:
-        parts: functions that run the ops up to the next read, the slot of what is read, and what is done with it.
-        template: the slots as they are at the beginning: constants in their places.
-        leaves: slot, and place in the batch, of each tensor that is read.
+        parts: for each read a function that runs the ops before it, the slot that it reads, and its check.
+        template: the initial slots, with constants in their places.
+        leaves: slot and place in the batch of each tensor that is read.
     """
 
     parts: tuple[tuple[Callable[[list[Any], Any], None], int, _Check], ...] = ()
@@ -78,7 +78,7 @@ class BatchGuards:
     leaves: tuple[tuple[int, int], ...] = ()
 
     def evaluate(self, batch: Sequence[Any]) -> list[Any] | None:
-        """The numbers that the tape needs of these leaves of a batch; None where a guard turns out differently."""
+        """Return the numbers that the tape needs from these leaves of a batch, or None if a guard fails."""
         numbers: list[Any] = []
         if not self.parts:
             return numbers
@@ -126,7 +126,7 @@ class BatchReads:
         self._lost.update(root for root in roots if root is not None)
 
     def knows(self, roots: Iterable[int]) -> bool:
-        """Whether what is in this memory follows from the batch and from constants."""
+        """Return True if the content of this memory follows from the batch and from constants."""
         return self._lost.isdisjoint(roots)
 
     def ran(
@@ -156,7 +156,7 @@ class BatchReads:
         self._noted.append(_Noted(Call(func, args, kwargs, outs), reads, writes, made))
 
     def guard(self, call: tuple[Any, Any, Any], reads: frozenset[int]) -> Any:
-        """What a function finds in tensors of the batch; later batches must have the same there."""
+        """Return a value that a function reads from tensors of the batch. Later batches must have the same value."""
         return self._read(call, reads, number=False)
 
     def number(self, call: tuple[Any, Any, Any], reads: frozenset[int]) -> tuple[BatchNumber, Any]:

@@ -1,13 +1,13 @@
-"""Where torch reads what is *in* a tensor, to decide in Python or C++ what is done next.
+"""Reads of the values *in* a tensor, which decide in Python or C++ how a step goes on.
 
-A captured step is a fixed list of ops. A kernel may look at whatever it is given: it runs again in every step. What a
-graph cannot hold is a value that leaves the tensors and decides which ops run, with which numbers, on which shapes.
-Torch does that in four places:
+A captured step is a fixed list of ops. A kernel may look at its arguments, since it runs again in every step. A graph
+cannot hold a value that leaves the tensors and decides which ops run, with which numbers, on which shapes. Torch does
+that in four places:
 
-1. ops that return a Python value (`item`, `equal`): torch tags most of them, `_VALUES` has the others;
-2. ops whose result has a shape that depends on values (`nonzero`): tagged, or in `_SHAPES`;
-3. functions that read in C++ before any op is dispatched (`tensor_split` with a tensor of indices): `_READERS`;
-4. methods that hand the memory to somebody else (`numpy`), or functions that write it unseen: `EXITS`,
+1. ops that return a Python value (`item`, `equal`). Torch tags most of them, `_VALUES` has the others.
+2. ops whose result has a shape that depends on values (`nonzero`). They are tagged, or in `_SHAPES`.
+3. functions that read in C++ before any op is dispatched (`tensor_split` with a tensor of indices), in `_READERS`.
+4. methods that give the memory away (`numpy`), and functions that write it without a dispatched op, in `EXITS` and
    `UNSEEN_WRITES`.
 
 All other ops that torch takes apart in C++ were tried: captured with some values, replayed with others, and compared
@@ -114,12 +114,12 @@ _MAKERS: dict[Any, int] = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0
 
 
 def reads_value(func: Any) -> bool:
-    """Whether the op returns a Python value that depends on what is in its arguments."""
+    """Return True if the op returns a Python value that depends on values in its arguments."""
     return torch.Tag.data_dependent_output in func.tags or func._schema.name in _VALUES
 
 
 def shaped_by_values(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the op's result has a shape that depends on what is in its arguments."""
+    """Return True if the shape of the op's result depends on values in its arguments."""
     name = func._schema.name
     if name == "aten::index":
         return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])

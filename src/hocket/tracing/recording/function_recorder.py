@@ -55,7 +55,7 @@ class FunctionRecorder(TorchFunctionMode):
     Args:
         ops: sees the ops below.
         tape: of the live numbers.
-        step_count: the live number in a tensor of the optimizer's state; None where it cannot be followed.
+        step_count: returns the live number in a tensor of the optimizer's state, or None if it cannot be followed.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class FunctionRecorder(TorchFunctionMode):
             self.tape.settle(value)
 
     def _is_optimizers(self, value: Any) -> bool:
-        """Whether the number comes from an optimizer, whose numbers change: a guard on it would fail in every step."""
+        """Return True if the number comes from an optimizer. A guard on it would fail in every step."""
         sources = [self.tape.leaves[leaf] for leaf in self.tape.leaves_of(value.index)]
         return any(isinstance(s, ItemOf) or (isinstance(s, Entry) and s.kind in ("group", "state")) for s in sources)
 
@@ -181,7 +181,7 @@ def python_functions_open() -> Iterator[None]:
 
 
 def _overridden(*values: Any) -> bool:
-    """Whether one of the values is a tensor of a kind that has torch functions of its own."""
+    """Return True if one of the values is a tensor subclass with torch functions of its own."""
     usual: Any = torch.Tensor.__torch_function__
     known = (None, usual.__func__, torch._C._disabled_torch_function_impl)
     methods = [getattr(kind, "__torch_function__", None) for kind in map(type, values) if kind is not torch.Tensor]
@@ -205,7 +205,7 @@ def _live_in(value: Any) -> Iterator[Any]:
 
 
 def _is_flat(data: Any) -> bool:
-    """Whether it is a number, or a list of numbers."""
+    """Return True for a number, or a list of numbers."""
     return isinstance(data, Live) or all(isinstance(element, (int, float)) for element in data)
 
 
@@ -219,7 +219,7 @@ def _made_of(data: Any, dtype: torch.dtype | None = None, device: Any = None) ->
 
 
 def _unwrapped(value: Any) -> Any:
-    """`value` with the plain number in place of each live one; in an index later steps must find it again."""
+    """Replace live numbers in `value` by plain ones. Those in an index must be the same in later steps."""
     if isinstance(value, (Live, LateFloat)):
         return value.plain
     if type(value) in (tuple, list):

@@ -46,17 +46,17 @@ _MOVES_MEMORY = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
 
 @dataclass
 class Note:
-    """What was seen of one recorded op.
+    """Facts about one recorded op.
 
     Attributes:
         phase: ``forward``, ``backward`` or ``update``.
-        layer: path of the module; of a backward op, that of the forward op it belongs to.
+        layer: path of the module. A backward op has that of its forward op.
         reads, writes: roots of its tensor arguments.
-        returns: root of each returned tensor, in order (None for what is no tensor).
+        returns: root of each returned value, in order (None if it is not a tensor).
         random: it draws from the default generator.
-        grad_mode: gradients were being recorded; some kernels (oneDNN's LSTM) look at that themselves.
+        grad_mode: gradients were being recorded. Some kernels (oneDNN's LSTM) depend on that.
         scalars: places in its arguments that are filled from the tape, as paths into (args, kwargs).
-        effects_before: of an op that may raise: what the step had put in places of Python's by then.
+        effects_before: values that the step has put in places of Python's so far, if the op may raise.
     """
 
     phase: str
@@ -84,17 +84,17 @@ class OpRecorder(TorchDispatchMode):
 
     Args:
         where: which phase and layer an op belongs to.
-        tape: of the step's numbers; its reasons are the recorder's.
+        tape: of the step's numbers. The recorder shares its reasons.
         plain_numbers: puts plain numbers in the places of live ones while its block lasts.
-        effects_now: what the step has put in places of Python's so far.
+        effects_now: returns the values that the step has put in places of Python's so far.
 
     Attributes:
         graph: the ops, in the order in which they ran.
-        notes: what was seen of each.
+        notes: facts about each op.
         order: the nodes of ops, in the same order.
-        sources: what each node that is no op stands for.
+        sources: the source of each node that is not an op.
         roots: the memory of each of these nodes.
-        batch: what depends on the batch alone.
+        batch: values that depend on the batch alone.
         leaves: trainable tensors from elsewhere, as they were when the step met them.
     """
 
@@ -144,7 +144,7 @@ class OpRecorder(TorchDispatchMode):
         return node
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
-        """The node that made a tensor; a constant where the step has it from elsewhere."""
+        """Return the node that made a tensor, or a constant if the step has it from elsewhere."""
         node = self._nodes.get(tensor)
         return self._constant(tensor) if node is None else node
 
@@ -173,7 +173,7 @@ class OpRecorder(TorchDispatchMode):
     # ---------------------------------------------------------------------------------------------- during a step
 
     def read(self, func: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The Python value that `func` finds in tensors; of the batch alone, it is guarded on later batches."""
+        """Return the Python value that `func` reads from tensors. If these follow from the batch, it is guarded."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():
             roots = frozenset(self.root(tensor) for tensor in tensors_in((args, kwargs)))
@@ -253,7 +253,7 @@ class OpRecorder(TorchDispatchMode):
         return result
 
     def _tie_kept(self, node: fx.Node) -> None:
-        """Tie numbers that autograd kept for this op; settle them where it computes with something else."""
+        """Tie numbers that autograd kept for this op, and settle those that it computes with in another way."""
         running = torch._C._current_autograd_node()
         live = self.numbers_kept.get(running._sequence_nr()) if running is not None else None
         if not live:

@@ -363,7 +363,7 @@ class _Recording:
         return Result(spec, tuple(leaves), names)
 
     def _put_numbers_back(self) -> None:
-        """Put plain numbers in the places of live ones; the tuples that held them come back where nothing changed."""
+        """Put plain numbers in the places of live ones. Tuples that held them come back if nothing changed."""
         changed: set[tuple[int, Any]] = set()
         for entry, before in self.numbers.items():
             value = entry.get()

@@ -1,4 +1,4 @@
-"""What a step returns, leaf by leaf: values, numbers, tensors, and what autograd knows of these."""
+"""The result of a step, leaf by leaf: values, numbers, tensors, and the autograd graphs of these."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["returned_leaf"]
 def returned_leaf(
     ops: OpRecorder, leaf: Any, objects: Mapping[int, Any], line: str, detaches: bool = False
 ) -> tuple[str, Any, str | None]:
-    """The kind of a leaf and where its value comes from (see `record.Result`).
+    """Find the kind of a leaf and the source of its value (see `record.Result`).
 
     Args:
-        ops: has recorded the step, and takes the reason where a leaf cannot be returned by a graph.
-        leaf: of what the step returned.
-        objects: by address, the tensors that stand at sources when the step is over.
+        ops: the recorder, which takes the reason if a graph cannot return the leaf.
+        leaf: of the step's result.
+        objects: the sources of tensors after the step, by address.
         line: of the user's code that returns it.
         detaches: a tensor may be returned without the graph that a backward outside of the step would need.
 
     Returns:
-        Kind and value; of a tensor that requires a gradient the name of its autograd node, else None.
+        Kind, value, and the name of the autograd node of a tensor that requires a gradient, or None.
     """
     if isinstance(leaf, LateFloat) and leaf.entry is not None:
         return "late", leaf.entry, None
@@ -59,7 +59,7 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 def _is_spent(node: Any) -> bool:
-    """Whether a backward through this graph raises, since an earlier one has freed what it needs."""
+    """Return True if a backward through this graph raises, since an earlier one has freed its values."""
     waiting, seen = [node], {node}
     while waiting:
         node = waiting.pop()

@@ -31,10 +31,10 @@ __all__ = ["tie"]
 def tie(
     node: fx.Node, scalars: dict[tuple[Any, ...], TapeRef], live: Sequence[Live], tape: Tape
 ) -> tuple[set[int], bool]:
-    """Note in `scalars` which numbers of the op are filled from the tape; a size or an index is settled instead.
+    """Note in `scalars` which numbers of the op are filled from the tape. Sizes and indices are settled instead.
 
     Returns:
-        The entries of the tape that were found in the op, and whether it has numbers besides.
+        The entries of the tape that were found in the op, and True if it has further numbers.
     """
     found: set[int] = set()
     others = False
@@ -85,7 +85,7 @@ def _numbers(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _is_scalar(node: fx.Node, path: tuple[Any, ...]) -> bool:
-    """Whether the place in the op's arguments takes a number that is computed with, and shapes nothing."""
+    """Return True if the place in the op's arguments takes a number for arithmetic, not for a shape."""
     schema: Any = node.target._schema  # type: ignore[union-attr]
     at = path[1]
     argument = next(a for position, a in enumerate(schema.arguments) if at in (position, a.name))

@@ -54,9 +54,9 @@ class UpdateCall:
 
     Attributes:
         optimizer: the optimizer.
-        gradients: by the address of a parameter the node of its gradient when the call began.
+        gradients: node of each parameter's gradient when the call began, by the parameter's address.
         first: position in `Trace.order` of its first op.
-        end: position after its last op; -1 where the call did not come to its end.
+        end: position after its last op, or -1 if the call did not finish.
     """
 
     optimizer: torch.optim.Optimizer
@@ -71,21 +71,22 @@ class Trace:
 
     Attributes:
         graph: a placeholder for each of `sources`, and ATen ops.
-        notes: what was seen of each op.
-        gradients: each parameter's gradient at the end: a node, None, or absent where it stays what it was.
-        rebound: places that hold another tensor at the end than at the beginning.
+        notes: facts about each op.
+        gradients: each parameter's gradient at the end: a node, None, or absent if it is unchanged.
+        rebound: places that hold another tensor after the step than before.
         with_grad: those of them whose tensor requires a gradient.
         numbers: places whose number changed: the tape entry that computes it.
-        effects: places that hold another plain value at the end than at the beginning, with that value.
+        effects: places that hold another plain value after the step than before, with that value.
         kinds: type and layout of the tensor at each source, as it was before the step.
         order: the nodes of ops, in the order in which they ran.
         updates: the calls of optimizers.
-        batch_spec, batch_leaves: the shape of the batch. Leaves that are no tensors stand as they are.
-        batch_guards: what the step reads of its batch.
+        batch_spec: the tree of the batch.
+        batch_leaves: its leaves. Those that are not tensors stand as they are.
+        batch_guards: values that the step reads from its batch.
         appended: the lists that it appends to.
-        sinks: those that it calls, in order; their arguments are leaves of the result.
-        late: what it computes of values of tensors.
-        late_numbers: places whose number it computes so, or reads from a tensor.
+        sinks: the sinks that it calls, in order. Their arguments are leaves of the result.
+        late: arithmetic on values of tensors.
+        late_numbers: places whose number is computed so, or read from a tensor.
     """
 
     graph: fx.Graph

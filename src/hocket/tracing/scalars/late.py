@@ -49,14 +49,14 @@ class LateTape:
     _known: dict[int, LateRef] = field(default_factory=dict, repr=False)
 
     def apply(self, function: Callable[..., Any], operands: Sequence[Any], result: Any) -> LateRef | None:
-        """Note how a result was computed; None where later steps could not compute it so, or might raise."""
+        """Note how a result was computed. Return None if later steps could not compute it so, or might raise."""
         if type(result) is not float or not all(map(_is_number, operands)) or not _is_total(function, operands):
             return None
         self.entries.append((function, tuple(self.ref(operand) for operand in operands)))
         return LateRef(len(self.entries) - 1)
 
     def ref(self, number: Any) -> Any:
-        """The entry of a late or live number; a plain one as it is."""
+        """Return the entry of a late or live number, or a plain number as it is."""
         if isinstance(number, LateFloat) and number.entry is not None:
             return number.entry
         if not isinstance(number, (LateFloat, Live)):

@@ -4,13 +4,14 @@ Arithmetic gives further live numbers. A branch on one (``if weight_decay != 0``
 else that looks at the value takes it out of our sight (an index, a dict's key, text, numpy, a C function): it gets the
 plain number, and later steps must find the same one there.
 
-A live float is no `float`, and a live int no `int`: C functions read those without asking anybody. It is a subclass of
-`torch.SymFloat` (`torch.SymInt`), which torch takes wherever it takes a number, and Python asks for `__float__`,
-`__index__`, `__format__` or `__array__`, all of which are ours. To `isinstance` it is a float or an int nevertheless.
+A live float is not a `float`, and a live int not an `int`: C functions read those without calling a method. It is a
+subclass of `torch.SymFloat` (`torch.SymInt`), which torch takes wherever it takes a number. Python calls `__float__`,
+`__index__`, `__format__` or `__array__` on it, all of which are ours. For `isinstance` it is a float or an int all the
+same.
 
 A number read from the data itself (``loss.item()``) is *late*: it may be computed with (see `late`), returned and kept.
-It is a `float`, so that the step goes on as eager does whatever it is used for; any other use is noted as a reason not
-to capture the step.
+It is a `float`, so that the step goes on as eager does in any use. Any other use is noted as a reason not to capture
+the step.
 
 The step may keep such a number in an object of its own (``losses.append(loss.item())``). `replace_by_plain` looks for
 them when the recording is over.
@@ -36,7 +37,7 @@ __all__ = ["LateFloat", "Live", "LiveFloat", "LiveInt", "plain_tree", "wrap"]
 
 
 class Live:
-    """What `LiveFloat` and `LiveInt` share: the tape, the entry that computes this number, and its plain value."""
+    """Base of `LiveFloat` and `LiveInt`: the tape, the entry that computes this number, and its plain value."""
 
     tape: Tape
     index: int
@@ -55,7 +56,7 @@ class Live:
 
     @property
     def node(self) -> Any:
-        """What torch asks a symbolic number for where it goes on with the number unseen: its plain value."""
+        """The plain value, for torch code that takes the value of a symbolic number."""
         return _PlainNode(self.tape.settle(self))
 
 
@@ -127,7 +128,7 @@ def _computed(function: Callable[..., Any], one: Live, *operands: Any) -> Any:
 
 
 def _has_python_method(other: Any, function: Callable[..., Any]) -> bool:
-    """Whether an operand on the right computes by a method that need not tell a live number from a plain one."""
+    """Return True if an operand on the right computes by a Python method, which may treat a live number as plain."""
     method = getattr(type(other), f"__r{function.__name__.rstrip('_')}__", None)
     return isinstance(other, torch.Tensor) or inspect.isfunction(method)
 
@@ -214,7 +215,7 @@ _METHODS["real"] = property(lambda self: self)
 
 
 def _symbolic_methods(kind: type) -> dict[str, Any]:
-    """What torch's symbolic numbers can do besides: the plain number is asked for it."""
+    """Other methods of torch's symbolic numbers, which the plain number answers."""
     plain = float if issubclass(kind, torch.SymFloat) else int
     names = {name for name in vars(kind) if callable(getattr(kind, name)) and name not in vars(object)}
     names -= {*_METHODS, "__init__"}
@@ -275,7 +276,7 @@ def _late(name: str) -> Any:
 
 
 def _followed(late: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """The late number that arithmetic makes of another one; None where it cannot be followed."""
+    """Return the late number that arithmetic makes of another one, or None if it cannot be followed."""
     if late.tape is None:
         return None
     operands = (*args, late) if name in _REFLECTED else (late, *args)
@@ -312,13 +313,13 @@ class LateFloat(float):
     """The value of a tensor that the step itself computes, or what arithmetic makes of such values.
 
     Attributes:
-        tensor: the tensor it was read from; None where it was computed.
-        entry: of the late tape, which computes it; None where it was read.
-        tape: the late tape; None where nothing may be computed with it.
-        handed_out: where a number that is computed of it is noted.
+        tensor: the tensor that it was read from, or None if it was computed.
+        entry: the entry of the late tape that computes it, or None if it was read.
+        tape: the late tape, or None if nothing may be computed with it.
+        handed_out: list of the numbers that are computed from it.
         origin: the user's line that read it.
         plain: the value.
-        reasons: where any use is noted.
+        reasons: reasons not to capture the step, to which other uses are added.
     """
 
     tensor: Any

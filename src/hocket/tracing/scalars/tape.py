@@ -44,16 +44,16 @@ class Tape:
     Attributes:
         entries: ``entries[i]`` is either a leaf ``(None, number of the leaf)`` or ``(function, operands)``, where an
             operand is a `TapeRef` or a plain number.
-        leaves: where each leaf is read from.
+        leaves: the source of each leaf.
         guards: entries with the outcome that every step must find.
-        found: the value of each leaf when the step was recorded; a later step finds one of the same type.
+        found: the value of each leaf when the step was recorded. Later values have the same type.
         unproven: leaves that have had no other value yet in a step that was compared with eager.
-        trusting: a step that is compared with eager runs whatever its leaves are.
-        settled: entries whose value is guarded itself; to the recording they are constants.
+        trusting: leaves may have any value, since the step is compared with eager.
+        settled: entries whose value is guarded itself. They are constants of the recording.
         handed_out: every number that the step was given.
         closed: the recording is over, and live numbers that outlive it compute like plain ones.
-        reasons: why the step cannot be captured, if it cannot.
-        follows: without, a leaf is a plain number that later steps must find again.
+        reasons: reasons why the step cannot be captured.
+        follows: leaves are live. Otherwise each is a plain number that must be the same in later steps.
     """
 
     entries: list[tuple[Callable[..., Any] | None, Any]] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Tape:
         return wrap(self, self._note(function, operands, result), result)
 
     def guard(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """Apply `function` now; later steps must find the same outcome."""
+        """Apply `function` now. Later steps must find the same outcome."""
         outcome = function(*[self._value(operand) for operand in operands])
         if outcome is not NotImplemented and not self.closed:
             self._guard(self._note(function, operands, outcome), outcome)
