@@ -26,6 +26,7 @@ __all__ = ["Body", "Statement", "is_plain", "names_of", "parsed"]
 _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Methods of generators that write what they are given, which others may read before.
 _WRITING = frozenset(("shuffle",))
 # Methods of tensors that tell a number which no op computes.
@@ -46,12 +47,8 @@ class Statement:
 
     @cached_property
     def loads(self) -> frozenset[str]:
-        """Local names that it reads."""
-        found = {n.id for n in ast.walk(self.node) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Store)}
-        for node in ast.walk(self.node):
-            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-                found.add(node.target.id)
-        return frozenset(found & self.names)
+        """Local names that it reads before it binds them, as far as its own loop or comprehension does."""
+        return frozenset(_read_names(self.node) & self.names)
 
     @cached_property
     def stores(self) -> frozenset[str]:
@@ -303,20 +300,41 @@ def _used_names(node: ast.AST) -> set[str]:
     return _bound_names(node) | {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def _bound_names(node: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for each in ast.walk(node):
-        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
-            found.add(each.id)
-        elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(each.name)
-        elif isinstance(each, ast.alias):
-            found.add(each.asname or each.name.partition(".")[0])
-        elif isinstance(each, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and each.name:
-            found.add(each.name)
-        elif isinstance(each, ast.MatchMapping) and each.rest:
-            found.add(each.rest)
+def _read_names(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Name):
+        return set() if isinstance(node.ctx, ast.Store) else {node.id}
+    if isinstance(node, ast.For):
+        inner = {name for each in node.body for name in _read_names(each)} - _bound_names(node.target)
+        # A target may be an attribute or an item, of what is read.
+        return inner.union(*map(_read_names, (node.iter, node.target, *node.orelse)))
+    found = {name for each in ast.iter_child_nodes(node) for name in _read_names(each)}
+    if isinstance(node, _COMPREHENSIONS):
+        own = {name for each in node.generators for name in _bound_names(each.target)}
+        return (found - own) | _read_names(node.generators[0].iter)
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        found.add(node.target.id)
     return found
+
+
+def _bound_names(node: ast.AST) -> set[str]:
+    """Names that code may bind or delete; what comprehensions and functions within bind is theirs."""
+    found: set[str] = set()
+    if isinstance(node, ast.Name):
+        return set() if isinstance(node.ctx, ast.Load) else {node.id}
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        found.add(node.name)
+    elif isinstance(node, ast.alias):
+        found.add(node.asname or node.name.partition(".")[0])
+    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+        found.add(node.name)
+    elif isinstance(node, ast.MatchMapping) and node.rest:
+        found.add(node.rest)
+    if isinstance(node, _SCOPES):
+        # A variable of the step that a function within declares its own.
+        return found | {n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names}
+    if isinstance(node, _COMPREHENSIONS):
+        return {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
+    return found.union(*map(_bound_names, ast.iter_child_nodes(node)))
 
 
 def _surely_bound(node: ast.stmt) -> set[str]:
@@ -336,7 +354,8 @@ def _surely_bound(node: ast.stmt) -> set[str]:
         return found | _all_bound(node.finalbody)
     if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.TryStar, ast.Match)):
         return set()
-    return _bound_names(node)
+    perhaps = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
+    return _bound_names(node) - perhaps
 
 
 def _leaves(body: Sequence[ast.stmt]) -> bool:

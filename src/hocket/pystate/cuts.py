@@ -93,7 +93,7 @@ class BodyCut:
     def parts(self) -> StepParts | None:
         if any(s.returns for s in self.middle) or not self._hoist() or not (self.drawing or self._is_worth_it()):
             return None
-        passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
+        passed = self._read_after() & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
             return None  # a function of the middle would see another variable
         early, live = sorted(passed & self.early), sorted(passed - self.early)
@@ -229,6 +229,15 @@ class BodyCut:
         self.drawing.append(call)
         self.front.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), call))
         _Exchange(call, ast.copy_location(_load(name), call)).visit(statement)
+
+    def _read_after(self) -> set[str]:
+        """Names that the last statements read before they bind them."""
+        found: set[str] = set()
+        bound: set[str] = set()
+        for statement in self.after:
+            found |= statement.loads - bound
+            bound |= statement.binds
+        return found
 
     def _bound(self) -> set[str]:
         """Local names that have a value after the middle."""
