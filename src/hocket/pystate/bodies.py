@@ -47,7 +47,7 @@ class Statement:
 
     @cached_property
     def loads(self) -> frozenset[str]:
-        """Local names that it reads before it binds them, as far as its own loop or comprehension does."""
+        """Local names that it reads."""
         return frozenset(_read_names(self.node) & self.names)
 
     @cached_property
@@ -289,52 +289,47 @@ def _within(node: ast.AST) -> list[ast.AST]:
 
 
 def _own(node: ast.AST) -> Iterable[ast.AST]:
-    """All nodes but those of functions within."""
+    """All nodes but those of functions within, and of names that a comprehension binds for itself."""
     yield node
     if not isinstance(node, _SCOPES):
-        for each in ast.iter_child_nodes(node):
+        inner = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
+        for each in inner:
             yield from _own(each)
+
+
+def _read_names(node: ast.AST) -> set[str]:
+    """Names that are read or deleted, without those that a comprehension binds for itself."""
+    if isinstance(node, ast.Name):
+        return set() if isinstance(node.ctx, ast.Store) else {node.id}
+    found: set[str] = set()
+    for each in ast.iter_child_nodes(node):
+        found |= _read_names(each)
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        found.add(node.target.id)
+    if isinstance(node, _COMPREHENSIONS):
+        targets = [n.id for each in node.generators for n in ast.walk(each.target) if isinstance(n, ast.Name)]
+        found = (found - set(targets)) | _read_names(node.generators[0].iter)
+    return found
 
 
 def _used_names(node: ast.AST) -> set[str]:
     return _bound_names(node) | {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def _read_names(node: ast.AST) -> set[str]:
-    if isinstance(node, ast.Name):
-        return set() if isinstance(node.ctx, ast.Store) else {node.id}
-    if isinstance(node, ast.For):
-        inner = {name for each in node.body for name in _read_names(each)} - _bound_names(node.target)
-        # A target may be an attribute or an item, of what is read.
-        return inner.union(*map(_read_names, (node.iter, node.target, *node.orelse)))
-    found = {name for each in ast.iter_child_nodes(node) for name in _read_names(each)}
-    if isinstance(node, _COMPREHENSIONS):
-        own = {name for each in node.generators for name in _bound_names(each.target)}
-        return (found - own) | _read_names(node.generators[0].iter)
-    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        found.add(node.target.id)
-    return found
-
-
 def _bound_names(node: ast.AST) -> set[str]:
-    """Names that code may bind or delete; what comprehensions and functions within bind is theirs."""
     found: set[str] = set()
-    if isinstance(node, ast.Name):
-        return set() if isinstance(node.ctx, ast.Load) else {node.id}
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        found.add(node.name)
-    elif isinstance(node, ast.alias):
-        found.add(node.asname or node.name.partition(".")[0])
-    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-        found.add(node.name)
-    elif isinstance(node, ast.MatchMapping) and node.rest:
-        found.add(node.rest)
-    if isinstance(node, _SCOPES):
-        # A variable of the step that a function within declares its own.
-        return found | {n for each in ast.walk(node) if isinstance(each, ast.Nonlocal) for n in each.names}
-    if isinstance(node, _COMPREHENSIONS):
-        return {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
-    return found.union(*map(_bound_names, ast.iter_child_nodes(node)))
+    for each in _own(node):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            found.add(each.id)
+        elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(each.name)
+        elif isinstance(each, ast.alias):
+            found.add(each.asname or each.name.partition(".")[0])
+        elif isinstance(each, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and each.name:
+            found.add(each.name)
+        elif isinstance(each, ast.MatchMapping) and each.rest:
+            found.add(each.rest)
+    return found
 
 
 def _surely_bound(node: ast.stmt) -> set[str]:
@@ -342,11 +337,9 @@ def _surely_bound(node: ast.stmt) -> set[str]:
         return _all_bound(node.body) & _all_bound(node.orelse)
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return set()
-    if isinstance(node, ast.With):
-        if any("suppress" in ast.dump(item.context_expr) for item in node.items):
-            return set()
+    if isinstance(node, ast.With):  # it may end an error of its body
         optional = [item.optional_vars for item in node.items if item.optional_vars is not None]
-        return _all_bound(node.body) | {name for each in optional for name in _bound_names(each)}
+        return {name for each in optional for name in _bound_names(each)}
     if isinstance(node, ast.Try):
         found = _all_bound(node.body) | _all_bound(node.orelse)
         for handler in node.handlers:
@@ -354,8 +347,9 @@ def _surely_bound(node: ast.stmt) -> set[str]:
         return found | _all_bound(node.finalbody)
     if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.TryStar, ast.Match)):
         return set()
-    perhaps = {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
-    return _bound_names(node) - perhaps
+    conditional = (ast.BoolOp, ast.IfExp, ast.Compare, *_COMPREHENSIONS)
+    branches = [each for each in _own(node) if isinstance(each, conditional)]
+    return _bound_names(node) - {name for each in branches for name in _bound_names(each)}
 
 
 def _leaves(body: Sequence[ast.stmt]) -> bool:

@@ -18,6 +18,7 @@ __all__ = ["BEFORE", "LIVE", "BodyCut", "StepParts"]
 # Keyword arguments of the parts.
 BEFORE, LIVE = "_hocket_before", "_hocket_live"
 _DRAWN = "_hocket_drawn_{}"
+_UNSURE = "_hocket_unsure_{}"
 _PLAIN_CALLS = (len, min, max, abs, round, float, int, range)
 _CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.time_ns, time.perf_counter_ns)
 
@@ -93,13 +94,12 @@ class BodyCut:
     def parts(self) -> StepParts | None:
         if any(s.returns for s in self.middle) or not self._hoist() or not (self.drawing or self._is_worth_it()):
             return None
-        passed = self._read_after() & names_of(self.middle, "stores")
+        passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
             return None  # a function of the middle would see another variable
-        early, live = sorted(passed & self.early), sorted(passed - self.early)
-        if not set(live) <= self._bound():
-            return None
-        names = [*self.names, *self._passed_on(set(live))]
+        early, live = sorted(passed & self.early), passed - self.early
+        sure, unsure = sorted(live & self._bound()), sorted(live - self._bound())
+        names = [*self.names, *self._passed_on(live)]
         if any(isinstance(n, ast.Name) and n.id in self.unsure for each in self.nodes for n in ast.walk(each)):
             return None
         before = None
@@ -107,10 +107,13 @@ class BodyCut:
             result = _tuple([_tuple(list(map(_load, names))), _tuple(list(map(_load, early)))])
             before = self.body.compiled([*self.front, ast.Return(result)], ())
         given = [_unpack(names, BEFORE)] if names else []
-        returned = ast.Return(_tuple(list(map(_load, live))))
-        middle = self.body.compiled([*given, *self.nodes, returned], (BEFORE,) if names else ())
-        taken = [_unpack(each, source) for each, source in ((early, BEFORE), (live, LIVE)) if each]
-        after = self.body.compiled([*taken, *(s.node for s in self.after)], (BEFORE, LIVE))
+        kept = [_UNSURE.format(name) for name in unsure]
+        returned = ast.Return(_tuple([*map(_load, sure), *map(_load, kept)]))
+        made = [*given, *self.nodes, *map(_kept_if_bound, unsure, kept), returned]
+        middle = self.body.compiled(made, (BEFORE,) if names else ())
+        taken = [_unpack(each, source) for each, source in ((early, BEFORE), ([*sure, *kept], LIVE)) if each]
+        bound = list(map(_bound_if_kept, unsure, kept))
+        after = self.body.compiled([*taken, *bound, *(s.node for s in self.after)], (BEFORE, LIVE))
         return StepParts(before, middle, after, self._lines())
 
     def _is_worth_it(self) -> bool:
@@ -230,15 +233,6 @@ class BodyCut:
         self.front.append(ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], call), call))
         _Exchange(call, ast.copy_location(_load(name), call)).visit(statement)
 
-    def _read_after(self) -> set[str]:
-        """Names that the last statements read before they bind them."""
-        found: set[str] = set()
-        bound: set[str] = set()
-        for statement in self.after:
-            found |= statement.loads - bound
-            bound |= statement.binds
-        return found
-
     def _bound(self) -> set[str]:
         """Local names that have a value after the middle."""
         found = set(self.body.parameters)
@@ -311,3 +305,15 @@ def _tuple(elements: list[Any]) -> ast.Tuple:
 
 def _unpack(names: Sequence[str], source: str) -> ast.stmt:
     return ast.Assign([ast.Tuple([ast.Name(name, ast.Store()) for name in names], ast.Store())], _load(source))
+
+
+def _kept_if_bound(name: str, kept: str) -> ast.stmt:
+    """``try: kept = (name,)``, and ``kept = ()`` where the name is not bound."""
+    store = ast.Name(kept, ast.Store())
+    unbound = ast.ExceptHandler(_load("NameError"), None, [ast.Assign([store], _tuple([]))])
+    return ast.Try([ast.Assign([store], _tuple([_load(name)]))], [unbound], [], [])
+
+
+def _bound_if_kept(name: str, kept: str) -> ast.stmt:
+    """``for name in kept: pass``: binds the name if it was bound."""
+    return ast.For(ast.Name(name, ast.Store()), _load(kept), [ast.Pass()], [])
