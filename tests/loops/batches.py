@@ -94,7 +94,7 @@ class Record:
     used: int = 0
 
 
-@loop()
+@loop(planned=True)
 def batch_in_a_dataclass_that_is_written() -> Loop:
     model, optimizer, batches = task()
     records = [Record(x, y) for x, y in batches]
@@ -108,7 +108,7 @@ def batch_in_a_dataclass_that_is_written() -> Loop:
     return Loop(step, model, optimizer, records, lambda: {"used": [record.used for record in records]})
 
 
-@loop()
+@loop(planned=True)
 def batch_that_is_emptied() -> Loop:
     model, optimizer, batches = task()
 
@@ -224,7 +224,7 @@ class Outcome:
     rate: float
 
 
-@loop()
+@loop(planned=True)
 def result_is_a_dataclass() -> Loop:
     model, optimizer, batches = task()
 
@@ -270,7 +270,7 @@ def step_that_fails_on_some_batches() -> Loop:
     return Loop(step, model, optimizer, lambda n: bad if n in (20, 150) else batches[n % 10])
 
 
-@loop(word="its state still changes")
+@loop(planned=True)
 def rare_batch_writes_and_draws() -> Loop:
     """The first call that takes this branch may be the one that is traced."""
     model, optimizer, batches = task()

@@ -147,7 +147,7 @@ def counter_in_a_context_variable() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"position": position.get()})
 
 
-@loop()
+@loop(planned=True)
 def counter_in_an_iterator() -> Loop:
     model, optimizer, batches = task()
     counter = itertools.count()
@@ -161,7 +161,7 @@ def counter_in_an_iterator() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"counter": repr(counter)})
 
 
-@loop(word="step")
+@loop(planned=True)
 def counter_and_a_remembered_rate() -> Loop:
     model, optimizer, batches = task()
     state = {"step": 0}
@@ -240,7 +240,7 @@ def counter_in_a_buffer_elsewhere() -> Loop:
     return Loop(step, model, optimizer, batches, scale.state_dict)
 
 
-@loop(word="step")
+@loop(planned=True)
 def counter_whose_type_is_asked() -> Loop:
     model, optimizer, batches = task()
     state = {"step": 0, "odd": 0}

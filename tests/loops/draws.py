@@ -1,4 +1,4 @@
-"""Loops whose step draws random numbers: torch's own can be planned, Python's and numpy's cannot."""
+"""Loops whose step draws random numbers: by torch, by Python, by numpy, before its ops and between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
 
 
-@loop(word="random")
+@loop(planned=True)
 def branch_by_random() -> Loop:
     model, optimizer, batches = task()
 
@@ -42,7 +42,7 @@ def branch_by_a_generator_of_its_own() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"draw": draw})
 
 
-@loop(word="generator")
+@loop(planned=True)
 def noise_by_a_numpy_generator() -> Loop:
     model, optimizer, batches = task()
     generator = np.random.default_rng(5)
@@ -57,7 +57,7 @@ def noise_by_a_numpy_generator() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
 
 
-@loop(word="random")
+@loop(planned=True)
 def order_by_numpy() -> Loop:
     model, optimizer, batches = task()
 
@@ -87,7 +87,7 @@ def mix_up_by_torch() -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop(word="random")
+@loop(planned=True)
 def mix_up_by_numpy() -> Loop:
     model, optimizer, batches = task()
 
@@ -130,7 +130,7 @@ def generator_of_torch_of_its_own() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
 
 
-@loop()
+@loop(planned=True)
 def seed_set_inside() -> Loop:
     model, optimizer, batches = task()
 
@@ -161,7 +161,7 @@ def seed_set_outside() -> Loop:
     return Loop(step, model, optimizer, batches, after=after)
 
 
-@loop()
+@loop(planned=True)
 def python_seed_set_inside() -> Loop:
     """Reads no state that outlives it, and yet changes the state of `random` for others."""
     model, optimizer, batches = task()
@@ -216,7 +216,7 @@ def noise_on_gradients() -> Loop:
     return Loop(step, model, optimizer, labelled())
 
 
-@loop()
+@loop(planned=True)
 def noise_from_a_certain_step_on() -> Loop:
     """The step begins to draw from `random` long after a verdict stands."""
     model, optimizer, batches = task()

@@ -126,7 +126,7 @@ def losses_read_between_steps() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"losses": losses, "worst": worst}, after)
 
 
-@loop()
+@loop(planned=True)
 def failures_swallowed() -> Loop:
     """A blind `except` must not hide from the step that it is traced."""
     model, optimizer, batches = task()
@@ -144,7 +144,7 @@ def failures_swallowed() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"failures": failures})
 
 
-@loop()
+@loop(planned=True)
 def logged() -> Loop:
     model, optimizer, batches = task()
     lines = []
@@ -162,7 +162,7 @@ def logged() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"lines": lines})
 
 
-@loop()
+@loop(planned=True)
 def printed() -> Loop:
     model, optimizer, batches = task()
 
@@ -187,7 +187,7 @@ class Average:
         self.count += rows
 
 
-@loop()
+@loop(planned=True)
 def average_meter() -> Loop:
     model, optimizer, batches = task()
     meter = Average()
@@ -230,7 +230,7 @@ def callbacks() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {str(c.every): vars(c) for c in listeners})
 
 
-@loop(word="previous")
+@loop(planned=True)
 def scaled_by_the_previous_loss() -> Loop:
     model, optimizer, batches = task()
     previous = 1.0
@@ -245,7 +245,7 @@ def scaled_by_the_previous_loss() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"previous": previous})
 
 
-@loop()
+@loop(planned=True)
 def metrics_in_dictionaries() -> Loop:
     model, optimizer, batches = task()
     metrics, rows, labels = defaultdict(float), Counter(), set()

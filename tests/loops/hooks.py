@@ -96,7 +96,7 @@ def hook_that_collects_activations() -> Loop:
     )
 
 
-@loop(word="norms")
+@loop(planned=True)
 def hook_that_collects_norms() -> Loop:
     norms = {}
 

@@ -130,7 +130,7 @@ def norm_of_gradients_logged() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: log)
 
 
-@loop(word="value of a tensor")
+@loop(planned=True)
 def best_so_far() -> Loop:
     """A branch on the value of the loss."""
     model, optimizer, batches = task()

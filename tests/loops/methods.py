@@ -176,7 +176,7 @@ def two_models_that_teach_each_other() -> Loop:
     return Loop(step, models, optimizers, labelled())
 
 
-@loop()
+@loop(planned=True)
 def policy_gradient() -> Loop:
     """Actions are sampled by torch; the baseline is a number of Python's."""
     model = mlp(4, 8, 3)
@@ -259,7 +259,7 @@ def curriculum_of_lengths() -> Loop:
     return Loop(step, model, optimizer, lambda n: data[n % 10, :, :, : 2 + 3 * (n // 70)])
 
 
-@loop(word="value of a tensor")
+@loop(planned=True)
 def curriculum_inside() -> Loop:
     """The step itself decides how much of the batch it takes, by how well it does."""
     model, optimizer, batches = task()

@@ -185,7 +185,7 @@ def optimizer_that_counts() -> Loop:
     return Loop(step, model, optimizer, labelled(), lambda: {"taken": optimizer.taken})
 
 
-@loop()
+@loop(planned=True)
 def scheduler_inside() -> Loop:
     model, optimizer, batches = task()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)

@@ -166,7 +166,7 @@ def a_sink_before_what_may_raise() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"seen": seen})
 
 
-@loop(word="neither number nor text")
+@loop(planned=True)
 def a_sink_of_tensors() -> Loop:
     model, optimizer, batches = task()
     seen = []

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from loops.loop import CHANGE, Loop, loop, task, update
 
 
-@loop(word="data")
+@loop(planned=True)
 def cycle_advanced_inside() -> Loop:
     model, optimizer, batches = task()
     data = itertools.cycle(batches)
@@ -29,7 +29,7 @@ def cycle_advanced_inside() -> Loop:
     return Loop(step, model, optimizer, [None])
 
 
-@loop(word="data")
+@loop(planned=True)
 def generator_advanced_inside() -> Loop:
     model, optimizer, batches = task()
     given = []
@@ -50,7 +50,7 @@ def generator_advanced_inside() -> Loop:
     return Loop(step, model, optimizer, [None], lambda: {"given": given})
 
 
-@loop(word="data")
+@loop(planned=True)
 def iterator_begun_anew() -> Loop:
     model, optimizer, batches = task()
     data, epochs = iter(batches), 0
@@ -70,7 +70,7 @@ def iterator_begun_anew() -> Loop:
     return Loop(step, model, optimizer, [None], lambda: {"epochs": epochs, "left": data.__length_hint__()})
 
 
-@loop(word="data")
+@loop(planned=True)
 def data_loader_inside() -> Loop:
     """Shuffles by torch's own generator, anew at the start of every epoch."""
     model, optimizer, _ = task()
@@ -104,7 +104,7 @@ def data_loader_outside() -> Loop:
     return Loop(step, model, optimizer, lambda _: next(epochs))
 
 
-@loop()
+@loop(planned=True)
 def file_read_inside(folder) -> Loop:
     """The rate is read from a file, as people do who want to change it while a job runs."""
     model, optimizer, batches = task()
@@ -124,7 +124,7 @@ def file_read_inside(folder) -> Loop:
     return Loop(step, model, optimizer, batches, after=after)
 
 
-@loop()
+@loop(planned=True)
 def file_written_inside(folder) -> Loop:
     model, optimizer, batches = task()
     path = folder / "log.txt"
@@ -140,7 +140,7 @@ def file_written_inside(folder) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"lines": path.read_text().count("\n")})
 
 
-@loop()
+@loop(planned=True)
 def file_kept_open(folder) -> Loop:
     model, optimizer, batches = task()
     path = folder / "numbers.txt"
@@ -173,7 +173,7 @@ def environment_read_inside() -> Loop:
     return Loop(step, model, optimizer, batches, after=after, close=lambda: os.environ.pop("LOOPS_WEIGHT", None))
 
 
-@loop(word="time")
+@loop(planned=True)
 def time_taken_inside() -> Loop:
     model, optimizer, batches = task()
     times = []

@@ -79,7 +79,17 @@ def declares(x: torch.Tensor) -> Any:
     return [each + note for each in note]
 
 
-@pytest.mark.parametrize("step", [prints, draws, draws_when_it_likes, binds_twice, declares])
+def names_again(x: torch.Tensor) -> Any:
+    y = sum(p.pow(2).sum() for p in (x, x))
+    kept = []
+    for held, p in zip((y, y), (x, x), strict=True):
+        kept.append((held.item(), len(p)))
+    n = [n for n in kept]  # noqa: C416
+    print(n, kept)
+    return {p: held for p, held in enumerate(n)}  # noqa: C416
+
+
+@pytest.mark.parametrize("step", [prints, draws, draws_when_it_likes, binds_twice, declares, names_again])
 def test_parts_one_after_the_other_are_the_step(step: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.arange(3.0)
     found = ways(step, x)
@@ -100,11 +110,21 @@ def test_the_middle_prints_and_draws_nothing(capsys: pytest.CaptureFixture[str])
     assert any(isinstance(each, torch.Tensor) or each == 6.0 for each in live)
 
 
+def bound_by_an_assignment_within(x: torch.Tensor) -> Any:
+    y = len(x) > 5 and (z := x.sum()) is not None
+    w = x.square()
+    if y:
+        print(z)
+    return w.sum().item()
+
+
 def bound_perhaps(x: torch.Tensor) -> None:
-    if len(x) > 2:
-        y = x * 2
-        z = y.sum()
-    print(z)
+    if len(x) > 5:
+        z = x.sum()
+    y = x.square().sum()
+    if len(x) > 5:
+        print(z)
+    print(y)
 
 
 def returns_between(x: torch.Tensor) -> Any:
@@ -163,6 +183,7 @@ class Private:
 @pytest.mark.parametrize(
     "step",
     [
+        bound_by_an_assignment_within,
         bound_perhaps,
         returns_between,
         draws_in_a_loop,
