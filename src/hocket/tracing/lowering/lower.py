@@ -47,6 +47,7 @@ def lower(
     """Make the graph and the program of a trace.
 
     Args:
+        trace: of a recorded step.
         split_backward: split the backward of every convolution.
         pays: called with the name of the joint op and a part. The part stays with the others if it returns False.
         native_ops: those of `NATIVE_OPS` that replace torch's where possible.
