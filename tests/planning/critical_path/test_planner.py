@@ -184,8 +184,10 @@ def test_a_step_of_a_large_model_needs_few_streams():
 
 
 OPTIONS = {
-    "expected the first so many of streams, asynchronous, priorities, got asynchronous": {"methods": ("asynchronous",)},
-    "expected the first so many of streams, asynchronous, priorities, got fast": {"methods": ("fast",)},
+    "expected the first of streams, asynchronous, priorities, in order, got asynchronous": {
+        "methods": ("asynchronous",)
+    },
+    "expected the first of streams, asynchronous, priorities, in order, got fast": {"methods": ("fast",)},
     **{f"expected 1 to 8 streams, got {number!r}": {"max_streams": number} for number in (0, 9, 2.5, True)},
     "expected levels to be one of auto, order, waits, plain, flat, got 'some'": {"levels": "some"},
     "expected launches to be one of free, eager, graph, got 'lazy'": {"launches": "lazy"},

@@ -1,17 +1,17 @@
-"""Strategies 3 and 4 of Liu et al.: what runs beside what.
+"""Strategies 3 and 4 of Liu et al., which run ops side by side.
 
-Strategy 3: whenever cores are idle, take the ready op that fits into them at one of its candidate widths, narrowest
-first, and does not outlast what is running; the most expensive such op first. Where there is none, take the most
-expensive op that fits at all; where nothing runs, the most expensive op there is.
+Strategy 3: whenever cores are idle, take the most expensive ready op that fits into them at one of its candidate widths
+(narrowest first) and ends no later than the running ops. If there is none, take the most expensive op that fits, and if
+no op runs, the most expensive one.
 
-Strategy 4: an op that takes all cores leaves their sibling hardware threads. Small ready ops (the shortest at one
-thread first) go there, each to the cores that have been disturbed least, as long as they do not outlast the wide op.
-What that costs is in `hocket.simulation.smt`: while both threads of a core are busy, both get on at the same
-reduced speed, and the wide op ends when the most disturbed of its threads does::
+Strategy 4: while an op takes all cores, small ready ops (the shortest at one thread first) run on the sibling hardware
+threads, each on the cores with the least load so far, as long as they end no later than the wide op. The slowdown is
+that of `hocket.simulation.smt`: while both threads of a core are busy, both run at the same reduced speed, and the wide
+op ends with the slowest of its threads::
 
     core 0  sibling  |  [ small ][ small ]     |
-            thread 0 |=======---------------===|      the wide op ends later by what the small ones on one core take
-    core 1  sibling  |  [   small   ]          |      from it; what they take on other cores costs nothing more
+            thread 0 |=======---------------===|      the small ops of the most loaded core delay the wide op,
+    core 1  sibling  |  [   small   ]          |      and those of other cores do not delay it further
             thread 0 |=======---------=====|...|
 """
 
@@ -88,7 +88,7 @@ class _Corun:
             insort(self._ready, (-self._cost_us[op], op))
 
     def _next(self, now_us: float) -> tuple[int, int] | None:
-        """The op to start now and its width, or None: wait."""
+        """The op to start now and its width, or None to wait."""
         clock, durations = self._clock, self._durations
         if not clock.running:
             op = self._ready[0][1]
@@ -106,7 +106,7 @@ class _Corun:
         return None
 
     def _width_in_a_pair(self, op: int) -> int:
-        """The width at which `op` and the next ready op, side by side, end sooner than one after the other; or 0."""
+        """The width of `op` at which it and the next ready op end sooner side by side than in sequence, or 0."""
         if not self._in_pairs or len(self._ready) < 2:
             return 0
         other = self._ready[1][1]
@@ -126,10 +126,10 @@ class _Corun:
     def _fill_siblings(self, wide: Placement, speedup: float) -> None:
         """Strategy 4, from the start of the `wide` op to its end."""
         num_cores = self._instance.num_cores
-        slowdown = 2 / speedup  # of an op beside another one
-        end_us = [wide.end_us] * num_cores  # when the wide op's thread on each core is done
+        slowdown = 2 / speedup  # of an op that shares its cores
+        end_us = [wide.end_us] * num_cores  # the end of the wide op's thread on each core
         siblings = CoreAllocator(num_cores)
-        running: list[tuple[float, int, int]] = []  # when a small op will end, which, and on which siblings
+        running: list[tuple[float, int, int]] = []  # the end of a small op, the op, and its siblings
         now_us = wide.start_us
         while True:
             for op in sorted((op for _, op in self._ready), key=lambda op: self._durations[op][1]):

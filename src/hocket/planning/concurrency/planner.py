@@ -1,4 +1,4 @@
-"""`concurrency`: the right width for each op, and other ops in the cores it leaves idle.
+"""`concurrency`: the best width for each op, and other ops on the cores that it leaves idle.
 
 The four strategies of Liu et al. ("Runtime Concurrency Control and Operation Scheduling for High Performance Neural
 Network Training", IPDPS 2019, section III-D), decided ahead of the step by the measured costs::
@@ -8,22 +8,21 @@ Network Training", IPDPS 2019, section III-D), decided ahead of the step by the 
          |#####################|       2  one width for all instances of a kernel, that of its largest instance,
       48 |#####################|           since changing widths costs time
          |  conv (best at 48)  |oooo|  3  a ready op that fits into the idle cores and does not outlast what runs
-       0 +---------------------------      goes beside it, at one of its three best widths (narrowest first)
+       0 +---------------------------      runs beside it, at one of its three best widths (narrowest first)
 
     4  beside an op that takes all cores, small ops on the second hardware threads of the same cores
 
-Without strategy 3 ops run one after another, as the framework would. Where nothing fits, the most expensive ready op
-runs next. The width of strategy 3 gives way to that of strategy 2 when they differ by more than two threads.
+Without strategy 3 ops run one after another, as in the framework. If no op fits, the most expensive ready op runs next.
+The width of strategy 2 replaces that of strategy 3 if they differ by more than two threads.
 
-So an op that is best at nearly all cores leaves room for nothing. With `halves`, half of its width is among its
-candidates, too, and where nothing runs, the two most expensive ready ops begin side by side if they end sooner like
-that than one after the other (section II-C, Table III: two convolutions on 34 cores each, 1.38 times as soon as one
-after the other on 68).
+So an op that is fastest at nearly all cores leaves no room for others. With `halves`, half of its width is among its
+candidates, and if no op runs, the two most expensive ready ops begin side by side if they end sooner than in sequence
+(section II-C, Table III: two convolutions on 34 cores each, 1.38 times as fast as one after the other on 68).
 
-Beyond the paper, `lookahead` improves the result by search (see `hocket.planning.moldable.local_search`), small ops are
-first bundled into actions (`hocket.planning.moldable.clustering`), a lane that waits for another one is taken to wake
-up some microseconds late, and pairs of ops that were measured to disturb each other (`avoid`) are kept apart. What is
-found by looking ahead, the paper's plan and the serial one are simulated, and the shortest of them is the result.
+Beyond the paper, a search improves the result (`hocket.planning.moldable.local_search`), small ops are first merged
+into actions (`hocket.planning.moldable.clustering`), a lane that waits for another one wakes up some microseconds late,
+and pairs of ops that were measured to disturb each other (`avoid`) are kept apart. The plan of the search, the paper's
+plan and the serial one are simulated, and the shortest of them is the result.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ MAX_LOOKAHEAD_MS = 300.0
 
 
 class Concurrency(Planner):
-    """Strategies 1 to 4 of the paper, each switchable, and a search that starts from their plan.
+    """Strategies 1 to 4 of the paper, each of which can be left out, and a search that starts from their plan.
 
     Args:
-        strategies: which of 1, 2, 3 and 4 to apply; 4 adds to 3, where cores have sibling threads, and to nothing else.
-        lookahead_ms: duration of the search for a shorter plan. 0 keeps the paper's plan as it is. By default 50 ms for
-            each core, at most 300 ms.
-        avoid: pairs of ops that shall not run side by side.
-        coarsen_us: bundle small ops into actions of up to this duration; 0: leave them as they are.
-        wait_us: how much later an op starts than one of another lane ends that it waits for; counted when choosing.
-        halves: let strategy 3 take half of an op's width; where it looks ahead, on more than four cores, both ways are
-            tried anyway.
+        strategies: those of 1, 2, 3 and 4 to apply. 4 has an effect only with 3, and on cores with sibling threads.
+        lookahead_ms: duration of the search for a shorter plan, by default 50 ms for each core and at most 300 ms. 0
+            gives the paper's plan.
+        avoid: pairs of ops that may not run side by side.
+        coarsen_us: merge small ops into actions of up to this duration. 0 merges none.
+        wait_us: delay before an op starts after an op of another lane that it waits for.
+        halves: let strategy 3 take half of an op's width. With a search on more than four cores, both ways are tried
+            in any case.
 
     Example:
         >>> from hocket.ir import Costs, Graph, Machine, Op
@@ -134,9 +133,9 @@ class Concurrency(Planner):
 
 
 def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int]) -> list[int]:
-    """The width of each op by strategies 1 and 2; all cores where no strategy says anything.
+    """The width of each op by strategies 1 and 2, or all cores without them.
 
-    The type of an op is its kernel and its role: one kernel makes all gradients of a convolution.
+    The type of an op is its kernel and its role, since one kernel computes all gradients of a convolution.
     """
     if 2 in strategies:
         largest: dict[tuple[str, str], int] = {}
@@ -153,9 +152,9 @@ def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int
 def strategy_candidates(
     instance: Instance, widths: Sequence[int], strategies: Collection[int], halves: bool = False
 ) -> list[list[int]]:
-    """The widths strategy 3 may give each op: its three fastest, unless they are far from what strategy 2 says.
+    """The widths that strategy 3 may choose from: the three fastest that are near that of strategy 2.
 
-    With `halves`, half of its usual width, too.
+    With `halves`, also half of the op's usual width.
     """
     found = []
     for durations, usual in zip(instance.durations_us, widths, strict=True):

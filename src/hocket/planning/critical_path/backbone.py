@@ -1,18 +1,18 @@
-r"""The backbone of a step: the ops that another op of the same step waits for, and nothing else.
+r"""The backbone of a step: the ops that other ops of the same step wait for.
 
-A layer's backward is three tasks (TurboDL, section 2.2): the activation gradient, which the layer below waits for, and
-the weight and bias gradients, which only the update waits for, and the update only the next step. So a step is a
-backbone of forwards and activation gradients, and all else hangs off it::
+A layer's backward has three tasks (TurboDL, section 2.2): the activation gradient, which the layer below waits for, and
+the weight and bias gradients, which only the update waits for. The update is needed only by the next step. So a step is
+a backbone of forwards and activation gradients, and the other ops hang off it::
 
-    backbone   conv1 - relu1 - conv2 - loss - dA2 - dRelu1      (conv1 reads the batch: nobody wants its dA)
+    backbone   conv1 - relu1 - conv2 - loss - dA2 - dRelu1      (conv1 reads the batch, so it has no dA)
                                                |       |
-    rest                                      dW2     dW1  - update1        (and dB1, dB2, update2)
+    others                                    dW2     dW1  - update1        (and dB1, dB2, update2)
 
-Roles say which is which, but where it matters the edges decide: an update that a later forward of the *same* step reads
-(a GAN's discriminator) is backbone, and a forward that leads nowhere (a counter of batches) is not.
+Roles tell these apart, but edges take precedence: an update that a later forward of the *same* step reads (a GAN's
+discriminator) is backbone, and a forward that leads to no gradient (a counter of batches) is not.
 
-The backbone is kept without edges that a longer way implies: a saved activation goes from its forward straight to its
-backward, past the whole network, and would hide every place that all ways lead through.
+Edges of the backbone that a longer path implies are left out: a saved activation has an edge from its forward straight
+to its backward, past the whole network, which would hide every op that all paths lead through.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _GRADIENTS = ("weight_grad", "bias_grad", "update")
 
 @dataclass(frozen=True)
 class Backbone:
-    """The backbone's n ops in a topological order, and who comes right before and right after whom.
+    """The backbone's n ops in a topological order, with their direct predecessors and successors.
 
     Attributes:
         ops: names.
-        above: for each op the ops right before it, by position in `ops`.
-        below: likewise those right after it.
+        above: for each op its direct predecessors, by position in `ops`.
+        below: for each op its direct successors.
     """
 
     ops: tuple[str, ...]
@@ -67,7 +67,7 @@ def backbone_of(graph: Graph) -> Backbone:
 
 
 def _members(graph: Graph) -> set[str]:
-    """Forwards and activation gradients on the way to some gradient, and whatever they wait for."""
+    """Forwards and activation gradients that lead to some gradient, and all ops that they wait for."""
     useful: set[str] = set()
     if any(op.role in _GRADIENTS for op in graph.ops):
         for name in reversed(graph.order):
@@ -76,7 +76,7 @@ def _members(graph: Graph) -> set[str]:
     else:
         useful = set(graph.by_name)
     found = {op.name for op in graph.ops if op.role in _TASKS and op.name in useful}
-    if not found:  # a graph that knows no roles: nothing can be put off
+    if not found:  # a graph without roles: no op can be postponed
         return {op.name for op in graph.ops if op.role not in ("send", "recv")}
     for name in reversed(graph.order):
         if graph[name].role not in ("send", "recv") and any(after in found for after in graph.successors[name]):
@@ -85,7 +85,7 @@ def _members(graph: Graph) -> set[str]:
 
 
 def reduced(above: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The same order without the edges that others imply (the transitive reduction; Aho, Garey, Ullman 1972)."""
+    """The transitive reduction: the order without edges that others imply (Aho, Garey, Ullman 1972)."""
     masks: list[int] = []
     result = []
     for before in above:

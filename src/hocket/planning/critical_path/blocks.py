@@ -1,16 +1,16 @@
-r"""Blocks: the parts of a network in which several ways run side by side, from a fork to the merge that closes it.
+r"""Blocks: the parts of a network with several parallel paths, each from a fork to the merge that closes it.
 
-TurboDL (section 2.4, "Path analysis of the entire network") takes a network for a sequence of blocks, each from a fork
-layer to a merge layer, and compares ways only inside a block, since blocks run one after the other::
+TurboDL (section 2.4, "Path analysis of the entire network") views a network as a sequence of blocks, each from a fork
+layer to a merge layer, and compares paths only inside a block, since blocks run one after the other::
 
                  ,-- b --- c --.            ,-- f --.
         a ------<               >-- d -- e-<         >-- h         blocks: {b, c, x} of fork a and merge d,
                  `----- x -----'            `-- g --'                       {f, g} of fork e and merge h
 
-A fork and the merge that closes it are told by dominators: `a` dominates `c` if every way from the start to `c` leads
-through `a`; `d` post-dominates `c` if every way from `c` to the end leads through `d`. Ops that dominate the end lie on
-every way: they are the chain, and between two neighbours of it there is nothing, or a block. (Cooper, Harvey, Kennedy:
-"A Simple, Fast Dominance Algorithm", 2001; on a graph without cycles one pass is enough.)
+Dominators give forks and merges: `a` dominates `c` if every path from the start to `c` leads through `a`, and `d`
+post-dominates `c` if every path from `c` to the end leads through `d`. Ops that dominate the end are on every path.
+They form the chain, and two neighbours of it have either no ops or one block between them. (Cooper, Harvey, Kennedy: "A
+Simple, Fast Dominance Algorithm", 2001. On an acyclic graph one pass is enough.)
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Block:
     """Ops of the backbone between a fork and its merge, by position in the backbone.
 
     Attributes:
-        fork: the op before the block on every way; None: the step's start.
-        merge: the op after it on every way; None: the step's end.
-        ops: those between, in topological order.
+        fork: the op before the block on every path, None for the step's start.
+        merge: the op after it on every path, None for the step's end.
+        ops: the ops between, in topological order.
     """
 
     fork: int | None
@@ -39,10 +39,10 @@ class Block:
 
 
 def dominators(above: Sequence[Sequence[int]]) -> list[int]:
-    """For each op of a topological order its immediate dominator; `START` where only the start is.
+    """For each op of a topological order its immediate dominator, or `START` if it has none.
 
     Args:
-        above: for each of n ops the ops right before it, all at smaller positions.
+        above: for each of n ops its direct predecessors, all at smaller positions.
 
     Example:
         >>> dominators([[], [0], [0], [1, 2]])
@@ -74,12 +74,12 @@ def _common(one: int, other: int, immediate: Sequence[int], depth: Sequence[int]
 
 
 def blocks_of(backbone: Backbone) -> list[Block]:
-    """The blocks of a backbone, in order; a chain has none."""
+    """The blocks of a backbone, in order. A chain has none."""
     count = len(backbone)
     if not count:
         return []
     last = count - 1
-    # The end stands behind all ops that nothing follows.
+    # The end follows all ops without successors.
     forward = dominators([*backbone.above, [op for op in range(count) if not backbone.below[op]]])
     backward = dominators([[last - after for after in backbone.below[last - op]] for op in range(count)])
     chain: set[int] = set()

@@ -1,23 +1,23 @@
-r"""The same plan on CPU lanes: streams on cores of their own, or lanes that take turns on all of them.
+r"""The critical-path plan on CPU lanes: one set of cores for each stream, or lanes that take turns on all cores.
 
-A core has no priorities, so the order in which ops are started has to do what a stream's priority does on a GPU. Three
-ways, each with several widths or orders, and the simulation decides:
+A core has no priorities, so the order of starts replaces the priority of streams on a GPU. There are three kinds of
+plans, each with several widths or orders, and simulation chooses:
 
-- one lane for each stream, on disjoint cores; what is waited for gets the cores that the others leave::
+- one lane for each stream, on disjoint cores, where the critical path has all cores but one for each other lane::
 
       core 0   activation 0   [ conv1 ][ conv2 ][ dA2 ][ dRelu1 ]
       core 1   weight 0                         [ dW2 ][ u2 ][ dW1 ][ u1 ]
 
-- any cores, for whoever is ready and has the highest priority (`hocket.planning.moldable.parallel_sgs`); lanes that
-  share a core take turns through `Plan.after`::
+- any cores for the ready op of the highest priority (`hocket.planning.moldable.parallel_sgs`). Lanes that share a core
+  take turns through `Plan.after`::
 
       core 0   [ conv1       ][ conv2      ][ dA2 ][ dRelu1 ][ dW1 ]
       core 1   [             ][            ][ dW2 ][ u2 ]    [ dB1 ]
 
-- phases of one wide lane and of narrow ones in turn (`hocket.planning.phases`), out of the order that puts every
-  gradient of a parameter behind what it waits for, out of the program's, or out of that of the longest paths.
+- phases of one wide lane and of narrow ones in turn (`hocket.planning.phases`), from the order of streams (every
+  gradient of a parameter right behind the ops that it waits for), from program order, or by the longest paths.
 
-The serial plan is always among them, so the result is never longer than that, as far as the costs are right.
+The serial plan is always a candidate, so the result is never longer, as far as the costs are right.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def core_plans(
 
     Args:
         graph: one step without transfers.
-        costs: what its ops take.
+        costs: the durations of its ops.
         device: a CPU.
         streams: the streams of the step, made from durations at full width.
-        wait_us: how long a lane takes to notice that another one is done.
-        earliest_us: for ops that wait for an arrival when they can start at the earliest.
-        keep_order: only plans that hang on the order of `streams`: the others are known already.
+        wait_us: delay before an op starts after an op of another lane that it waits for.
+        earliest_us: the earliest start of each op that waits for an arrival.
+        keep_order: yield only plans that depend on the order of `streams`.
     """
     if not keep_order:
         serial = Serial().compute_plan(graph, costs, Machine((device,)), earliest_us or {})
@@ -78,7 +78,7 @@ def core_plans(
         ]
         ranks = instance.ranks_at_us([device.cores] * len(names))
         orders += [list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[names[op]]))]
-    turn = {op: at for at, op in enumerate(graph.order)}  # of ops that take no time, in a plan as well
+    turn = {op: at for at, op in enumerate(graph.order)}  # ops that take no time have this order in a plan, too
     packed = [parallel_sgs(instance, of_ops, first) for of_ops in map(instance.usable, widths)]
     packed += [in_phases(instance, sorted(of, key=instance.ready_us), SWITCH_US) for of in orders]
     for placed in packed:
@@ -87,7 +87,7 @@ def core_plans(
 
 
 def switches_us(plan: Plan) -> float:
-    """What it takes that lanes of different width take turns on their cores; a simulation does not count it."""
+    """Total time of changes between lanes of different width on the same cores, which a simulation leaves out."""
     turns = 0
     for op, others in plan.after.items():
         mine = plan.lane_of[op]
@@ -99,7 +99,7 @@ def switches_us(plan: Plan) -> float:
 
 
 def _own_cores(graph: Graph, instance: Instance, device: Device, order: Sequence[str]) -> Plan:
-    """A lane for each stream on cores that no other lane has; only as many streams as there are cores."""
+    """A lane for each stream on cores of its own, with at most as many streams as cores."""
     widths = instance.usable([device.cores] * len(graph))
     rows = zip(graph.ops, instance.durations_us, widths, strict=True)
     durations = {op.name: of_op[width] for op, of_op, width in rows}

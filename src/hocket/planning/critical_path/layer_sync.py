@@ -1,7 +1,7 @@
 r"""Layer by layer: the tasks of one layer side by side, and a barrier before the next one.
 
-What Caffe with cuDNN does, and what TurboDL is compared with (section 4): a layer's gradients run on streams of their
-own, but the next layer starts only when all of them are done (Fig. 3a)::
+This is the schedule of Caffe with cuDNN, the baseline of TurboDL (section 4): a layer's gradients run on separate
+streams, but the next layer starts only when all of them are done (Fig. 3a)::
 
     activation   [ dA3 ]    |[ dA2     ]|[ dA1 ]
     weight       [ dW3     ]|[ dW2 ]    |[ dW1    ]|[ updates ]
@@ -21,7 +21,7 @@ def layer_sync(graph: Graph, streams: Streams, device: str) -> Plan:
 
     Args:
         graph: one step without transfers.
-        streams: tells which op does which task.
+        streams: gives the task of each op.
         device: the GPU.
     """
     lanes: dict[str, list[str]] = {task: [] for task in TASKS}
@@ -36,7 +36,7 @@ def layer_sync(graph: Graph, streams: Streams, device: str) -> Plan:
         if updates:
             task = "activation"
         if layer != (op.layer, updates):
-            # What ran two layers ago has been waited for by the layer in between, or never ended before this one.
+            # The layer in between has waited for the ops of two layers ago.
             before, now = {**before, **now} if not now else dict(now), {}
             layer = (op.layer, updates)
         if task not in now:

@@ -1,27 +1,26 @@
-r"""Memory: what a plan may hold at once, whatever each op takes, and waits that keep it within a limit.
+r"""Peak memory of a plan, whatever its ops take, and waits that keep it within a limit.
 
-A weight gradient that is put off keeps its layer's activation alive, and the gradient that it reads. So a plan has a
-peak of its own, beside that of running the ops one after another, which is what eager does. A simulated timeline would
-tell the peak of one run; another run may be slower in one lane and hold more. So the peak is bounded over *all* runs
-that the plan allows.
+A postponed weight gradient keeps its layer's activation alive, and the gradient that it reads. So a plan may have a
+higher peak than eager, which runs the ops one after another. A simulated timeline has the peak of one run, and another
+run may be slower in one lane and hold more. So the peak is bounded over *all* runs that the plan allows.
 
-Take any order of all ops, and at some moment of some run the op `m` that is the last of them, by that order, to have
-been started. Whatever is alive then was made by `m` or by an op before it, and is not among what surely was done with
+Take any order of all ops and any moment of a run. Let `m` be the last op in that order that has started by then. All
+buffers that are alive were written by `m` or an op before it, and are not among those whose last users had finished
 when `m` started. So
 
-    peak <= max over m of the bytes that were made by m or before it, and may still have a user when m starts
+    peak <= max over m of the bytes that were written by m or before it, and may still have a user when m starts
 
-and that depends on the waits of `m` alone. It is what `held_back` turns into waits, op by op in the order::
+which depends only on the waits of `m`. `held_back` adds waits by this bound, op by op in the order::
 
     backbone   [ dA9 ][ dA8 ][ dA7 ][ dA6 ] ...        without a limit the side may still be at dW9 when the backbone
     side       [ dW9 ][ dW8 ] ...                      is at dA1: then every activation is still there
 
-    backbone   [ dA9 ][ dA8 ][ dA7 ]|wait for dW9|[ dA6 ]        only where the next bytes would not fit, and only for
-    side       [ dW9         ][ dW8 ] ...                        as much as has to be freed for them
+    backbone   [ dA9 ][ dA8 ][ dA7 ]|wait for dW9|[ dA6 ]        only where the next bytes would not fit, and only until
+    side       [ dW9         ][ dW8 ] ...                        enough bytes are free
 
-If `m` waits for everything before it, its bytes are those of running the ops one after another in that order. So every
-limit is kept that the order itself keeps; which orders to try is up to the caller
-(`hocket.planning.critical_path.min_memory_order` has the one that holds little).
+If `m` waits for all ops before it, its bound is that of running the ops one after another in that order. So every limit
+can be kept that the order itself keeps. The caller chooses the orders to try
+(`hocket.planning.critical_path.min_memory_order` gives one of small peak).
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float:
-    """The most bytes that are alive at once when ops run one after another and free what nobody needs any more.
+    """The peak in bytes when ops run one after another and each buffer is freed after its last user.
 
     Args:
-        graph: one step that knows its buffers.
-        order: the ops' order; program order, which is eager's, when not given.
+        graph: one step with buffers.
+        order: the ops' order, by default program order, which is eager's.
 
     Example:
         >>> from hocket.ir import Buffer, Op
@@ -74,15 +73,15 @@ def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float
 
 
 def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> float:
-    """The most bytes that can be alive at once in any run that `plan` allows: an upper bound, exact on one lane.
+    """An upper bound of the peak in bytes over all runs that `plan` allows, exact on one lane.
 
-    Every lane starts and ends with the step. Without buffers in the graph it is 0.
+    Every lane starts and ends with the step. The bound is 0 for a graph without buffers.
 
     Args:
         graph: one step.
         plan: its plan.
-        order: an order of all ops that edges, lanes and added waits respect; some are tighter than others. That in
-            which the ops would be launched, when not given.
+        order: an order of all ops that edges, lanes and added waits respect, by default that of their launches. Some
+            orders give tighter bounds than others.
 
     Raises:
         PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
@@ -93,13 +92,13 @@ def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> 
 
 
 def held_back(graph: Graph, plan: Plan, order: Sequence[str], limit_bytes: float) -> tuple[Plan, float] | None:
-    """`plan` with waits that keep its peak within `limit_bytes`, and that peak; None where `order` itself holds more.
+    """`plan` with waits that keep its peak within `limit_bytes`, and that peak, or None if `order` itself exceeds it.
 
     Args:
-        graph: one step that knows its buffers.
+        graph: one step with buffers.
         plan: any plan all of whose lanes and added waits keep `order`.
         order: the ops of the step.
-        limit_bytes: the peak not to go beyond.
+        limit_bytes: the largest peak allowed.
     """
     found = _walk(graph, plan, order, limit_bytes)
     if found is None:
@@ -116,7 +115,7 @@ def held_back(graph: Graph, plan: Plan, order: Sequence[str], limit_bytes: float
 def _walk(
     graph: Graph, plan: Plan, order: Sequence[str], limit_bytes: float | None
 ) -> tuple[float, dict[str, tuple[str, ...]]] | None:
-    """The bound, op by op in `order`; with a limit also the waits that it takes, or None if it cannot be kept."""
+    """The bound and the added waits, op by op in `order`, or None if the limit cannot be kept."""
     lanes = len(plan.lanes)
     place = {op: (lane, at) for lane, of_lane in enumerate(plan.lanes) for at, op in enumerate(of_lane.ops)}
     made = _Made(graph, plan, order, place)
@@ -125,7 +124,7 @@ def _walk(
         return None
     peak = lasting
     added: dict[str, tuple[str, ...]] = {}
-    ended: dict[str, npt.NDArray[np.int64]] = {}  # how many ops of each lane are surely done when an op ends
+    ended: dict[str, npt.NDArray[np.int64]] = {}  # the number of ops of each lane that are done when an op ends
     now = [np.zeros(lanes, np.int64) for _ in range(lanes)]
     for name in order:
         lane, position = place[name]
@@ -153,13 +152,13 @@ def _walk(
 
 
 class _Made:
-    """The buffers made so far, and who may still use them.
+    """The buffers written so far, and the ops that may still use them.
 
     Args:
         graph: one step.
         plan: gives the lanes.
         order: the ops will start in this order.
-        place: of each op its lane and its position there.
+        place: the lane of each op and its position there.
     """
 
     def __init__(self, graph: Graph, plan: Plan, order: Sequence[str], place: dict[str, tuple[int, int]]) -> None:
@@ -174,7 +173,7 @@ class _Made:
                     rows[buffer] = len(rows)
                     self._new.setdefault(name, []).append(rows[buffer])
         self._sizes = np.array([found[buffer].size_bytes for buffer in rows])
-        self._last = np.full((len(rows), len(plan.lanes)), -1, np.int64)  # of each lane the last position that uses it
+        self._last = np.full((len(rows), len(plan.lanes)), -1, np.int64)  # the last position on each lane that uses it
         self._turn = np.full(len(rows), -1, np.int64)  # the last of all its users in the order
         for name in order:
             lane, position = place[name]
@@ -189,7 +188,7 @@ class _Made:
         self._now = -1  # the turn of the op that starts
 
     def start(self, name: str) -> bool:
-        """Note what an op makes, and whether it makes anything."""
+        """Add the buffers that an op writes first, and return True if there are any."""
         self._now += 1
         new = self._new.get(name)
         if new:
@@ -197,19 +196,19 @@ class _Made:
         return bool(new)
 
     def alive(self, clock: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The sizes of what is there; 0 where it surely is done with when that many ops of each lane are done."""
+        """The sizes of all buffers, with 0 for those whose users are done when `clock` ops of each lane are done."""
         used = (self._last[self._there] >= clock).any(axis=1)
         return np.where(used, self._sizes[self._there], 0.0)
 
     def to_free(
         self, clock: npt.NDArray[np.int64], alive: npt.NDArray[np.float64], excess_bytes: float
     ) -> tuple[str, ...] | None:
-        """The ops to wait for until so many bytes are done with: users that come first in the order, first."""
+        """The ops to wait for to free `excess_bytes`, buffers with the earliest last users first."""
         turn = self._turn[self._there]
         free = np.flatnonzero((alive > 0) & (turn < self._now))
         free = free[np.argsort(turn[free], kind="stable")]
         freed = np.cumsum(alive[free])
-        # What is freed need not be more than the excess by more than rounding.
+        # Sums may fall short of the excess by rounding.
         enough = int(np.searchsorted(freed, excess_bytes * (1 - ROUNDING)))
         if enough == len(freed):
             return None
@@ -221,7 +220,7 @@ class _Made:
         )
 
     def forget(self, now: Sequence[npt.NDArray[np.int64]]) -> None:
-        """From time to time, drop what every lane that still has something to run knows to be done with."""
+        """Drop, at every 64th op, the buffers that no lane with ops left can use any more."""
         if self._now % 64 == 0:
             running = [clock for at, clock in enumerate(now) if clock[at] < len(self._lanes[at].ops)]
             known = np.min(running, axis=0, initial=_NEVER)

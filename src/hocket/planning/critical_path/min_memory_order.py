@@ -1,8 +1,8 @@
-"""The order that holds the least: one op after another, always the one that leaves the fewest bytes behind.
+"""An order of small peak memory: the next op is always the ready one that leaves the fewest bytes allocated.
 
-For limits below what eager needs, where only another order helps. A heuristic: the best order is NP-hard to find
-(Sethi: "Complete register allocation problems", 1975), so a limit that this misses may still be possible. Among the
-ops that are ready, the one that makes the least and frees the most runs next; among equals, program order.
+It serves limits below eager's peak, which only another order can keep. It is a heuristic, since the best order is
+NP-hard to find (Sethi: "Complete register allocation problems", 1975), so a limit that it misses may still be possible.
+Among equals the first in program order runs next.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def min_memory_order(graph: Graph) -> tuple[str, ...]:
         if name in order:
             continue
         now = leaves_behind(name)
-        if now != behind:  # somebody else was done with what it reads
+        if now != behind:  # another user of its buffers has run in the meantime
             heappush(ready, (now, at, name))
             continue
         order[name] = None
         made.update(graph[name].writes)
         for buffer in {*graph[name].reads, *graph[name].writes}:
             users[buffer].discard(name)
-            if len(users[buffer]) == 1:  # whoever is left now frees it
+            if len(users[buffer]) == 1:  # the last user now frees it
                 (other,) = users[buffer]
                 if not waiting[other] and other not in order:
                     heappush(ready, (leaves_behind(other), place[other], other))

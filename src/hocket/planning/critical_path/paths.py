@@ -1,21 +1,21 @@
-r"""Layer paths: the ways through a block, the longest one first.
+r"""Layer paths: the paths through a block, the longest one first.
 
-TurboDL ranks the ways from a block's fork to its merge by the sum of their activation gradients' times; the longest is
+TurboDL ranks the paths from a block's fork to its merge by the sum of their activation gradients' times. The longest is
 the block's critical path (Algorithm 1)::
 
-            ,-- 5 --- 4 --.           1st: 9, 2nd: 7, 3rd: 6; an op on several ways belongs to the longest of them
+            ,-- 5 --- 4 --.           1st: 9, 2nd: 7, 3rd: 6. An op on several paths belongs to the longest of them
     fork --<-- 3 -- 4 --- >-- merge
             `---- 6 ------'
 
-By its letter that is a list of all ways, sorted. But a block in which every op is joined to every later one has
-exponentially many ways, so `ranked_paths` finds the same without listing them. The longest way through an op is as long
-as what leads to it, the op itself, and what leads on from it, and both parts follow from the neighbours (dynamic
-programming). Sorted by length, the first way that contains an op is the longest way through it. So the op with the
-longest way that has no path yet, and the ops without a path on that way, are the next path::
+Taken literally, that is a sorted list of all paths. But a block in which every op precedes every later one has
+exponentially many paths, so `ranked_paths` finds the same result without a list. The longest path through an op
+consists of the longest path to it, the op, and the longest path from it, and both follow from the neighbours (dynamic
+programming). In the sorted list, the first path that contains an op is the longest one through it. So the next layer
+path is the longest path through any op that has none yet, without the ops that have one::
 
-    longest way through each op:    5: 9    4: 9    3: 7    4: 7    6: 6
+    longest path through each op:    5: 9    4: 9    3: 7    4: 7    6: 6
 
-Times are counted in whole nanoseconds, so that sums are exact and equal ways are equal.
+Times are whole nanoseconds, so that sums are exact and equal paths are equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hocket.planning.critical_path.blocks import Block
 
 @dataclass(frozen=True)
 class Path:
-    """A way through a block: its length, and those of its ops that are on no longer way, in topological order."""
+    """A path through a block: its length, and those of its ops that are on no longer path, in topological order."""
 
     length_ns: int
     ops: tuple[int, ...]
@@ -41,7 +41,7 @@ def in_ns(durations_us: Sequence[float]) -> list[int]:
 
 
 def ranked_paths(backbone: Backbone, block: Block, durations_ns: Sequence[int]) -> list[Path]:
-    """The paths of a block, the most critical first, by dynamic programming; each op is on one of them.
+    """The paths of a block, the most critical first, where each op is on one of them.
 
     Args:
         backbone: the ops.

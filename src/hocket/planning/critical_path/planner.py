@@ -1,13 +1,13 @@
-"""`critical-path`: what somebody waits for goes first, everything else in its shadow.
+"""`critical-path`: critical-path ops first, with parameter gradients and updates on other streams meanwhile.
 
-The planner joins what its neighbours work out: streams by layer path and task, their priorities, the levels that the
-GPU has, the waits that keep a memory limit, the order of transfers. Each of TurboDL's methods can be left out, to see
-what it contributes (the paper's Fig. 11):
+The planner combines the other modules: streams by layer path and task, their priorities, the priority levels of the
+GPU, the waits that keep a memory limit, and the order of transfers. Each of TurboDL's methods can be left out, to
+measure its contribution (the paper's Fig. 11):
 
     ()                                           one stream
     ("streams",)                                 the tasks of a layer side by side, layer by layer
     ("streams", "asynchronous")                  and no barrier between layers
-    ("streams", "asynchronous", "priorities")    and what is waited for first: all of it
+    ("streams", "asynchronous", "priorities")    and critical ops first, which is the whole method
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hocket.simulation import LAUNCHES, simulate
 
 METHODS = ("streams", "asynchronous", "priorities")
 
-# Beside eager's peak, by default. Less costs something at small batches, where most of the memory is parameters, and
+# Default limit over eager's peak. A lower one costs time at small batches, where most of the memory is parameters and
 # their gradients would have to wait for each other (docs/critical-path.md).
 PEAK_RATIO = 1.10
 
@@ -42,18 +42,18 @@ PEAK_RATIO = 1.10
 class CriticalPath(Planner):
     """TurboDL's methods, on the streams of a GPU or on CPU lanes.
 
-    A GPU is planned for if the costs know it (a duration for each op under its name), else the first CPU device.
+    The plan is for the first GPU under whose name every op has a duration, or else for the first CPU device.
 
     Args:
-        methods: which to apply, out of ``streams``, ``asynchronous``, ``priorities``; each needs those before it. CPU
-            lanes know all of them or none.
+        methods: those of ``streams``, ``asynchronous``, ``priorities`` to apply. Each needs the ones before it, and CPU
+            lanes have all of them or none.
         max_streams: 1 to 8.
-        levels: what to do with the priority levels that the GPU has: ``order``, ``waits``, ``plain``, ``flat`` (see
-            `hocket.planning.critical_path.priority_levels`), or ``auto``: the one that simulates shortest.
-        peak_limit_bytes: the plan never holds more; 1.1 times eager's peak when None. Without buffers in the graph
-            nothing is limited.
-        launches: how a GPU's ops will be launched (``free``, ``eager``, ``graph``), for choosing by simulation.
-        wait_us: how long a CPU lane takes to notice that another one is done, likewise.
+        levels: the method for a GPU with too few priority levels: ``order``, ``waits``, ``plain``, ``flat`` (see
+            `hocket.planning.critical_path.priority_levels`), or ``auto`` for the one that simulates shortest.
+        peak_limit_bytes: the peak memory allowed, by default 1.1 times eager's. It has no effect on a graph without
+            buffers.
+        launches: the way in which a GPU's ops will be launched (``free``, ``eager``, ``graph``), for the simulation.
+        wait_us: delay of a CPU lane after an op of another lane, for the simulation.
 
     Example:
         >>> from hocket.ir import Edge, Op
@@ -83,7 +83,7 @@ class CriticalPath(Planner):
         self.methods = tuple(method for method in METHODS if method in methods)
         if set(methods) != set(METHODS[: len(self.methods)]):
             raise InputError(
-                f"planner critical-path: expected the first so many of {', '.join(METHODS)}, got {', '.join(methods)}"
+                f"planner critical-path: expected the first of {', '.join(METHODS)}, in order, got {', '.join(methods)}"
             )
         if isinstance(max_streams, bool) or not isinstance(max_streams, int) or not 1 <= max_streams <= MAX_STREAMS:
             raise InputError(f"planner critical-path: expected 1 to {MAX_STREAMS} streams, got {max_streams!r}")
@@ -101,7 +101,7 @@ class CriticalPath(Planner):
         transfers = transfers_of(graph, costs, machine)
         if not transfers:
             return self.compute_plan(graph, costs, machine, {})
-        # Updates wait for transfers, so they stand behind all gradients on their stream.
+        # Updates wait for transfers, so they come after all gradients on their stream.
         compute_plan = partial(self.compute_plan, updates_last=True)
         return plan_around(graph, transfers, costs, machine, dependency_distance(graph), compute_plan)
 
@@ -113,7 +113,7 @@ class CriticalPath(Planner):
         earliest_us: Mapping[str, float],
         updates_last: bool = False,
     ) -> Plan:
-        if any(op.role in ROLES for op in graph.ops):  # with costs of a device and no link: ops like any other
+        if any(op.role in ROLES for op in graph.ops):  # with a cost on a device and no link: ops like any other
             graph = replace(graph, ops=tuple(replace(op, role="other") if op.role in ROLES else op for op in graph.ops))
         device = gpu_of(graph, costs, machine) or cpu_devices(machine)[0]
         made = self._shortest(graph, costs, machine, device, earliest_us, updates_last)
@@ -141,7 +141,7 @@ class CriticalPath(Planner):
             timed = [(takes_us(plan), plan, order) for plan, order in plans if not misplaced(plan, costs)]
             for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
                 if chosen is not None and free_us >= chosen[0]:
-                    break  # to be held back makes no plan shorter
+                    break  # added waits make no plan shorter
                 held = held_back(graph, plan, order, limit_bytes) if graph.buffers else (plan, 0.0)
                 if held is not None:
                     held_us = free_us if held[0] is plan else takes_us(held[0])
@@ -152,7 +152,7 @@ class CriticalPath(Planner):
         durations = {op: costs.duration_us(op, width=width, device=device.name) for op, width in widths.items()}
         streams = streams_of(graph, durations, self.max_streams, updates_last=updates_last)
         consider(self._plans(graph, costs, device, streams, earliest_us))
-        if graph.buffers:  # in another order a plan may hold less
+        if graph.buffers:  # other orders may have a lower peak
             backbone_first = step_order(graph, streams.backbone.ops, updates_last=True)
             others = dict.fromkeys((backbone_first, graph.order, min_memory_order(graph)))
             others.pop(streams.order, None)
@@ -194,7 +194,7 @@ class CriticalPath(Planner):
         *,
         keep_order: bool = False,
     ) -> Iterator[tuple[Plan, Sequence[str]]]:
-        """Plans to choose from, each with the order that its lanes keep: that of `streams`, or one of their own."""
+        """Plans to choose from, each with the order that its lanes keep."""
         if keep_order:
             yield _one_lane(streams.order, device), streams.order
         if not self.methods or (device.kind == "cpu" and len(self.methods) < len(METHODS)):
@@ -215,7 +215,7 @@ class CriticalPath(Planner):
             levels = (self.levels,)
         if "priorities" not in self.methods:
             levels = ("flat",)
-        if keep_order:  # the others make orders of their own
+        if keep_order:  # the others change the order
             levels = tuple(method for method in levels if method in ("plain", "flat"))
         for method in levels:
             yield stream_plan(graph, streams, device.name, device.priorities, method)
@@ -233,6 +233,6 @@ def _one_lane(order: Sequence[str], device: Device) -> Plan:
 
 
 def _simpler(graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[Plan, Sequence[str]]]:
-    """What is shorter where waiting costs more than running side by side saves."""
+    """Plans with fewer waits, for steps in which waits cost more than parallel streams gain."""
     yield _one_lane(graph.order, device), graph.order
     yield layer_sync(graph, streams, device.name), graph.order

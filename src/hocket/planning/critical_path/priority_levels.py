@@ -1,20 +1,20 @@
-r"""Fewer priority levels than wanted: what a GPU has, and two ways to make do with it.
+r"""Stream plans for GPUs with fewer priority levels than a step needs.
 
-A P100 has two levels. TurboDL (section 3.3) wants one for each layer path and each task, and proposes:
+A P100 has two levels. TurboDL (section 3.3) needs one for each layer path and each task, and proposes:
 
-1. *Order*: paths that share a level share a queue, and their places in it stand for the rest::
+1. *Order*: paths that share a level share a queue, whose order replaces the missing levels::
 
        level 1   [ critical dA ][ critical dA ][ dA of the other path ][ ... ]        one stream in place of two
 
-2. *Waits*: they keep their streams, and an added wait keeps the less critical path back until the more critical one
-   has begun::
+2. *Waits*: they keep their streams, and an added wait delays the less critical path until the more critical one has
+   begun::
 
        level 1   [ critical dA ][ critical dA ]
                        `-------> [ dA of the other path ]                            two streams, one event more
 
-Both cost something, as the paper says. So there are two more: *plain*, where paths that share a level just share it,
-and *flat*, one level for all streams, for steps whose side work is what they are short of time for. Which is shortest
-depends on the times, so `hocket.planning.critical_path` simulates them and takes the best.
+Both have a cost, as the paper says. So there are two more: *plain*, where paths share a level without further measures,
+and *flat*, one level for all streams, for steps whose parameter gradients are the bottleneck. The shortest depends on
+the durations, so `hocket.planning.critical_path` simulates all of them and takes the best.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ METHODS = ("order", "waits", "plain", "flat")
 
 
 def hardware_levels(wanted: Mapping[Stream, int], num_levels: int) -> dict[Stream, int]:
-    """A level of the GPU for each stream: 0 is the lowest, `num_levels` - 1 the highest.
+    """A level of the GPU for each stream, from 0 (lowest) to `num_levels` - 1.
 
-    Where levels are too few, weight and bias gradients share the lowest, and the most critical paths keep a level of
-    their own as far as they go; if there is only one level, all streams share it.
+    If there are too few levels, weight and bias gradients share the lowest one, and the other levels go to the most
+    critical paths, of which the last ones share a level. With only one level all streams share it.
 
     Example:
         >>> hardware_levels({("activation", 0): 2, ("activation", 1): 1, ("weight", 0): 0, ("bias", 0): -1}, 2)
@@ -57,9 +57,9 @@ def stream_plan(
 
     Args:
         graph: one step.
-        streams: which op goes to which stream.
+        streams: the stream of each op.
         device: the GPU.
-        num_levels: how many stream priorities it has.
+        num_levels: its number of stream priorities.
         method: one of `METHODS`.
     """
     if method in ("order", "waits"):
@@ -101,7 +101,7 @@ def _by_rank(graph: Graph, streams: Streams) -> list[str]:
 
 
 def _added_waits(streams: Streams, level: Mapping[Stream, int], turn: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """In each block, for paths that share a level: the first op of one waits for the first of the next better one."""
+    """Waits between paths of a block that share a level: the first op of one waits for that of the next better one."""
     backbone = streams.backbone.ops
     waits: dict[str, tuple[str, ...]] = {}
     for _, paths in streams.blocks:

@@ -1,21 +1,20 @@
-r"""Dependency distance: how far it is from an op to the first use of what it computes.
+r"""Dependency distance: the distance from an op to the first use of its output.
 
-TurboDL's measure of how long an op may be put off (section 2.4 and Algorithm 1): "the distance from a certain node to
-its first reused node across iterations". A use is an op of the backbone (`hocket.planning.critical_path.backbone`): an
-update is none by itself, what counts is the forward of the next step that reads the parameter. Distance is counted in
-levels: an op's level is the length of the longest way to it from the step's start, and the next step begins where this
-one ends::
+TurboDL's measure of how long an op may be postponed (section 2.4 and Algorithm 1): "the distance from a certain node to
+its first reused node across iterations". A use is an op of the backbone (`hocket.planning.critical_path.backbone`). An
+update is no use, but the forward of the next step that reads the parameter is. Distance is counted in levels: an op's
+level is the length of the longest path to it from the step's start, and the next step begins after the last level::
 
     level   0        1        2        3        4        5        6    | 7 (the next step's 0)
             conv1 -> conv2 -> conv3 -> dA3 ---> dA2 ---> dW1 ---> u1 --|-> conv1'
                                   |       `---> dW2 ---> u2 -----------|----------> conv2'
                                   `--> dW3 ---> u3 --------------------|-------------------> conv3'
 
-    dA3 is wanted by dA2 at once: 1      dW1 by conv1': 7 - 5 = 2      dW2 by conv2': 8 - 4 = 4      dW3: 9 - 3 = 6
+    dA3 is used by dA2: 1      dW1 by conv1': 7 - 5 = 2      dW2 by conv2': 8 - 4 = 4      dW3: 9 - 3 = 6
 
-So an op of distance 1 is waited for at once: it is critical. The weight gradient of a layer near the input, which the
-next forward needs first and the backward computes last, is nearer to its use than one near the loss; that is the order
-in which gradients should be sent to other machines, too.
+So an op of distance 1 is needed at once: it is critical. The weight gradient of a layer near the input, which the next
+forward needs first and the backward computes last, is nearer to its use than one near the loss. Gradients should be
+sent to other machines in this order, too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hocket.planning.critical_path.backbone import backbone_of
 
 
 def levels(graph: Graph) -> dict[str, int]:
-    """For each op the number of ops on the longest way to it from the step's start."""
+    """For each op the number of ops on the longest path to it from the step's start."""
     found: dict[str, int] = {}
     for name in graph.order:
         found[name] = 1 + max([found[before] for before in graph.predecessors[name]], default=-1)
@@ -36,11 +35,11 @@ def levels(graph: Graph) -> dict[str, int]:
 
 
 def dependency_distance(graph: Graph, critical: set[str] | None = None) -> dict[str, float]:
-    """For each op the shortest way to the first use of its output, in levels; infinite if there is no use.
+    """For each op the distance to the first use of its output, in levels, infinite if there is none.
 
     Args:
         graph: one step, with its carried edges.
-        critical: the ops that count as uses; those of the backbone when not given.
+        critical: the ops that count as uses, by default those of the backbone.
 
     Example:
         >>> from hocket.ir import Carried, Edge, Op
@@ -66,7 +65,7 @@ def dependency_distance(graph: Graph, critical: set[str] | None = None) -> dict[
         if way >= found[name]:
             continue
         found[name] = way
-        if name not in uses:  # what passes through a use is no longer this op's output
+        if name not in uses:  # beyond a use it is another op's output
             for src, more in before[name]:
                 heappush(waiting, (way + more, src))
     return found

@@ -1,8 +1,8 @@
-r"""Streams: as many as there are layer paths side by side, times the tasks of a layer, and never more than eight.
+r"""Streams: one for each parallel layer path and each task of a layer, and at most eight.
 
 Algorithm 1 of TurboDL gives each layer path one path of execution for each task of its layers, and each of these a
-stream. Blocks run one after the other, so they use the same streams: a chain such as VGG-16 needs three however deep it
-is, where Caffe with cuDNN makes 38 (section 4.3)::
+stream. Blocks run one after the other, so they use the same streams: a chain such as VGG-16 needs three at any depth,
+where Caffe with cuDNN makes 38 (section 4.3)::
 
     activation 0   [ conv1 ][ conv2 ]  ... [ dA2 ][ dRelu1 ]                       priority 1
     weight 0                                      [ dW2 ][ u2 ][ dW1 ][ u1 ]                0
@@ -18,14 +18,14 @@ Every gradient of a parameter therefore yields to every activation gradient. Wit
               -1    weight gradients of the other path, bias gradients of the critical path
               -2    bias gradients of the other path
 
-Where eight are not enough, each task keeps one stream at least, and the activation gradients get the most; paths of
-higher rank share the last stream of their task. So do paths that take less than a thousandth of the backbone, such as
-the draw of a dropout's mask: a stream of their own would save less than that.
+If eight are not enough, each task keeps at least one stream, and activation gradients get the most. Paths of higher
+rank share the last stream of their task. So do paths that take less than a thousandth of the backbone, such as the
+draw of a dropout mask, since a separate stream would gain less than that.
 
-All lanes keep one order of the whole step, so they can never wait for each other in a circle. In it the backbone has
-its program order, and everything else stands right behind the last op of the backbone that it depends on: a weight
-gradient behind the activation gradient it reads, and an update behind its gradient, not behind the whole backward. So a
-stream of weight gradients takes them in the order in which they become ready, and frees activations in that order, too.
+All lanes keep one order of the whole step, so they never wait for each other in a circle. In it the backbone has its
+program order, and each other op comes right after the last op of the backbone that it depends on: a weight gradient
+after the activation gradient that it reads, and an update after its gradient, not after the whole backward. So a stream
+of weight gradients runs them in the order in which they become ready, and frees activations in that order.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_STREAMS = 8
 # Purpose of a stream of a layer path: activation gradients (and forwards), weight gradients, bias gradients.
 TASKS = ("activation", "weight", "bias")
 
-# Of the backbone's time: a layer path that takes less gets no stream of its own.
+# Share of the backbone's time below which a layer path gets no separate stream.
 LEAST_PATH = 1e-3
 
 Stream = tuple[str, int]
@@ -51,14 +51,14 @@ Stream = tuple[str, int]
 
 @dataclass(frozen=True)
 class Streams:
-    """Which op goes to which stream.
+    """The stream of each op.
 
     Attributes:
         order: all ops but transfers, in the order that every lane keeps.
         stream_of: op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes.
-        backbone: the ops that are waited for in the step.
+        backbone: the ops that other ops of the step wait for.
         blocks: the backbone's blocks, each with its layer paths, the critical one first.
-        updates_last: how the order was made, see `step_order`.
+        updates_last: the argument of `step_order` that made the order.
     """
 
     order: tuple[str, ...]
@@ -69,7 +69,7 @@ class Streams:
 
     @property
     def num_paths(self) -> int:
-        """Layer paths side by side, at the most."""
+        """The most layer paths of a block."""
         return max([len(paths) for _, paths in self.blocks], default=1)
 
     def priority(self, stream: Stream) -> int:
@@ -93,9 +93,9 @@ def streams_of(
 
     Args:
         graph: one step.
-        durations_us: what each op of the backbone takes.
+        durations_us: of each op of the backbone.
         max_streams: 1 to 8.
-        updates_last: updates stand behind everything else, in program order, and not behind their gradients.
+        updates_last: put updates after all other ops, in program order, and not after their gradients.
 
     Example:
         >>> from hocket.ir import Edge, Op
@@ -115,7 +115,7 @@ def streams_of(
             for op in path.ops:
                 rank[backbone.ops[op]] = min(number, max(wide - 1, 0))
     tasks = _tasks(graph, rank)
-    if max_streams < len(TASKS):  # one for everything, or one for what is waited for and one for the rest
+    if max_streams < len(TASKS):  # one for all ops, or one for the backbone and one for the others
         side = "weight" if max_streams == 2 else "activation"
         tasks = {op: (task if task == "activation" else side, number) for op, (task, number) in tasks.items()}
     width = _widths({task: {r for t, r in tasks.values() if t == task} for task in TASKS}, max_streams)
@@ -130,13 +130,12 @@ def streams_of(
 
 
 def step_order(graph: Graph, backbone: Sequence[str], *, updates_last: bool = False) -> tuple[str, ...]:
-    """All ops but transfers: the backbone in the given order, and each other op behind the last of it that it depends
-    on.
+    """All ops but transfers: the backbone in the given order, and each other op after those of it that it depends on.
 
     Args:
         graph: one step.
         backbone: the names of its backbone, in any order that respects the edges.
-        updates_last: updates stand behind everything else, in program order.
+        updates_last: put updates after all other ops, in program order.
     """
     inside = set(backbone)
     rest = [op for op in graph.order if op not in inside and graph[op].role not in ("send", "recv")]
@@ -168,11 +167,11 @@ def _tasks(graph: Graph, rank: Mapping[str, int]) -> dict[str, Stream]:
         if role in ("weight_grad", "bias_grad"):
             number = of_layer[layer] if layer in of_layer else max([found[other][1] for other in before], default=0)
             found[name] = ("bias" if role == "bias_grad" else "weight", number)
-        else:  # goes where the gradient is that it waits for
+        else:  # the stream of the gradient that it waits for
             gradients = [found[other] for other in before if other not in rank and graph.predecessors[other]]
             found[name] = gradients[-1] if gradients else ("weight", 0)
     for name in reversed(graph.order):
-        # An update that waits for nothing in this step (a momentum that decays) goes where the rest of it goes.
+        # An update op without predecessors (a momentum that decays) goes to the stream of its successors.
         if name in found and name not in rank and not any(other in found for other in graph.predecessors[name]):
             after = [found[other] for other in graph.successors[name] if other in found and other not in rank]
             found[name] = after[0] if after else found[name]
@@ -180,10 +179,10 @@ def _tasks(graph: Graph, rank: Mapping[str, int]) -> dict[str, Stream]:
 
 
 def _widths(ranks: Mapping[str, set[int]], max_streams: int) -> dict[str, int]:
-    """How many streams each task gets."""
+    """The number of streams of each task."""
     width = {task: max(ranks[task], default=-1) + 1 for task in TASKS}
     while sum(width.values()) > max_streams:
-        # The side tasks give way first, the wider one of them; then the activation gradients.
+        # The side task with more streams loses one first, and the activation gradients last.
         wide = [task for task in ("bias", "weight") if width[task] > 1] or ["activation"]
         task = max(wide, key=width.__getitem__)
         if width[task] <= 1:

@@ -1,9 +1,9 @@
-"""Simulated annealing of a small graph's plan: orders of ops and their widths.
+"""Simulated annealing of a small graph's plan: the order of ops and their widths.
 
-A try changes an op's width, or its turn, or both. At first what makes the plan longer is accepted with some chance, so
-that the search can leave a valley, later less and less of it (Kirkpatrick, Gelatt, Vecchi: "Optimization by simulated
-annealing", Science 1983); from time to time it returns to the best plan so far. Beside the makespan, the mean end of
-all ops counts a little: most single changes leave the makespan as it is, and this tells the useful ones.
+A try changes an op's width, its place in the order, or both. A longer plan is accepted with some chance, which shrinks
+over time, so that the search can leave a local optimum (Kirkpatrick, Gelatt, Vecchi: "Optimization by simulated
+annealing", Science 1983). Now and then the search returns to the best plan so far. The objective is the makespan and,
+with a small weight, the mean end of all ops, since most single changes leave the makespan the same.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from hocket.planning.moldable.serial_sgs import serial_sgs
 from hocket.planning.moldable.widths import useful_widths
 
 TRIES_PER_OP = 500
-ROUNDS = 5  # as often the search returns to the best plan
-HOT, COLD = 0.05, 0.005  # shares of the makespan that may be lost, at first and at last
+ROUNDS = 5  # the number of returns to the best plan
+HOT, COLD = 0.05, 0.005  # first and last temperature, as a share of the makespan
 MEAN_END_SHARE = 0.1
 
 
 def anneal(
     instance: Instance, start: Sequence[Placement], *, deadline: float = math.inf, rng: random.Random
 ) -> list[Placement]:
-    """Return the shortest placements found, perhaps those of `start`.
+    """Search for shorter placements, and return the shortest found, which may be those of `start`.
 
     The search cools down until `deadline` by `perf_counter`, or until its last try.
     """
@@ -88,7 +88,7 @@ def _other_width(choices: Sequence[int], width: int, rng: random.Random) -> int:
 
 
 def _moved(instance: Instance, order: Sequence[int], op: int, rng: random.Random) -> list[int]:
-    """`op` somewhere else in the order, after all it waits for and before all that wait for it."""
+    """The order with `op` elsewhere, after all ops that it waits for and before all that wait for it."""
     at = order.index(op)
     rest = [*order[:at], *order[at + 1 :]]
     low = max((rest.index(before) + 1 for before in instance.predecessors[op]), default=0)

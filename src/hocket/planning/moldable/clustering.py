@@ -1,19 +1,17 @@
 """Coarsening: chains and bundles of small ops become one action before they are scheduled.
 
-Waking a lane takes a few microseconds, so ops that are shorter than that are better run one after another where they
-are, and a planner that sees one action in place of twenty has more time to think. Ops are merged in pairs, as long as
-the sum of their durations stays below a threshold, and only where no path can lead out of the pair and back into it,
-so that the coarse graph has no cycle (Sarkar: "Partitioning and Scheduling Parallel Programs for Multiprocessors",
-1989, calls such groups convex)::
+Waking a lane takes a few microseconds, so shorter ops should run one after another on one lane, and a search over fewer
+actions is faster. Ops are merged in pairs, as long as the sum of their durations stays below a threshold, and only if
+no path can lead out of the pair and back into it, so that the coarse graph has no cycle (Sarkar: "Partitioning and
+Scheduling Parallel Programs for Multiprocessors", 1989, calls such groups convex)::
 
-    a --> b      b is all that waits for a          a path from a leads through b
-    a --> b      a is all that b waits for          a path to b leads through a
+    a --> b      only b waits for a                 a path from a leads through b
+    a --> b      b waits only for a                 a path to b leads through a
     a, b         they wait for the same ops         a path from a to b would lead through one of these, and to a
     a, b         the same ops wait for them         likewise
 
-A plan of the coarse graph expands to one of the fine graph: each action's ops in order on its lane. Where two actions
-took turns on a core because of an edge between them, the first op of the later one now waits for the last of the
-earlier one.
+A plan of the coarse graph expands to one of the fine graph: each action's ops in order on its lane. If only an edge
+between two actions ordered them on a core, the first op of the later one now waits for the last of the earlier one.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ MAX_PASSES = 8
 
 @dataclass(frozen=True)
 class Coarse:
-    """A graph of actions in place of a graph of ops.
+    """A graph of ops, and a smaller graph of actions that stand for groups of them.
 
     Attributes:
         fine: the graph of ops.
-        graph: the graph of actions; an action of one op is that op.
+        graph: the graph of actions. An action of one op is that op.
         members: for each action its ops by name, in order.
-        table_us: for each action (row) what it takes at each width (column), on the device it was made for.
-        earliest_us: for actions that wait for an arrival when they can start at the earliest.
+        table_us: the duration of each action (row) at each width (column) of the device.
+        earliest_us: the earliest start of each action that waits for an arrival.
     """
 
     fine: Graph
@@ -54,15 +52,15 @@ class Coarse:
 
     @cached_property
     def action_of(self) -> dict[str, int]:
-        """For each op its action, by position."""
+        """The position of each op's action."""
         return {op: action for action, ops in enumerate(self.members) for op in ops}
 
     def expand(self, plan: Plan, apart: Mapping[int, AbstractSet[int]] | None = None) -> Plan:
-        """A plan of `graph` as one of `fine`: legal if that is, and not longer (without sibling threads).
+        """A plan of `graph` as a plan of `fine`, as legal and no longer (without sibling threads).
 
         Args:
             plan: of the actions.
-            apart: for each action those whose ops shall not run beside its ops, as the plan already has it.
+            apart: for each action the actions that `plan` does not run beside it.
         """
         if len(self.graph) == len(self.fine):
             return plan
@@ -79,13 +77,13 @@ class Coarse:
         return Plan(tuple(lanes), {op: tuple(others) for op, others in after.items()}, plan.planner)
 
     def _turns(self, plan: Plan, apart: Mapping[int, AbstractSet[int]]) -> Iterable[tuple[str, str]]:
-        """Actions of different lanes that perhaps only edges of the coarse graph keep from running at once.
+        """Pairs of actions on different lanes that may only be ordered by an edge of the coarse graph.
 
-        Such an edge is between some ops of the two; the others are free to overlap, on a core or beside each other.
+        Such an edge is between some ops of the two actions, and their other ops might overlap.
         """
         lane_of = plan.lane_of
         if any(lane.kind == "cores" and lane.width != len(lane.cores) for lane in plan.lanes):
-            # Who meets whom depends on the machine, so every edge between lanes is kept as it stands.
+            # Which lanes share cores depends on the machine, so every edge between lanes is kept.
             for action, others in self.graph.predecessors.items():
                 yield from ((other, action) for other in others if lane_of[other] is not lane_of[action])
             return
@@ -112,10 +110,10 @@ class Coarse:
 def coarsen(
     graph: Graph, costs: Costs, device: Device, below_us: float, earliest_us: Mapping[str, float] | None = None
 ) -> Coarse:
-    """Merge ops into actions that take less than `below_us` on `device`, each op at its best width; 0: merge nothing.
+    """Merge ops into actions that take less than `below_us` on `device`, each op at its best width.
 
-    Ops of the roles ``recv`` and ``send`` stay alone: they have lanes of their own kind. Ops that wait for different
-    arrivals (`earliest_us`), or may run at different widths, are not merged.
+    Nothing is merged if `below_us` is 0. Transfers (``recv`` and ``send``) are never merged, nor ops that wait for
+    different arrivals (`earliest_us`) or may run at different widths.
 
     Raises:
         InputError: an op without a cost.
@@ -145,7 +143,7 @@ def coarsen(
 
 
 class _Clusters:
-    """Ops on their way to actions; a cluster is known by one of its ops."""
+    """Clusters of ops while they are merged, each identified by one of its ops."""
 
     def __init__(
         self, graph: Graph, table: npt.NDArray[np.float64], below_us: float, earliest_us: Mapping[str, float]
@@ -168,7 +166,7 @@ class _Clusters:
         return list(self._members.values())
 
     def merge(self, place: dict[str, int]) -> None:
-        """Merge until nothing is left to merge."""
+        """Merge until no pair can be merged."""
         for _ in range(MAX_PASSES):
             count = len(self._members)
             order = sorted(self._members, key=lambda op: place[self._names[op]])
@@ -210,7 +208,7 @@ class _Clusters:
         return together and self._small[one] and self._small[other] and both_us < self._below_us
 
     def _join(self, op: int, into: int) -> None:
-        """Cluster `op` becomes part of `into`."""
+        """Add the cluster `op` to the cluster `into`."""
         self._members[into] += self._members.pop(op)
         self._size_us[into] += self._size_us[op]
         for mine, theirs in ((self._before, self._after), (self._after, self._before)):

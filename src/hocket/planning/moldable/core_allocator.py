@@ -1,18 +1,18 @@
-"""Which cores an op gets: lanes that are there already, if they are idle.
+"""Allocation of cores to ops, preferably those of an existing lane.
 
 Each set of cores that ops run on becomes a lane, and each lane a thread with its team. So an op goes, in this order, to
 
-1. the lane of an op it waits for: no other lane has to be woken, and what it reads is in the caches there;
-2. a lane of its width that is idle;
-3. an idle block of its width among those that halving the device gives, and halving the halves (Knowlton: "A fast
-   storage allocator", 1965, the buddy system), one beside a taken half first, so that wide blocks stay whole; a width
-   that no halving gives: blocks counted from the last core, or from the first if it takes more than half of them::
+1. the lane of an op that it waits for: no other lane has to be woken, and its inputs are in the caches there.
+2. a lane of its width that is idle.
+3. an idle block of its width among the halves, quarters and so on of the device (Knowlton: "A fast storage allocator",
+   1965, the buddy system), preferably one whose other half is taken, so that wide blocks stay whole. Blocks of other
+   widths are counted from the last core, or from the first if they take more than half of the cores::
 
        cores  0 1 2 3 4 5 6 7       width 4: [0-3] [4-7]   width 2: [0-1] [2-3] [4-5] [6-7]   width 3: [5-7] [2-4]
 
-4. any idle block that is long enough, the shortest of them, or at last idle cores from anywhere.
+4. the shortest idle block that is long enough, or else any idle cores.
 
-Sets of cores are whole numbers here, bit c for core c: a few operations on them find a block.
+Sets of cores are integers here, with bit c for core c, so that a few operations find a block.
 """
 
 from __future__ import annotations
@@ -26,18 +26,20 @@ class CoreAllocator:
     """The cores of a device while ops are placed.
 
     Attributes:
-        num_idle: how many are idle.
+        num_idle: the number of idle cores.
     """
 
     def __init__(self, num_cores: int, wait_us: float = 0.0) -> None:
         self.num_cores = self.num_idle = num_cores
         self._wait_us = wait_us
         self._idle = (1 << num_cores) - 1
-        self._freed: list[tuple[int, float, int]] = []  # idle cores, when they were given back, and by which lane
+        self._freed: list[
+            tuple[int, float, int]
+        ] = []  # idle cores, the time at which they were given back, and the lane
         self._lanes: dict[int, list[int]] = {}  # by width
 
     def choose(self, width: int, near: Iterable[int] = ()) -> int:
-        """`width` of the idle cores; `near`: lanes it would rather be on."""
+        """Choose `width` of the idle cores, preferably one of the lanes `near`."""
         idle = self._idle
         for lane in near:
             if lane & idle == lane and lane.bit_count() == width:
@@ -51,7 +53,7 @@ class CoreAllocator:
         return found
 
     def choose_least(self, width: int, value: Sequence[float]) -> int:
-        """`width` of the idle cores: the block of which the largest `value` of a core is the least, if one is idle."""
+        """Choose `width` of the idle cores: the block with the least maximum of `value`, if a block is idle."""
         best, best_value = 0, math.inf
         for block, _ in _grid(self.num_cores, width):
             if block & self._idle == block:
@@ -61,7 +63,7 @@ class CoreAllocator:
         return best or _best_fit(self._idle, width)
 
     def take(self, lane: int) -> float:
-        """Take these idle cores; from when on they may be used, a wake-up after another lane included."""
+        """Take these idle cores, and return the time from which they may be used, wake-up included."""
         self._idle &= ~lane
         self.num_idle -= lane.bit_count()
         start_us = 0.0
@@ -88,7 +90,7 @@ class CoreAllocator:
         self._freed.append((lane, at_us, lane))
 
     def _block(self, width: int) -> int:
-        """A block of the grid, best one whose other half is in use already; else any idle cores."""
+        """An idle block of the grid, preferably one whose other half is in use, or else any idle cores."""
         idle, found = self._idle, 0
         for block, parent in _grid(self.num_cores, width):
             if block & idle == block:
@@ -100,7 +102,7 @@ class CoreAllocator:
 
 @lru_cache(maxsize=4096)
 def _grid(num_cores: int, width: int) -> tuple[tuple[int, int], ...]:
-    """Where a lane of this width should lie: blocks, each with the block that it is a half of."""
+    """The blocks for a lane of this width, each with the block that it is a half of."""
     halves = [(0, num_cores)]
     parents = [(0, num_cores)]
     while halves[0][1] > width:
@@ -110,7 +112,7 @@ def _grid(num_cores: int, width: int) -> tuple[tuple[int, int], ...]:
             for begin, length in halves
             for left in (True, False)
         ]
-    if halves[0][1] != width:  # no number of halvings leads to this width
+    if halves[0][1] != width:  # no half of a half has this width
         halves = [(begin, width) for begin in range(num_cores - width, -1, -width)]
         if 2 * width > num_cores:
             halves = [(0, width)]

@@ -1,8 +1,8 @@
 """Ops of chosen widths on the cores of one device: from placements to lanes.
 
-An op that may run at several widths is *moldable*. A planner decides its width and its turn (`parallel_sgs` or
-`serial_sgs` place it), and `as_plan` makes lanes of that: one for each set of cores that ops ran on. Lanes that share a
-core take turns, which the plan states by `after`: an op waits for whoever had its cores before, on other lanes::
+An op that may run at several widths is *moldable*. A planner decides its width and its place in the order
+(`parallel_sgs` or `serial_sgs` place it), and `as_plan` makes a lane of each set of cores that ops ran on. Lanes that
+share a core take turns by `after`: an op waits for the previous ops on its cores if those are on other lanes::
 
     cores 0  [   a (2 cores)   ][ b ][   d   ]      lane 0-1: a      lane 0: b, d     b after a
           1  [                 ][    c    ][ e ]                     lane 1: c, e     c after a
@@ -37,11 +37,11 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class Instance:
-    """A graph in numbers, for the inner loops of planners.
+    """A graph as numbers, for the inner loops of planners.
 
     Attributes:
         num_cores: of the device.
-        durations_us: ``durations_us[op][width]``; index 0 is not used.
+        durations_us: ``durations_us[op][width]``, where index 0 is not used.
         predecessors, successors: positions of ops.
         order: the ops in `Graph.order`.
         best_width: for each op the width at which it is fastest, the narrowest of equals.
@@ -61,7 +61,7 @@ class Instance:
     apart: Mapping[int, AbstractSet[int]] = field(default_factory=dict)
 
     def ready_us(self, op: int) -> float:
-        """When `op` can start at the earliest."""
+        """The earliest start of `op`."""
         return self.earliest_us[op] if self.earliest_us else 0.0
 
     def usable(self, widths: Sequence[int]) -> list[int]:
@@ -71,7 +71,7 @@ class Instance:
 
     @cached_property
     def ranks_us(self) -> list[float]:
-        """For each op the longest path to the end of the step, every op at its best width."""
+        """For each op the longest path to the end of the step, with every op at its best width."""
         return self.ranks_at_us(self.best_width)
 
     def ranks_at_us(self, widths: Sequence[int]) -> list[float]:
@@ -81,7 +81,7 @@ class Instance:
 
     @cached_property
     def lower_us(self) -> float:
-        """No placement of all ops ends earlier: the longest path, and the least area over the cores."""
+        """A lower bound of all placements: the longest path, or the least area over the cores."""
         areas = [min(width * us for width, us in enumerate(of_op) if width) for of_op in self.durations_us]
         return max(max(self.ranks_us, default=0.0), sum(areas) / self.num_cores)
 
@@ -124,9 +124,9 @@ def tabled(
 
 
 def durations_of(graph: Graph, costs: Costs, device: Device) -> npt.NDArray[np.float64]:
-    """What `Costs.duration_us` says for each op (row) at each width (column; column 0 is not used).
+    """`Costs.duration_us` of each op (row) at each width (column, where column 0 is not used).
 
-    Ops with the same widths measured are looked up together: 3,000 ops at 68 widths would be 200,000 calls.
+    Ops with the same measured widths are looked up together: 3,000 ops at 68 widths would be 200,000 calls.
 
     Raises:
         InputError: an op without a cost.
@@ -150,7 +150,7 @@ def durations_of(graph: Graph, costs: Costs, device: Device) -> npt.NDArray[np.f
                 table[ops, width] = np.inf
                 continue
             if not widths:
-                costs.duration_us(graph.ops[ops[0]].name, width=width, device=device.name)  # raises, and says why
+                costs.duration_us(graph.ops[ops[0]].name, width=width, device=device.name)  # raises
             at = sum(known < width for known in widths)
             if at in (0, len(widths)):
                 table[ops, width] = column[str(widths[min(at, len(widths) - 1)])]
@@ -161,7 +161,7 @@ def durations_of(graph: Graph, costs: Costs, device: Device) -> npt.NDArray[np.f
 
 
 def makespan_us(placed: Sequence[Placement]) -> float:
-    """When the last op ends."""
+    """The end of the last op."""
     return max((placement.end_us for placement in placed), default=0.0)
 
 
@@ -172,7 +172,7 @@ def as_plan(
     planner: str,
     apart: Mapping[int, AbstractSet[int]] | None = None,
 ) -> Plan:
-    """Lanes for these placements, and the turns of those that share cores or shall be kept `apart`.
+    """A plan of these placements, with waits between ops that share cores or are kept `apart`.
 
     An op on sibling threads (numbers from the device's cores on) starts beside the op that has their cores.
 
@@ -200,7 +200,7 @@ def as_plan(
                     before[last.op] = None
             host = last_on.get(core % device.cores)
             if core >= device.cores and host is not None and (last is None or last.start_us < host.start_us):
-                before |= dict.fromkeys(waits[host.op])  # beside the op that has the core, not sooner
+                before |= dict.fromkeys(waits[host.op])  # no earlier than the op that has the core
             last_on[core] = placement
         waits[placement.op] = list(held_by)
         for op in (apart or {}).get(placement.op, ()):
@@ -221,7 +221,7 @@ def as_plan(
 
 
 def lane_name(cores: Sequence[int], device: Device) -> str:
-    """What a lane on these cores is called: ``cpu0.4-7``, or ``cpu0.4-5+8-9`` where they lie apart."""
+    """The name of a lane on these cores, such as ``cpu0.4-7`` or ``cpu0.4-5+8-9``."""
     runs: list[list[int]] = []
     for core in cores:
         if runs and core == runs[-1][-1] + 1:

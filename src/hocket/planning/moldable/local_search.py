@@ -1,16 +1,15 @@
-"""Looking ahead: a shorter plan for moldable ops, by search within a time budget.
+"""Lookahead: a search for a shorter plan of moldable ops within a time budget.
 
-The paper's strategies decide with the next op in view. Two facts about a step ask for more: an op on the critical path
-is worth its width even where that wastes cores, and an op beside it is not. So the search tries whole allotments of
-widths (`widths`), each placed by `parallel_sgs`, and goes on from the best of them: a small
-graph is annealed (`annealing`); in a large one, where a try takes milliseconds and only some dozens fit
-into the budget, widths and turns are changed a few at a time, and what does not make the plan longer stays (hill
-climbing)::
+The paper's strategies look at one op at a time. But an op on the critical path should be wide even if that wastes
+cores, and an op beside it should not. So the search tries widths of all ops at once (`widths`), each placed by
+`parallel_sgs`, and continues from the best of them. A small graph is annealed (`annealing`). In a large one, where a
+try takes milliseconds and only some dozens fit into the budget, widths and priorities are changed a few at a time, and
+changes are kept unless the plan gets longer (hill climbing)::
 
-    the chain that makes the plan as long as it is      a --> b ==========> c --> d        one of its ops, often,
-    ops that take as long at every width                a', a'', ...  c'                   and those that are like it
+    the chain of ops that determines the makespan       a --> b ==========> c --> d        change often one of these,
+    ops with the same durations at every width          a', a'', ...  c'                   and ops that are like it
 
-A try is given up as soon as an op starts so late that the longest path from it leads beyond the best end so far.
+A try is given up as soon as an op starts so late that the longest path from it leads beyond the best makespan so far.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from hocket.planning.moldable.instance import Instance, Placement, makespan_us
 from hocket.planning.moldable.parallel_sgs import parallel_sgs
 from hocket.planning.moldable.widths import allotments, ladder
 
-# Each lane is a thread with its team: a lane more per core has to make the plan shorter by this share.
+# Each lane is a thread with its team: one more lane per core has to shorten the plan by this share.
 LANE_SHARE = 0.003
-# Up to this many ops orders are searched, not priorities.
+# Up to this many ops the plan is annealed.
 SMALL = 64
 # Tries of the climb per op, at most.
 TRIES_PER_OP = 20
 
 
 def improve(instance: Instance, start: Sequence[Placement], *, budget_s: float, seed: int = 0) -> list[Placement]:
-    """The best placements found within `budget_s` seconds: not longer than `start`, and on few lanes.
+    """The best placements found within `budget_s` seconds, which are not longer than `start` and on few lanes.
 
-    The search is the same for the same seed as far as the budget goes.
+    The search is deterministic by `seed` as far as the budget goes.
     """
     deadline = perf_counter() + budget_s
     trial = _Trial(instance, start)
@@ -54,7 +53,7 @@ def improve(instance: Instance, start: Sequence[Placement], *, budget_s: float, 
 
 
 class _Trial:
-    """The best placements so far, and whether others are better."""
+    """The best placements so far, with their widths and priorities."""
 
     def __init__(self, instance: Instance, start: Sequence[Placement]) -> None:
         self._instance = instance
@@ -69,14 +68,14 @@ class _Trial:
         self.priority = self.ranks
 
     def better(self, widths: list[int], ranks: list[float], priority: list[float] | None = None) -> bool:
-        """Keep these widths and priorities if they lead to something better than what is known.
+        """Place the ops at these widths and priorities, and keep the result if it is better than the best so far.
 
         Args:
             widths: of each op.
             ranks: the longest path from each op to the end at these widths.
-            priority: who goes first; `ranks` if not given.
+            priority: of each op, `ranks` by default.
         """
-        # A plan of more lanes has to be shorter; no plan has fewer lanes than one.
+        # A plan of more lanes has to be shorter, and every plan has at least one lane.
         limit_us = min(self._limit_us, self._score / (1.0 + LANE_SHARE / self._instance.num_cores))
         latest_us = [limit_us - rank for rank in ranks]
         if min(latest_us, default=0.0) < 0.0:
@@ -125,7 +124,7 @@ def _climb(instance: Instance, trial: _Trial, deadline: float, rng: random.Rando
 
 
 def _alike(instance: Instance) -> list[list[int]]:
-    """For each op those that take as long at every width, itself included."""
+    """For each op all ops with the same durations at every width, itself included."""
     groups: dict[tuple[float, ...], list[int]] = {}
     found = []
     for op, of_op in enumerate(instance.durations_us):
@@ -141,9 +140,9 @@ def _other_step(steps: Sequence[int], width: int, rng: random.Random) -> int:
 
 
 def _longest_chain(instance: Instance, placed: Sequence[Placement]) -> list[int]:
-    """Ops from the end of the step back to its start, each held up by the one before it."""
+    """Ops from the end of the step back to its start, each delayed by the next one."""
     last_on: dict[int, Placement] = {}
-    held_by: dict[int, int] = {}  # for each op the one that ends last of all it may have waited for
+    held_by: dict[int, int] = {}  # for each op the last to end of all that may have delayed it
     end_us = [0.0] * len(placed)
     for placement in sorted(placed, key=lambda placement: placement.start_us):
         before = [last_on[core].op for core in placement.cores if core in last_on]

@@ -1,13 +1,13 @@
-"""Placing ops whose widths and turns are decided.
+"""Placement of ops of given widths and priorities.
 
 `parallel_sgs` is a list scheduler with backfilling: whenever cores are idle, the ready ops are taken in order of
-priority, and each that fits starts at once. Where one does not fit, narrower ones may pass it, but only those that end
-before it could have started anyway, so that no wide op is starved (Lifka: "The ANL/IBM SP scheduling system", 1995)::
+priority, and each that fits starts at once. If one does not fit, narrower ones may pass it, but only those that end
+before it could have started, so that no wide op starves (Lifka: "The ANL/IBM SP scheduling system", 1995)::
 
-    cores 0  [   a (2 cores)   ][  b  ][     d (2 cores)     ]      d waits for b; c may go before it, e not
+    cores 0  [   a (2 cores)   ][  b  ][     d (2 cores)     ]      d waits for b, and c may pass it but not e
           1  [                 ][ c ]  [                     ][  e  ]
 
-An op that waits for another lane starts `wait_us` after that lane is done: that is what waking a thread takes.
+An op that waits for another lane starts `Instance.wait_us` after that lane is done, the time to wake a thread.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Which cores of a device a plan's lanes lie on: neighbours, or each in a cache of its own while there are caches.
+"""Placement of a plan's lanes on neighbouring cores, or on one core of each cache first.
 
-Planners give lanes neighbouring cores. Threads that share data are best off like that, in one cache; threads that each
-need all of a cache are better off apart (Liu et al., IPDPS 2019, sections III-B and III-C: every width is profiled with
-and without cache sharing). Which is the case is measured (`hocket.profiling.climbing`) and stands in the costs; a plan
-of scattered lanes is one of neighbours with its cores counted in another order::
+Planners give lanes neighbouring cores, which is best for threads that share data in one cache. Threads that each need a
+whole cache are faster in different caches (Liu et al., IPDPS 2019, sections III-B and III-C: every width is profiled
+with and without cache sharing). The costs say which was measured to be faster (`hocket.profiling.climbing`). A plan of
+scattered lanes is a plan of neighbours with its cores counted in another order::
 
     caches       [0 1] [2 3] [4 5] [6 7]
     compact       0 1   2 3   4 5   6 7        a lane of cores 0-3 fills two caches
     scatter       0 4   1 5   2 6   3 7        a lane of cores 0-3 has one core of each of four caches: 0, 2, 4, 6
 
-Where the device lies in the caches does not matter to anybody else: lanes that shared a core still do.
+Lanes that share a core still do so afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hocket.planning.moldable.instance import lane_name
 
 
 def scattered_cores(device: Device) -> tuple[int, ...]:
-    """The cores of a device, the first one of each cache, then the second ones, and so on.
+    """The cores of a device: the first one of each cache, then the second ones, and so on.
 
     Example:
         >>> scattered_cores(Device("cpu0", cores=8, cores_per_cache=2))
@@ -32,7 +32,7 @@ def scattered_cores(device: Device) -> tuple[int, ...]:
 
 
 def scattered(plan: Plan, machine: Machine) -> Plan:
-    """The same plan on cores that lie apart, wherever the machine has cores that share caches.
+    """The same plan on scattered cores, on devices whose cores share caches.
 
     Example:
         >>> print(scattered(Plan((Lane("a", ("x",), width=2, cores=(0, 1)),)), Machine.of(cores=4, cores_per_cache=2)))

@@ -1,8 +1,8 @@
-"""Placing ops in a given order: each starts as soon as its cores and what it waits for allow, but none is moved ahead.
+"""Placement of ops in a given order: each starts as soon as its cores and its predecessors allow.
 
 For every set of widths some order gives the shortest placements: that of their starts. So a search over orders and
-widths can find the optimum, which a search over the priorities of `parallel_sgs` may miss: where the best plan
-lets a core idle although a ready op would fit, no priority leads to it.
+widths can find the optimum. A search over the priorities of `parallel_sgs` may miss it: no priority leads to a plan
+that leaves a core idle although a ready op would fit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hocket.planning.moldable.instance import Instance, Placement
 def serial_sgs(instance: Instance, widths: Sequence[int], order: Sequence[int]) -> list[Placement]:
     """Placements of the ops in `order`, which respects every edge.
 
-    An op takes its predecessor's lane or another known one if that is idle when the op can start, else the cores that
-    are idle for the shortest time.
+    An op takes the lane of a predecessor or another known lane if that is idle when the op can start, or else the cores
+    that have been idle for the shortest time.
     """
     num_cores, wait_us = instance.num_cores, instance.wait_us
-    free_us = [0.0] * num_cores  # when each core is idle again
+    free_us = [0.0] * num_cores  # the time from which each core is idle
     used_by: list[tuple[int, ...]] = [()] * num_cores
     lanes: dict[int, list[tuple[int, ...]]] = {}
     placed: dict[int, Placement] = {}

@@ -1,15 +1,15 @@
-"""How wide each op should be, before anybody asks where and when: allotments worth trying.
+"""Allotments: widths of all ops, before their order and cores are decided.
 
-Two facts bound a step: its longest chain, and its area (time by cores) over the number of cores. Narrow ops keep the
-area small, wide ops the chain short; an op beside the chain need not be wide, one on it pays for its area. So:
+Two bounds limit a step: its longest chain, and its area (time by cores) over the number of cores. Narrow ops keep the
+area small, wide ops the chain short. So there are three kinds of allotments:
 
-- by price: at the price ``p`` of a core, an op takes the width that minimises ``duration * (1 + p * width / cores)``;
+- by price: at the price ``p`` of a core, an op takes the width that minimises ``duration * (1 + p * width / cores)``.
   ``p = 0`` gives every op its fastest width, a large ``p`` its most economical one (Turek, Wolf, Yu: "Approximate
-  algorithms for scheduling parallelizable tasks", SPAA 1992, show that one such choice suffices for a constant factor);
-- by the chain: begin with every op economical; as long as the longest chain exceeds the area over the cores, widen
-  those of its ops that gain the most time for their area (Radulescu, van Gemund: "A low-cost approach towards mixed
-  task and data parallel scheduling", ICPP 2001);
-- equal: all ops alike, as a person would try by hand.
+  algorithms for scheduling parallelizable tasks", SPAA 1992, show that one such choice suffices for a constant factor).
+- by the chain: begin with every op at its most economical width. While the longest chain exceeds the area over the
+  cores, widen those of its ops that gain the most time for their area (Radulescu, van Gemund: "A low-cost approach
+  towards mixed task and data parallel scheduling", ICPP 2001).
+- equal: all ops at the same width.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from itertools import pairwise
 from hocket.planning.moldable.instance import Instance
 
 PRICES = (1.0, 0.25, 4.0, 0.0, 0.5, 2.0, 8.0, 1e9)
-# Longest chain over area, in times: at each of these on the way down the allotment is worth a try.
+# Ratios of the longest chain to the area over the cores at which an allotment is tried, on the way down.
 BALANCES = (2.0, 1.75, 1.5, 1.25, 1.0, 0.8)
-# Of the ops on the longest chain, this share is widened at once; narrower steps take longer and gain little.
+# Share of the ops on the longest chain that is widened at once. Smaller steps take longer and gain little.
 SHARE = 0.2
 # Lanes of equal width to try.
 EQUAL = (2, 4, 3, 8, 6, 1, 5, 7)
 
 
 def allotments(instance: Instance) -> Iterator[list[int]]:
-    """Widths of all ops, one allotment after another, each way in turn, what is most often good first, none twice."""
+    """Distinct allotments, from the three kinds in turn, those first that are good most often."""
     seen: set[tuple[int, ...]] = set()
     ways = [_equal(instance), _by_prices(instance), _by_chain(instance)]
     while ways:
@@ -54,13 +54,13 @@ def _equal(instance: Instance) -> Iterator[list[int]]:
 def _by_prices(instance: Instance) -> Iterator[list[int]]:
     steps = ladder(instance.num_cores)
     for price in PRICES:
-        if len(steps) > 1:  # no op on more than half of the cores, so that it never runs alone
+        if len(steps) > 1:  # with every op on at most half of the cores, so that two can run at once
             yield _by_price(instance, price, steps[:-1])
         yield _by_price(instance, price, steps)
 
 
 def ladder(num_cores: int) -> list[int]:
-    """All cores, half of them, a quarter, ...: widths that lie side by side and within each other, on few lanes."""
+    """All cores, half of them, a quarter, ...: widths whose lanes lie side by side and within each other."""
     steps = [num_cores]
     while steps[-1] > 1:
         steps.append(steps[-1] // 2)
@@ -115,7 +115,7 @@ def _by_chain(instance: Instance) -> Iterator[list[int]]:
 
 
 def _wider(durations_us: Sequence[float], steps: Sequence[int]) -> dict[int, int]:
-    """For each width of the ladder that is of use to an op the next one that is."""
+    """The next faster width of the ladder for each width that is faster than all narrower ones."""
     useful = [steps[0]]
     for width in steps[1:]:
         if durations_us[width] < durations_us[useful[-1]]:
@@ -124,7 +124,7 @@ def _wider(durations_us: Sequence[float], steps: Sequence[int]) -> dict[int, int
 
 
 def _gain(durations_us: Sequence[float], width: int, wider: int) -> float:
-    """Time saved for the area it takes."""
+    """Time saved per additional area."""
     saved_us = durations_us[width] - durations_us[wider]
     more_us = durations_us[wider] * wider - durations_us[width] * width
     return saved_us / more_us if more_us > 0 else float("inf")

@@ -1,8 +1,8 @@
-"""Partitioning: which device of several runs each op of a step (Tavarageri et al., "Automatic Model Parallelism").
+"""Partitioning of a step's ops over several devices (Tavarageri et al., "Automatic Model Parallelism").
 
     Graph, Costs, Machine --problem_of--> PartitionProblem --partitioned--> Partition --plan_of--> Plan
 
-Starts and the paper's refinement are in Python; a multilevel search over hypergraphs and a search over schedules are in
+Starts and the paper's refinement are in Python. A multilevel search over hypergraphs and a search over schedules are in
 C++ (``core/``), built on first use.
 """
 

@@ -1,8 +1,7 @@
-"""Cutting a chain of ops into stages: the least largest stage, by dynamic programming over the places of the cuts.
+"""Cuts of a chain of ops into stages with the least largest stage, by dynamic programming.
 
-Between two stages everything crosses that is made before the cut and read behind it, also what is read much later: in a
-pipeline a tensor is handed on from stage to stage. So what a cut costs does not depend on the other cuts, and the best
-cuts are found exactly.
+All tensors that are written before a cut and read after it cross the cut, since a pipeline passes a tensor from stage
+to stage until its last reader. So the cost of a cut does not depend on the other cuts, and the best cuts are exact.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ def cut_chain(
     in_flight: Sequence[int] | None = None,
     memory_bytes: float | None = None,
 ) -> tuple[int, ...]:
-    """Where each stage but the first begins, so that the slowest stage, with what crosses its borders, is the fastest.
+    """The first op of each stage but the first, for the least time of the slowest stage with its border transfers.
 
     Args:
-        takes_us: of each op.
-        crossing_us: for each op what a cut before it costs either side; infinite where none may be.
-        stages: how many.
-        kept_bytes: what each op keeps whatever is computed (parameters and what belongs to them).
-        saved_bytes: what each op saves for one micro-batch.
-        in_flight: for each stage how many micro-batches it has begun and not finished, at the most.
-        memory_bytes: what a stage may hold; any amount when not given.
+        takes_us: the duration of each op.
+        crossing_us: the cost on either side of a cut before each op, infinite where no cut may be.
+        stages: the number of stages.
+        kept_bytes: memory of each op between steps (parameters and their state).
+        saved_bytes: memory that each op saves for one micro-batch.
+        in_flight: the most micro-batches that each stage has begun and not finished.
+        memory_bytes: memory of a stage, unlimited by default.
 
     Raises:
         InputError: there are fewer places to cut than needed, or no cuts fit the memory.

@@ -1,8 +1,8 @@
-"""The C++ search, as a library that knows neither Python nor torch.
+"""The C++ search, a library without Python and torch.
 
-Planning does without torch, so this is not built by torch's extension loader, as `hocket.native` is, but by the
-compiler itself: once for a source, into the user's cache folder. Where there is no compiler, `why_not` says so, and
-the paper's heuristics in Python are all there is.
+Planning does not import torch, so this is not built by torch's extension loader, as `hocket.native` is, but by the
+compiler, once for each version of the source, in the user's cache folder. Without a compiler `why_not` gives the
+reason, and only the paper's heuristics in Python are used.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
     """The loaded library.
 
     Raises:
-        InputError: there is no compiler, or it fails (its first line is told).
+        InputError: there is no compiler, or it fails (with its first line).
     """
     sources = sorted(_FOLDER.glob("*.cpp"))
     content = b"".join(path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h"))
@@ -67,7 +67,7 @@ def library() -> ctypes.CDLL:
         compiler = _compiler()
         if compiler is None:
             raise InputError("partition: no C++ compiler (apt install g++)")
-        # Whoever comes second replaces the file by an equal one: it is complete at every moment.
+        # A second process replaces the file by an equal one, so the file is always complete.
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             made = Path(folder) / name
             done = subprocess.run(

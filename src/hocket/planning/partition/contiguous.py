@@ -1,8 +1,8 @@
 """Contiguous parts of a topological order with the least largest load, by dynamic programming: a start for `load`.
 
-The parts are intervals of one order, so this is less than the programme over all contiguous parts (Tarnawski et al.,
-"Efficient algorithms for device placement of DNN graph operators", NeurIPS 2020), and takes the square of the number of
-groups instead of the number of sets that contain all that they wait for. Several orders make up for some of that.
+The parts are intervals of one order, a special case of the contiguous parts of Tarnawski et al. ("Efficient algorithms
+for device placement of DNN graph operators", NeurIPS 2020). The time is quadratic in the number of groups instead of
+linear in the number of ideals of the graph. Trying several orders makes up for some of the loss.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MAX_BLOCKS = 1500
 
 
 def contiguous_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[np.int32] | None:
-    """The intervals with the least largest load; None where no intervals fit the memory, or there are too many ops.
+    """The intervals with the least largest load, or None if none fit the memory or there are too many ops.
 
     Args:
-        problem: what to partition; devices get intervals in their order, and perhaps none.
-        seed: another topological order for each; the one that departs least from the given order without.
+        problem: ops and devices. Devices get intervals in their order, some of which may be empty.
+        seed: of a random topological order. By default the order is the one closest to the given one.
 
     Example:
         >>> from hocket.planning.partition.problem import Tensor
@@ -41,7 +41,7 @@ def contiguous_start(problem: PartitionProblem, seed: int | None = None) -> NDAr
     moved_us = _border_us(problem, at, count)
     takes_us = _sums(problem.duration_us, at, count)
     held = _sums(problem.memory_bytes[:, None], at, count)[:, 0]
-    behind = np.tri(count + 1, k=-1, dtype=np.bool_)  # an interval that ends before it begins
+    behind = np.tri(count + 1, k=-1, dtype=np.bool_)  # intervals that end before they begin
     best = np.where(np.arange(count + 1) == 0, 0.0, np.inf)
     choices = []
     for device in range(problem.num_parts):
@@ -62,14 +62,14 @@ def contiguous_start(problem: PartitionProblem, seed: int | None = None) -> NDAr
 
 
 def _sums(values: NDArray[np.float64], at: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """Sums over all places before each, for each column."""
+    """Sums over all places before each one, for each column."""
     found = np.zeros((count + 1, values.shape[1]))
     np.add.at(found, at + 1, values)
     return np.cumsum(found, axis=0)
 
 
 def _border_us(problem: PartitionProblem, at: NDArray[np.int64], count: int) -> NDArray[np.float64]:
-    """For each interval, by its begin and end, what moving the tensors takes that cross its border."""
+    """Transfer time of the tensors that cross the border of each interval, by its begin and end."""
     cost = np.array([tensor.transfer_us for tensor in problem.tensors])
     pins = [sorted({int(at[op]) for op in (tensor.source, *tensor.readers)}) for tensor in problem.tensors]
     first = np.array([found[0] for found in pins], np.int64)
@@ -78,7 +78,7 @@ def _border_us(problem: PartitionProblem, at: NDArray[np.int64], count: int) -> 
     for net, found in enumerate(pins):
         for place in found:
             touching[place].append(net)
-    following = np.full(len(pins), count)  # of each tensor the first place at or after the begin
+    following = np.full(len(pins), count)  # the first place of each tensor at or after the begin
     result = np.zeros((count + 1, count + 1))
     for begin in range(count - 1, -1, -1):
         following[touching[begin]] = begin

@@ -1,4 +1,4 @@
-"""What a partition costs, computed from scratch; tests compare it with what the search keeps up to date."""
+"""Costs of a partition, computed from scratch. Tests compare them with the incremental ones of the search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def work_of_parts(problem: PartitionProblem, part: Sequence[int]) -> NDArray[np.
 
 
 def imbalance(problem: PartitionProblem, part: Sequence[int]) -> float:
-    """How far the work of a part is from its target, as a share of the target: the farthest of them."""
+    """The largest distance of a part's work from its target, as a share of the target."""
     work = work_of_parts(problem, part)
     target = problem.shares * work.sum()
     if work.sum() == 0.0:
@@ -38,7 +38,7 @@ def imbalance(problem: PartitionProblem, part: Sequence[int]) -> float:
 
 
 def loads_us(problem: PartitionProblem, part: Sequence[int]) -> NDArray[np.float64]:
-    """For each device the time of its ops and of moving each tensor that crosses its border, in or out, once."""
+    """For each device the time of its ops and of one transfer of each tensor that crosses its border."""
     found = np.zeros(problem.num_parts)
     np.add.at(found, np.asarray(part), problem.duration_us[np.arange(len(problem)), np.asarray(part)])
     for tensor in problem.tensors:
@@ -49,19 +49,16 @@ def loads_us(problem: PartitionProblem, part: Sequence[int]) -> NDArray[np.float
 
 
 def pipeline_us(problem: PartitionProblem, part: Sequence[int], micro_batches: int) -> float:
-    """What `micro_batches` take one behind the other: all stages once, and the slowest again for each of the others.
+    """The time of `micro_batches` in a row: all stages once, and the slowest again for each further micro-batch.
 
-    That is the time of GPipe and of 1F1B with costs that do not change; (sum - slowest) of it is the bubble.
+    This is the time of GPipe and of 1F1B with constant costs, of which (sum - slowest) is the bubble.
     """
     loads = loads_us(problem, part)
     return float(loads.sum() + (micro_batches - 1) * loads.max())
 
 
 def part_cycle(problem: PartitionProblem, part: Sequence[int]) -> tuple[int, ...] | None:
-    """Parts that wait for each other in a circle; None if there are none.
-
-    Where groups hold ops of both passes, a wait counts only between ops of one pass.
-    """
+    """Parts that wait for each other in a circle, or None. Waits count as in `PartitionProblem.waits_by_pass`."""
     of_group = dict(zip(problem.group.tolist(), map(int, part), strict=True))
     for waits in problem.waits_by_pass:
         before: dict[int, set[int]] = {}
@@ -78,13 +75,15 @@ def part_cycle(problem: PartitionProblem, part: Sequence[int]) -> tuple[int, ...
 
 
 def simulated_us(problem: PartitionProblem, part: Sequence[int], order: Sequence[int]) -> float:
-    """When the last op ends."""
+    """The end of the last op."""
     return max((end for _, end in simulated_spans(problem, part, order)), default=0.0)
 
 
 def simulated_spans(problem: PartitionProblem, part: Sequence[int], order: Sequence[int]) -> list[tuple[float, float]]:
-    """For each op of `order` when it starts and ends: each device runs its ops in that order, and a tensor arrives its
-    transfer time after its maker has finished, whatever else is moved at the time.
+    """The start and end of each op of `order`.
+
+    Each device runs its ops in that order, and a tensor arrives its transfer time after its source has finished,
+    whatever other transfers there are.
     """
     before: dict[int, list[tuple[int, float]]] = {}
     for (src, dst), delay_us in problem.delays_us.items():

@@ -1,8 +1,8 @@
-"""The problem of a graph on a machine: times by device, tensors with their bytes, memory, and which ops stay together.
+"""The partition problem of a graph on a machine: durations, tensors, memory, and groups of ops that stay together.
 
-Selection is the paper's (Tavarageri et al., section 2, phase 1): an op that keeps state does not choose its device; it
-is where the other ops are that write the same memory (`one_home`), or that the graph says are together with it. Of the
-others the expensive ones choose, and the cheap ones follow the neighbour that they share the most bytes with.
+Groups are those of the paper (Tavarageri et al., section 2, phase 1): an op with state is on the device of the other
+ops that write the same memory (`one_home`), or that the graph puts together with it. Of the other ops the expensive
+ones are placed freely, and the cheap ones follow the neighbour that they share the most bytes with.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hocket.planning.partition.problem import PartitionProblem, Tensor
 
 BACKWARD_ROLES = frozenset({"activation_grad", "weight_grad", "bias_grad", "update"})
 
-# Where a machine names no links between its devices: PCIe 3.0 with 16 lanes, by the order of magnitude.
+# For machines without links between their devices: the order of magnitude of PCIe 3.0 with 16 lanes.
 LINK_BYTES_PER_S = 1e10
 LINK_LATENCY_US = 10.0
 
@@ -50,15 +50,15 @@ def problem_of(
     twins: bool = False,
     together: Iterable[Iterable[str]] = (),
 ) -> PartitionProblem:
-    """What there is to partition in a step of `graph`, over the devices of `machine`.
+    """The problem of partitioning a step of `graph` over the devices of `machine`.
 
     Args:
         graph: one step.
-        costs: how long each op takes; where they name no device, rates tell devices apart, if all have them.
-        machine: its devices become the parts, in their order. Of its links between them the slowest counts for all.
-        expensive: the most expensive ops that together take this part of the time choose their device; others follow.
-        twins: ops of one layer, forward and backward, stay together.
-        together: names of ops that stay together (color classes), beside `graph.together` and what memory demands.
+        costs: the duration of each op. If they name no device, the rates of the devices scale them.
+        machine: its devices become the parts, in their order. The slowest link between them counts for all.
+        expensive: the most expensive ops with this share of the time are placed freely, and others follow them.
+        twins: keep the ops of one layer, forward and backward, together.
+        together: names of ops that stay together (color classes), in addition to `graph.together` and shared memory.
 
     Raises:
         InputError: an op without a cost, an unknown name, a device that an op does not run on, or an op that fits into
@@ -107,7 +107,7 @@ def _takes_us(op: Op, device: Device, costs: Costs, machine: Machine) -> float:
     first = machine.devices[0]
     if named or device == first or not (op.flops or op.size_bytes):
         return takes_us
-    # The same measured time, faster or slower by what the rates say of this op.
+    # The measured time, scaled by the ratio of the rates for this op.
     here, there = _roofline_s(op, device), _roofline_s(op, first)
     return takes_us * here / there if here and there else takes_us
 
@@ -119,9 +119,9 @@ def _roofline_s(op: Op, device: Device) -> float:
 
 
 def _flows(graph: Graph) -> list[tuple[int, tuple[int, ...], float]]:
-    """Who makes a tensor, who reads it, its bytes: within the step, and out of it into the next.
+    """The source, readers and bytes of each tensor, within the step and into the next one.
 
-    Edges out of one op that carry as many bytes are taken for one tensor. An update's result is read by the next step.
+    Edges from one op with the same number of bytes count as one tensor. The next step reads an update's result.
     """
     index = graph.index
     found: dict[tuple[str, float, str], dict[int, None]] = {}
@@ -191,15 +191,17 @@ def _followed(
     joined = group.tolist()
     for op, (_, other) in sorted(best.items()):
         ours, theirs = joined[op], joined[other]
-        # One op joins at a time, and never another that has joined it: the group of the expensive one stays as it is.
+        # Only single ops join, so that the group of the expensive op never moves.
         if ours != theirs and joined.count(ours) == 1:
             joined[op] = theirs
     return np.array(joined, np.int32)
 
 
 def _memory(graph: Graph) -> NDArray[np.float64]:
-    """What each op keeps on its device: memory that outlives the step by its first writer, or else by its first reader;
-    what the forward pass makes for the backward pass by its maker; gradients and results, too.
+    """The bytes that each op keeps on its device.
+
+    Memory that outlives the step (gradients and results included) counts for its first writer, or else for its first
+    reader. Tensors of the forward pass that the backward pass reads count for their source.
     """
     held = np.zeros(len(graph))
     size = {buffer.name: buffer for buffer in graph.buffers}

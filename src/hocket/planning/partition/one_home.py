@@ -1,12 +1,12 @@
-"""Which ops of a step share a device because of the memory that they touch: what is written has one home.
+"""Ops of a step that share a device because of the memory that they touch: written memory has one home.
 
-Whoever reads memory elsewhere gets a copy, once a step, so nobody elsewhere may see it between two writes, and of what
-outlives the step nobody elsewhere may see what this step has already written::
+An op on another device reads a copy, made once a step. So it may not need a value between two writes, and for memory
+that outlives the step it may not need a value that this step has written::
 
     lasting   read  read | write  read  write    all from the first write on
     a value                write  read  write | read  read    all up to the last write
 
-Ops that draw random numbers all write the generator, so they are together, too.
+Ops that draw random numbers all write the generator, so they are together as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hocket.ir import Graph
 
 
 def one_home(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each buffer that is written, and the ops that share its home; none, where the graph does not know its buffers.
+    """Each buffer that is written, and the ops that share its home. Empty for a graph without buffers.
 
     Example:
         >>> from hocket.ir import Buffer, Op

@@ -1,14 +1,14 @@
-"""What each part of a partitioned step holds at its peak, and moves of ops that lower it.
+"""Peak memory of each part of a partitioned step, and moves of ops that lower it.
 
-Parts run their ops in one order; what another part reads is copied there as soon as its last writer is done, and is
-given back at either end after its last reader there::
+Parts run their ops in one order. A tensor is copied to another part that reads it once its last writer is done, and
+each copy is freed after its last reader there::
 
     part 0   [ a ] --copy--> [ b ]                 a's value: until the copy is made, and b has read it
     part 1           [ copy ][ c ][ d ]            the copy: until d, if d is its last reader
 
-That is the least that a plan of these parts can be held to (`hocket.planning.critical_path.held_back`). What ops keep,
-added up, tells little of it, and no move of one op need lower it, since a peak is a moment of several tensors. So the
-moves that are tried take all ops of a part that touch one tensor of that moment, or one group of them.
+This is the least peak that a plan of these parts can be limited to (`hocket.planning.critical_path.held_back`). The sum
+of what ops keep says little about it, and often no move of a single op lowers it, since several tensors are alive at
+the peak. So a move takes all ops of a part that touch one tensor of that moment, or one group of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from hocket.ir import Graph
 from hocket.planning.partition.problem import PartitionProblem
 
-# Of the tensors of a peak so many, the largest ones, choose what moves.
+# The number of tensors of a peak, the largest ones, whose ops may move.
 MAX_TENSORS = 12
 
 
@@ -29,9 +29,9 @@ class PartPeaks:
     """The peaks of a graph's partitions.
 
     Args:
-        graph: one step that knows its buffers.
+        graph: one step with buffers.
         order: of all ops.
-        num_parts: how many there are.
+        num_parts: the number of parts.
 
     Example:
         >>> from hocket.ir import Buffer, Edge, Op
@@ -78,13 +78,13 @@ class PartPeaks:
 
     def _walked(self, part: Sequence[int], watched: int | None) -> tuple[list[float], set[int]]:
         size = self.size_bytes
-        last: dict[tuple[int, int], int] = {}  # of each buffer and part the last op that uses it there
+        last: dict[tuple[int, int], int] = {}  # the last op of each part that uses each buffer
         for op in self._order:
             for buffer in self._touches[op]:
                 last[buffer, part[op]] = op
         held = [0.0] * self._num_parts
         there: set[tuple[int, int]] = set()
-        copies: dict[int, list[int]] = {}  # of each op that writes a buffer last, the buffers that are copied then
+        copies: dict[int, list[int]] = {}  # for the last writer of a buffer, the buffers that are copied then
         for buffer, at in last:
             if self._lasts[buffer]:
                 held[at] += size[buffer]
@@ -126,17 +126,17 @@ def lowered(
     budget_s: float,
     is_allowed: Callable[[Sequence[int]], bool],
 ) -> list[int]:
-    """A partition whose peaks are nearer to the limits, and within them if moves lead there.
+    """Move ops until all peaks are within the limits, or no move helps, and return the partition.
 
-    The steepest move of each round is made; where none lowers the farthest part, the search ends.
+    Each round makes the steepest move that lowers the part farthest above its limit.
 
     Args:
-        problem: says which ops stay together.
-        part: where to begin.
+        problem: its groups stay together.
+        part: the first partition.
         peaks: of the graph of the same ops.
         limits: of each part, in bytes.
         budget_s: seconds to search for.
-        is_allowed: whether a partition is one that is wanted.
+        is_allowed: True for partitions that may be returned.
     """
     until = monotonic() + budget_s
     found = list(part)
@@ -166,7 +166,7 @@ def lowered(
 def _moves(
     problem: PartitionProblem, part: Sequence[int], peaks: PartPeaks, number: int
 ) -> Iterator[tuple[list[int], int]]:
-    """Ops that may leave a part together, and where to."""
+    """Ops that may leave a part together, each with a target."""
     members: dict[int, list[int]] = {}
     for op, group in enumerate(problem.group.tolist()):
         members.setdefault(group, []).append(op)

@@ -1,4 +1,4 @@
-"""`partitioned`: from a problem to a `Partition`, by whichever objective."""
+"""`partitioned`: a `Partition` of a problem by one of several objectives."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OBJECTIVES = ("cut", "load", "time", "pipeline")
 
 @dataclass(frozen=True)
 class Partition:
-    """Which device runs each op, and in which order.
+    """The device of each op, and an order of all ops.
 
     Attributes:
-        problem: what was partitioned.
+        problem: ops and devices.
         part: for each op the position of its device.
-        order: a topological order; each device runs its ops in it.
-        objective: what was searched for, one of `OBJECTIVES`.
-        proved: no other is better (`time`, small graphs only).
+        order: a topological order in which each device runs its ops.
+        objective: one of `OBJECTIVES`.
+        proved: True if no other partition is better (`time`, small graphs only).
     """
 
     problem: PartitionProblem
@@ -48,7 +48,7 @@ class Partition:
 
     @cached_property
     def imbalance(self) -> float:
-        """How far the part that is farthest from its target is, as a share of the target."""
+        """The largest distance of a part's work from its target, as a share of the target."""
         return evaluation.imbalance(self.problem, self.part)
 
     @cached_property
@@ -58,12 +58,12 @@ class Partition:
 
     @cached_property
     def simulated_us(self) -> float:
-        """When the step ends, with a tensor's transfer time between devices."""
+        """The end of the step, transfers between devices included."""
         return evaluation.simulated_us(self.problem, self.part, self.order)
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The simulated step, with a lane for each device; transfers are the time between its ops."""
+        """The simulated step, with a lane for each device and transfers as gaps between its ops."""
         problem = self.problem
         spans = evaluation.simulated_spans(problem, self.part, self.order)
         return Timeline(
@@ -100,28 +100,28 @@ def partitioned(
     seed: int = 0,
     peers: bool = True,
 ) -> Partition:
-    """A partition of `problem` over its devices.
+    """Partition `problem` over its devices.
 
-    The search ends after `rounds` or `budget_s`, whichever is first; with rounds that fit into the budget the same seed
+    The search ends after `rounds` or `budget_s`, whichever is first. With rounds that fit into the budget the same seed
     gives the same partition.
 
     Args:
         problem: ops, tensors, devices.
-        objective: ``cut``: the fewest bytes moved; ``load``: the least load of the most loaded device; ``time``: the
-            earliest end; ``pipeline``: the earliest end of `micro_batches` one behind the other, without cycles.
-        epsilon: how far a part may be from its target, as a share of the target: a promise. 0.03 for ``cut``, and no
-            limit for the others, when not given; ``time`` takes none.
-        two_sided: whether a part may neither be heavier nor lighter than that; False: not heavier.
-        acyclic: parts may not wait for each other in a circle; always so for ``pipeline``.
+        objective: ``cut`` for the fewest bytes moved, ``load`` for the least load of the most loaded device, ``time``
+            for the earliest end, ``pipeline`` for the earliest end of `micro_batches` in a row, without cycles.
+        epsilon: the largest distance of a part's work from its target, as a share of the target, which is always kept.
+            By default 0.03 for ``cut`` and no limit for the others. Not allowed for ``time``.
+        two_sided: False to limit only parts above their target.
+        acyclic: parts may not wait for each other in a circle. Always so for ``pipeline``.
         micro_batches: of ``pipeline``.
         budget_s: seconds to search for.
         rounds: cycles of the search.
-        seed: of all that is drawn.
-        peers: begin with METIS's and Mt-KaHyPar's partitions, too, where they are installed.
+        seed: of all random numbers.
+        peers: also begin with METIS's and Mt-KaHyPar's partitions if these are installed.
 
     Raises:
-        InputError: an unknown objective or a limit that makes no sense, more devices than ops, fewer micro-batches than
-            stages; or no partition keeps the limits, or none was found (the message says which of the two).
+        InputError: an unknown objective, an invalid limit, more devices than ops, fewer micro-batches than stages, no
+            partition within the limits, or none found (the message says which of the two).
 
     Example:
         >>> from hocket.planning.partition import Tensor

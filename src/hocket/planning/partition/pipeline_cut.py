@@ -1,9 +1,8 @@
-"""Where to cut a chain of ops into the stages of a pipeline, so that a step by its schedule ends the earliest.
+"""Cuts of a chain of ops into the stages of a pipeline, for the shortest step by a given schedule.
 
-The start is exact for another question: the least largest stage, by dynamic programming (`chain`). Then one or a few
-neighbouring cuts at a time move to places near theirs, as long as the simulated step becomes shorter, or a rank that
-holds too much holds less. For one stage a rank that is the start itself in most cases; where a rank has several stages,
-their sum is what counts.
+The start has the least largest stage, by dynamic programming (`chain`). Then one or a few neighbouring cuts at a time
+move to nearby places, as long as the simulated step becomes shorter, or a rank above its memory limit holds less. With
+one stage per rank the start is the result in most cases. With several, the sum of a rank's stages matters.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from hocket.errors import InputError
 from hocket.planning.partition.chain import cut_chain
 from hocket.planning.partition.pipeline_order import PipelineOrder, pipeline_step_us, rank_memory_bytes
 
-# How far, in places where a cut may be, one moves at a time.
+# The largest move of a cut, in places where a cut may be.
 REACH = 12
-# How many neighbouring cuts move together: a stage that has to grow may push the others on.
+# The most neighbouring cuts that move together: a growing stage may have to shift the next ones.
 TOGETHER = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Ops in their order, each with what it takes and what a cut before it costs.
+    """Ops in order, with their durations and memory, and the cost of a cut before each.
 
     Attributes:
         forward_us: of each op, for one micro-batch.
         backward_us: of each op, for one micro-batch.
-        crossing_bytes: what crosses a cut before each op; infinite where none may be.
-        kept_bytes: what each op keeps whatever is computed (parameters and their gradients).
-        saved_bytes: what each op saves for one micro-batch.
+        crossing_bytes: bytes that cross a cut before each op, infinite where no cut may be.
+        kept_bytes: memory of each op between steps (parameters and their gradients).
+        saved_bytes: memory that each op saves for one micro-batch.
 
     Raises `InputError` at construction for lengths that differ.
     """
@@ -57,17 +56,17 @@ class Chain:
 
 
 class StageSummary(NamedTuple):
-    """What one stage has.
+    """The size of one stage.
 
     Attributes:
-        rank: which rank runs it.
-        ops: how many.
+        rank: the rank that runs it.
+        ops: the number of its ops.
         forward_us: for one micro-batch.
         backward_us: for one micro-batch.
         received_bytes: over the border before it, for one micro-batch, one way.
         kept_bytes: parameters and their gradients.
         saved_bytes: for one micro-batch.
-        in_flight: micro-batches that it has begun and not finished, at the most.
+        in_flight: the most micro-batches that it has begun and not finished.
     """
 
     rank: int
@@ -82,13 +81,13 @@ class StageSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class PipelineCut:
-    """Cuts of a chain, and what is expected of them.
+    """Cuts of a chain, and the predicted step.
 
     Attributes:
         begins: the position of the first op of each stage but the first.
         order: the schedule.
-        stages: what each has.
-        memory_bytes: for each rank the most that it holds.
+        stages: the size of each stage.
+        memory_bytes: the peak memory of each rank.
         step_us: the simulated step.
     """
 
@@ -102,10 +101,10 @@ class PipelineCut:
 def cut_at(
     chain: Chain, begins: Sequence[int], order: PipelineOrder, latency_us: float, bytes_per_s: float
 ) -> PipelineCut:
-    """What a step takes with stages that begin there.
+    """The stages that begin at these ops, and their simulated step.
 
     Args:
-        chain: what is cut.
+        chain: the ops.
         begins: the position of the first op of each stage but the first.
         order: the schedule.
         latency_us: of a transfer between stages.
@@ -145,17 +144,17 @@ def cut_at(
 def cut_for_schedule(
     chain: Chain, order: PipelineOrder, *, latency_us: float, bytes_per_s: float, memory_bytes: float | None = None
 ) -> PipelineCut:
-    """The cuts with which a step by `order` ends the earliest, as far as the search finds.
+    """Search for the cuts with the shortest step by `order`.
 
     Args:
-        chain: what is cut.
+        chain: the ops.
         order: the schedule.
         latency_us: of a transfer between stages.
         bytes_per_s: of the same.
-        memory_bytes: what a rank may hold; any amount when not given.
+        memory_bytes: memory of a rank, unlimited by default.
 
     Raises:
-        InputError: there are fewer places to cut than needed, or no cuts fit the memory, or none were found that do.
+        InputError: there are fewer places to cut than needed, no cuts fit the memory, or none were found that do.
 
     Example:
         >>> from hocket.planning.partition.pipeline_order import PipelineAction
@@ -202,7 +201,7 @@ def _better(
     made: Callable[[tuple[int, ...]], PipelineCut],
     cost: Callable[[PipelineCut], tuple[float, float]],
 ) -> PipelineCut | None:
-    """The first that is better, of those with one or a few neighbouring cuts at other places near theirs."""
+    """The first better cut with one or a few neighbouring cuts moved, or None."""
     at = np.searchsorted(places, cut.begins)
     known = cost(cut)
     for first in range(len(at)):

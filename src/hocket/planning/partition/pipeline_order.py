@@ -1,13 +1,13 @@
-"""What each rank of a pipeline runs, in which order, and what a step by it takes: torch's schedules, as values.
+"""Schedules of torch's pipelines as values: the actions of each rank in order, and the time of a step.
 
     rank 0   F0 F1 F2 F3       B0       B1    B2    B3       F: forward of a micro-batch
     rank 1      F0    F1 B0    F2 B1 F3 B2    B3             B: backward, or I (of the input), and later W (of weights)
 
-An action starts when its rank has finished the one before and its input has arrived: of a forward from the stage
-before, of a backward from the stage behind. Between stages of one rank nothing is sent. Torch's schedules of several
-stages a rank post their receives ahead, so that a tensor moves while its reader computes. 1F1B and GPipe receive when
-they come to it: a transfer takes the reader's time, and where a rank goes from forwards to backwards or back, it waits
-until what it has sent is received.
+An action starts when its rank has finished the one before and its input has arrived, from the previous stage for a
+forward and from the next stage for a backward. Stages of one rank send nothing to each other. Torch's schedules with
+several stages per rank post their receives ahead, so that transfers overlap with computation. 1F1B and GPipe receive
+only when they need the tensor: the reader waits for the transfer, and a rank that changes between forwards and
+backwards waits until its last send is received.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class PipelineOrder:
     Attributes:
         schedule: the name of the schedule.
         ranks: for each rank its actions.
-        stages: how many there are; each is on one rank.
-        micro_batches: how many each stage works on.
-        receives_ahead: whether transfers run while their reader does something else.
+        stages: the number of stages, each of which is on one rank.
+        micro_batches: the number of micro-batches.
+        receives_ahead: True if transfers overlap with other actions of their reader.
 
     Raises `InputError` at construction for a stage that is nowhere or on two ranks.
 
@@ -75,11 +75,11 @@ class PipelineOrder:
         return {action: (rank, n) for rank, actions in enumerate(self.ranks) for n, action in enumerate(actions)}
 
     def source(self, action: PipelineAction) -> PipelineAction | None:
-        """The action whose result another one needs from another stage; None if there is none."""
+        """The action of another stage whose result `action` needs, or None."""
         return self._sources.get(action)
 
     def reader(self, action: PipelineAction) -> PipelineAction | None:
-        """The action on another rank that needs what `action` makes; None if there is none."""
+        """The action of another rank that needs the result of `action`, or None."""
         return self._readers.get(action)
 
     @cached_property
@@ -101,7 +101,7 @@ class PipelineOrder:
 
     @cached_property
     def in_flight(self) -> tuple[int, ...]:
-        """For each stage how many micro-batches it has begun and not finished, at the most."""
+        """The most micro-batches that each stage has begun and not finished."""
         most = [0] * self.stages
         for actions in self.ranks:
             for held in _held(actions, self.stages):
@@ -112,13 +112,13 @@ class PipelineOrder:
 def pipeline_step_us(
     order: PipelineOrder, forward_us: Sequence[float], backward_us: Sequence[float], crossing_us: Sequence[float]
 ) -> float:
-    """When the last action of a step ends.
+    """The end of the last action of a step.
 
     Args:
-        order: who runs what.
+        order: the schedule.
         forward_us: of each stage, for one micro-batch.
         backward_us: of each stage, for one micro-batch.
-        crossing_us: what one way over the border before each stage takes; that of the first is not looked at.
+        crossing_us: one-way transfer time over the border before each stage. The first value is not used.
 
     Raises:
         InputError: actions that wait for each other in a circle.
@@ -133,7 +133,7 @@ def pipeline_step_us(
     remaining = sum(map(len, order.ranks))
 
     def end_us(action: PipelineAction | None) -> float | None:
-        """When an action has ended; 0 for none, None while it has not been placed."""
+        """The end of an action, 0 for no action, None if it has not been placed yet."""
         if action is None:
             return 0.0
         rank, number = place[action]
@@ -143,7 +143,7 @@ def pipeline_step_us(
         return crossing_us[max(one.stage, other.stage)] if rank_of[one.stage] != rank_of[other.stage] else 0.0
 
     def ready_us(rank: int) -> float | None:
-        """When the next action of a rank can start; None while that is not known."""
+        """The start of the next action of a rank, None if that is not known yet."""
         action, number = order.ranks[rank][len(ends_us[rank])], len(ends_us[rank])
         before = order.ranks[rank][number - 1] if number else None
         idle_us = end_us(before) or 0.0
@@ -183,12 +183,12 @@ def pipeline_step_us(
 def rank_memory_bytes(
     order: PipelineOrder, kept_bytes: Sequence[float], saved_bytes: Sequence[float]
 ) -> tuple[float, ...]:
-    """For each rank the most that it holds at once: its stages' parameters, and what is saved for their backwards.
+    """The peak memory of each rank: its stages' parameters, and tensors saved for their backwards.
 
     Args:
-        order: who runs what.
-        kept_bytes: what each stage keeps.
-        saved_bytes: what each stage saves for one micro-batch.
+        order: the schedule.
+        kept_bytes: memory of each stage between steps.
+        saved_bytes: memory that each stage saves for one micro-batch.
     """
     found = []
     for rank, actions in enumerate(order.ranks):
@@ -202,7 +202,7 @@ def rank_memory_bytes(
 
 
 def _held(actions: Sequence[PipelineAction], stages: int) -> list[list[int]]:
-    """After each forward, how many micro-batches of each stage have not finished their backward."""
+    """After each forward, the number of micro-batches of each stage whose backward is not finished."""
     now = [0] * stages
     found = [list(now)]
     for stage, kind, _ in actions:

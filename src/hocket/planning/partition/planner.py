@@ -13,15 +13,15 @@ from hocket.planning.partition.partitioned import OBJECTIVES, Partition, partiti
 
 
 class PartitionPlanner(Planner):
-    """A lane for each device, with the ops of its part (Tavarageri et al., "Automatic Model Parallelism").
+    """One lane for each device, with the ops of its part (Tavarageri et al., "Automatic Model Parallelism").
 
     Args:
-        objective: one of cut, load, time and pipeline; see `partitioned`.
-        epsilon: how far a part's work may be from its target.
+        objective: one of cut, load, time and pipeline (see `partitioned`).
+        epsilon: the largest distance of a part's work from its target.
         acyclic: parts may not wait for each other in a circle.
         micro_batches: of the objective ``pipeline``.
         budget_s: seconds to search for.
-        seed: of all that is drawn.
+        seed: of all random numbers.
 
     Example:
         >>> from hocket.ir import Device, Op
@@ -70,12 +70,12 @@ class PartitionPlanner(Planner):
 
 
 def plan_of(found: Partition, machine: Machine, order: Sequence[str] | None = None) -> Plan:
-    """A partition as a plan: a lane for each device that has ops, as wide as the device.
+    """A partition as a plan with one lane for each device that has ops, as wide as the device.
 
     Args:
-        found: the partition; its devices are those of `machine`, in their order.
-        machine: what it runs on.
-        order: a topological order that lanes keep; the partition's own when not given.
+        found: the partition, whose devices are those of `machine`, in their order.
+        machine: its devices.
+        order: a topological order that lanes keep, by default the partition's own.
     """
     lanes = []
     device_of = found.device_of

@@ -1,7 +1,7 @@
-"""What is partitioned: ops with a time on each device, tensors between them, memory, and what has to stay together.
+"""The partition problem: ops with a duration on each device, tensors, memory, and groups that stay together.
 
-A *tensor* has one op that makes it and ops that read it. It is moved once to each part that reads it and does not make
-it, however many readers it has there; an order without data moves nothing and still counts for `acyclic`.
+A *tensor* has one source and several readers. It is moved once to each part that reads it and does not contain the
+source, whatever the number of readers there. An order without data moves nothing and still counts for `acyclic`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Integers = NDArray[np.int32]
 
 
 class Tensor(NamedTuple):
-    """What one op makes and others read.
+    """The output of one op that others read.
 
     Attributes:
-        source: position of the op that makes it.
-        readers: positions of those that read it.
-        size_bytes: what crosses for each part that has a reader and not the source.
-        transfer_us: what moving it takes, by the objectives that count time.
+        source: position of the op that writes it.
+        readers: positions of the ops that read it.
+        size_bytes: bytes moved to each part that has a reader and not the source.
+        transfer_us: time of one move, for the objectives that count time.
     """
 
     source: int
@@ -46,18 +46,18 @@ class PartitionProblem:
     Attributes:
         names: of the ops.
         duration_us: a row for each op, a column for each device.
-        tensors: what flows between ops.
-        waits: pairs of positions: the second op waits for the first, with data or without.
-        devices: names of the devices, as many as parts; ``part0``, ``part1``, ... when not given.
-        memory_bytes: what each op keeps on its device; nothing when not given.
-        memory_limit_bytes: of each device; without limit when not given.
-        group: ops of one number are placed together; each alone when not given.
-        backward: which ops belong to the backward pass. With groups that hold an op and its gradient, the parts of a
-            pipeline depend on each other both ways; then forward and backward are each without a cycle.
-        transfer_price: what each device pays of a tensor's time, when one crosses its border; 1 when not given.
+        tensors: data between ops.
+        waits: pairs of positions of which the second op waits for the first, with data or without.
+        devices: names of the devices, as many as parts, by default ``part0``, ``part1``, ...
+        memory_bytes: memory that each op keeps on its device, 0 by default.
+        memory_limit_bytes: of each device, unlimited by default.
+        group: a number for each op. Ops of one number are placed together, and by default each has another one.
+        backward: True for ops of the backward pass. If groups hold ops of both passes, the parts of a pipeline depend
+            on each other both ways, and `acyclic` holds for each pass alone.
+        transfer_price: the share of a tensor's time that each device pays at its border, 1 by default.
 
-    Raises `InputError` at construction for lengths that differ, a negative or infinite time, a device that is not
-    faster than nothing, a tensor that its maker reads, or an op that fits into no device (named, with its bytes).
+    Raises `InputError` at construction for lengths that differ, a negative or infinite time, a device without speed, a
+    tensor that its source reads, or an op that fits into no device (named, with its bytes).
 
     Example:
         >>> problem = PartitionProblem(("a", "b"), np.ones((2, 2)), (Tensor(0, (1,), 8.0),), ((0, 1),))
@@ -117,12 +117,12 @@ class PartitionProblem:
 
     @cached_property
     def work_us(self) -> Floats:
-        """For each op one number to balance: its mean over the devices."""
+        """The work of each op, which is balanced: its mean duration over the devices."""
         return self.duration_us.mean(axis=1)
 
     @cached_property
     def shares(self) -> Floats:
-        """What part of the work each device should get: in proportion to its speed on all of it."""
+        """The target share of the work of each device, in proportion to its speed on all ops."""
         takes_us = self.duration_us.sum(axis=0)
         if not np.all(takes_us > 0):
             return np.full(self.num_parts, 1.0 / self.num_parts)
@@ -130,7 +130,7 @@ class PartitionProblem:
 
     @cached_property
     def delays_us(self) -> dict[tuple[int, int], float]:
-        """For each pair of ops of which the second waits for the first, what it waits longer on another device."""
+        """Extra delay of each dependency when its ops are on different devices."""
         found = {(int(src), int(dst)): 0.0 for src, dst in self.waits}
         for tensor in self.tensors:
             for reader in tensor.readers:
@@ -140,7 +140,7 @@ class PartitionProblem:
 
     @cached_property
     def two_passes(self) -> bool:
-        """Whether some group holds ops of both passes; then only waits within a pass can make a cycle."""
+        """Return True if some group holds ops of both passes, so that only waits within a pass count."""
         both = np.zeros((self.num_groups, 2), np.bool_)
         both[self.group, self.backward.astype(int)] = True
         return bool(both.all(axis=1).any())
@@ -159,7 +159,7 @@ class PartitionProblem:
         return list(found[0]), list(found[1])
 
     def by_group(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Sums over the ops of each group; rows are added up, too."""
+        """Sums of values or rows over the ops of each group."""
         found = np.zeros((self.num_groups, *values.shape[1:]))
         np.add.at(found, self.group, values)
         return found

@@ -1,13 +1,14 @@
-"""The paper's refinement, as it stands there: Tavarageri et al., section 2, phase 4.
+"""The refinement of Tavarageri et al. (section 2, phase 4).
 
-For an op n on device p, D(n, p) = E - I: the bytes of its incoming tensors that come from other devices, minus those
-that come from p. The op of the least D moves to another device if its D falls, the device it goes to stays below its
-target plus epsilon and the one it leaves above its target minus epsilon; an op also moves where that brings both
-devices nearer to their targets without passing them. It ends when no op may move, or after so many moves: an op that
-moved for balance may move back for bytes, so moves alone do not end.
+For an op n on device p, D(n, p) = E - I: the bytes of its incoming tensors from other devices, minus those from p. The
+op of the least D moves to another device if its D falls, the target device stays below its target plus epsilon, and
+the source device stays above its target minus epsilon. An op also moves if that brings both devices nearer to their
+targets without passing them. The refinement ends when no op may move, or after `max_moves`, since an op that moved for
+balance may move back for bytes.
 
-An incoming tensor counts for each op that reads it, and for no op that made it, which is why the compiled search
-counts differently (`hocket.planning.partition.search`); this one is its yardstick, and what is left without a compiler.
+An incoming tensor counts for each op that reads it and not for its source, so the cost differs from that of the
+compiled search (`hocket.planning.partition.search`). This refinement is its baseline, and its replacement without a
+compiler.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from hocket.planning.partition.problem import PartitionProblem
 def refine(
     problem: PartitionProblem, part: Sequence[int], epsilon: float, max_moves: int | None = None
 ) -> NDArray[np.int32]:
-    """`part` after moves of the paper's kind; groups move as one.
+    """`part` after moves of the paper's kind, in which groups move as one.
 
     Args:
-        problem: what is partitioned.
-        part: where each op is.
-        epsilon: how far a part may be from its target, as a share of the target.
-        max_moves: the budget; ten for each group when not given.
+        problem: ops and devices.
+        part: the part of each op.
+        epsilon: the largest distance of a part from its target, as a share of the target.
+        max_moves: the budget, by default ten moves for each group.
 
     Example:
         >>> from hocket.planning.partition.problem import Tensor

@@ -1,6 +1,6 @@
-"""The objective `time`: devices and orders that end the step the earliest, communication included.
+"""The objective `time`: devices and orders for the earliest end of the step, communication included.
 
-``core/schedule.cpp`` searches; small graphs (`PROOF_OPS`) are searched until the shortest is proved, if that is soon.
+``core/schedule.cpp`` searches. For small graphs (`PROOF_OPS`) it also tries to prove the optimum.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def schedule(
     seed: int = 0,
     proof_ops: int = PROOF_OPS,
 ) -> tuple[NDArray[np.int32], tuple[int, ...], bool]:
-    """The device of each op, an order of all ops, and whether no schedule is shorter.
+    """The device of each op, an order of all ops, and True if it is proved that no schedule is shorter.
 
     Args:
-        problem: ops, tensors and waits; a tensor takes its transfer time to another device.
-        start: a partition to begin with beside the ones that are always tried.
+        problem: ops, tensors and waits. A tensor takes its transfer time to another device.
+        start: a partition to begin with, in addition to the usual ones.
         budget_s: of the annealing.
         rounds: of the annealing.
         seed: of the annealing.
-        proof_ops: up to so many ops branch and bound tries to prove that there is no shorter one.
+        proof_ops: the most ops for which branch and bound tries to prove the optimum.
 
     Raises:
         InputError: there is no compiler, or no assignment was found that fits the memory.

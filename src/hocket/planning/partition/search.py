@@ -1,7 +1,7 @@
-"""The portfolio: from several starts, the compiled search, within a time budget.
+"""The compiled search from several starts, within a time budget.
 
-Coarsening, refinement and recombination are in ``core/search.cpp``. Here the problem becomes arrays, starts are made,
-and what comes back is judged: where no partition keeps the limits, `constraints` decides whether one exists.
+Coarsening, refinement and recombination are in ``core/search.cpp``. This file converts the problem to arrays, makes the
+starts, and checks the result: if it is not within the limits, `constraints` decides if a partition within them exists.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ OBJECTIVES = ("cut", "load", "pipeline")
 TOLERANCE = 1e-6
 # Where the search finds no partition within the limits, constraint programming may take this many times the budget.
 PROOF_SHARE = 4.0
-# Above so many ops there is one start, and the search has the rest of the time.
+# Above so many ops there is one start, to leave time for the search.
 LARGE = 20_000
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a partition should be.
+    """The objective and the limits of a partition.
 
     Attributes:
         objective: ``cut`` (bytes moved), ``load`` (the most loaded device) or ``pipeline``.
-        epsilon: how far a part may be from its target, as a share of the target; None: any balance.
-        two_sided: whether a part may also not be that far below its target. The other partitioners bound only the
-            heaviest part.
+        epsilon: the largest distance of a part from its target, as a share of the target, None for no limit.
+        two_sided: False to limit only parts above their target, as other partitioners do.
         acyclic: parts may not wait for each other in a circle.
         micro_batches: of the objective ``pipeline``.
     """
@@ -64,7 +63,7 @@ def search(
     if compiled.why_not():
         return _without_compiler(problem, wanted, given)
     hypergraph = Hypergraph(problem, wanted)
-    # Cycles have what is left, and a little in any case.
+    # The search has the time that is left, and at least a fifth of the budget.
     budget_s = max(0.2 * budget_s, budget_s - (perf_counter() - begin_s))
     part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
@@ -81,7 +80,7 @@ def search(
 
 
 def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -> list[NDArray[np.int32]]:
-    # Python takes a second for a topological order of 100,000 ops, and Mt-KaHyPar all of the budget for the rest.
+    # For 100,000 ops, a topological order in Python takes a second, and Mt-KaHyPar the whole budget.
     small = len(problem) <= LARGE
     again = range(4 if small else 0)
     found = [starts.block_start(problem), *(starts.block_start(problem, seed + number) for number in again)]
@@ -98,7 +97,7 @@ def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -
             try:
                 found.append(maker(problem, wanted.epsilon, seed))
             except MissingDependencyError:
-                continue  # a further start, where it is installed
+                continue  # an optional further start
     return found
 
 
@@ -121,7 +120,7 @@ def _without_compiler(
 
 
 def keeps_limits(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32]) -> bool:
-    """Whether a partition keeps balance, memory and, if wanted, has no cycle."""
+    """Return True if a partition keeps balance and memory and, if wanted, has no cycle."""
     work = np.bincount(part, problem.work_us, problem.num_parts)
     low, high = limits(problem, wanted)
     slack = TOLERANCE * max(work.sum(), 1e-300)
@@ -144,7 +143,7 @@ def limits(problem: PartitionProblem, wanted: Wanted) -> tuple[NDArray[np.float6
 
 
 def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32], *, proved: bool) -> str:
-    """Why there is no partition, in one line."""
+    """The reason why there is no partition, in one line."""
     parts = f"{len(problem)} ops into {problem.num_parts} parts"
     work, target = problem.by_group(problem.work_us), problem.shares * problem.work_us.sum()
     heaviest = int(work.argmax())
@@ -165,9 +164,10 @@ def _refusal(problem: PartitionProblem, wanted: Wanted, part: NDArray[np.int32],
 
 
 def _refuse_circles(problem: PartitionProblem, wanted: Wanted) -> None:
-    """Refuse what has no acyclic partition, since groups that wait for each other in a circle are on one device.
+    """Raise an `InputError` if groups on a circle of waits, which share a device in an acyclic partition, are too
+    large.
 
-    Where groups hold both passes, only waits within a pass count, and this proves nothing.
+    If groups hold both passes, only waits within a pass count, and this proves nothing.
     """
     if not wanted.acyclic or problem.two_passes:
         return
@@ -187,7 +187,7 @@ def _refuse_circles(problem: PartitionProblem, wanted: Wanted) -> None:
 
 
 class Hypergraph:
-    """A problem as the arrays that the compiled search takes, group by group."""
+    """A problem as arrays for the compiled search, group by group."""
 
     def __init__(self, problem: PartitionProblem, wanted: Wanted) -> None:
         self.problem = problem
@@ -204,7 +204,7 @@ class Hypergraph:
                 costs.append(cost)
         arcs = self._arcs(wanted)
         low, high = limits(problem, wanted)
-        # Partitions of those who count in whole numbers are on the limit but for their rounding.
+        # Partitioners that use integers may exceed a limit by rounding.
         rounding = TOLERANCE / 2 * problem.work_us.sum()
         arrays = (
             np.cumsum([0, *map(len, nets)], dtype=np.int32),
@@ -239,7 +239,7 @@ class Hypergraph:
     def search(
         self, given: Sequence[NDArray[np.int32]], seed: int, rounds: int, budget_s: float
     ) -> tuple[NDArray[np.int32], float, float]:
-        """The best partition of the ops, how far it is outside of the limits, and what it costs."""
+        """The best partition of the ops, its violation of the limits, and its cost."""
         rows = np.zeros((len(given), self.problem.num_groups), np.int32)
         rows[:, self.problem.group] = np.stack(given)
         best = np.zeros(self.problem.num_groups, np.int32)

@@ -1,4 +1,4 @@
-"""Partitions to begin with: the paper's two (Tavarageri et al., section 2, phase 3), METIS's and Mt-KaHyPar's."""
+"""Starts of the search: the paper's two (Tavarageri et al., section 2, phase 3), METIS's and Mt-KaHyPar's."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hocket.errors import MissingDependencyError
 from hocket.ir import list_order
 from hocket.planning.partition.problem import PartitionProblem
 
-# Both libraries count in whole numbers; all of a graph's weight is this much.
+# Both libraries use integers. This is the total weight of a graph.
 _RESOLUTION = 10_000_000
 
 
 def topological_order(nodes: int, waits: Iterable[tuple[int, int]], seed: int | None = None) -> list[int]:
-    """Numbers from 0 so that each comes after what it waits for: the least one that is ready, or a random one.
+    """A topological order of the numbers from 0: the least ready one first, or a random one.
 
-    A random order goes deep: what was made last is read first.
+    A random order goes deep: the readers of the last node come first.
     """
     waiting = [0] * nodes
     onward: list[list[int]] = [[] for _ in range(nodes)]
@@ -36,14 +36,14 @@ def topological_order(nodes: int, waits: Iterable[tuple[int, int]], seed: int | 
 
 
 def block_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[np.int32]:
-    """A topological order cut where the work so far reaches the parts' targets: block partitioning.
+    """Block partitioning: a topological order cut where the work so far reaches the parts' targets.
 
-    Groups are ordered by the waits between them, those of the backward pass reversed where groups hold both passes; no
-    cut goes through groups that wait for each other in a circle. So no parts do.
+    Groups are ordered by the waits between them, with those of the backward pass reversed if groups hold both passes.
+    No cut separates groups that wait for each other in a circle, so parts never wait in a circle.
 
     Args:
-        problem: what to partition.
-        seed: another topological order for each; the one that departs least from the given order without.
+        problem: ops and devices.
+        seed: of a random topological order. By default the order is the one closest to the given one.
 
     Example:
         >>> problem = PartitionProblem(("a", "b", "c", "d"), np.ones((4, 2)), waits=((0, 1), (1, 2), (2, 3)))
@@ -73,7 +73,7 @@ def block_order(problem: PartitionProblem, seed: int | None = None) -> tuple[lis
 def circles(nodes: int, waits: Iterable[tuple[int, int]]) -> list[int]:
     """Strongly connected components, numbered in the order of their first node.
 
-    S. R. Kosaraju's: from the last finished of a depth-first search, everything that leads there.
+    The algorithm is S. R. Kosaraju's: from the last finished of a depth-first search, all nodes that lead there.
     """
     onward: list[list[int]] = [[] for _ in range(nodes)]
     back: list[list[int]] = [[] for _ in range(nodes)]
@@ -112,7 +112,7 @@ def random_start(problem: PartitionProblem, seed: int) -> NDArray[np.int32]:
 
 
 def metis_start(problem: PartitionProblem, epsilon: float, seed: int = 0) -> NDArray[np.int32]:
-    """METIS's partition, of the graph that has an edge from the maker of each tensor to each of its readers.
+    """METIS's partition of the graph that has an edge from the source of each tensor to each of its readers.
 
     Raises:
         MissingDependencyError: pymetis is not installed.
@@ -177,14 +177,14 @@ def mtkahypar_start(problem: PartitionProblem, epsilon: float, seed: int = 0) ->
 
 @cache
 def _mtkahypar_runtime() -> Any:
-    """Mt-KaHyPar warns where it is initialised again. One thread repeats its results."""
+    """Mt-KaHyPar, initialised once, since it warns about a second time. One thread gives repeatable results."""
     import mtkahypar
 
     return mtkahypar.initialize(1)
 
 
 def _nets(problem: PartitionProblem) -> list[tuple[int, list[int], float]]:
-    """Tensors between groups: who makes it, who else reads it, and its bytes."""
+    """The source, the other readers and the bytes of each tensor between groups."""
     group = problem.group.tolist()
     found = []
     for tensor in problem.tensors:

@@ -1,9 +1,9 @@
-"""Partitions of which no part holds more than it may at its peak.
+"""Partitions whose parts keep their peak memory within limits.
 
-The search adds up what ops keep on their device, which tells little of the peak: that is a moment, and counts copies of
-what parts exchange. So what it finds is judged by its peaks. Where those are too high, ops move that lower them
-(`lowered`); and both are tried from other partitions: those of less that the search may give each part, and of the
-fewest bytes moved, which are the fewest copies.
+The search limits the sum of what ops keep on their device. The peak differs: it is the sum at one moment, and includes
+copies of exchanged tensors. So the result is judged by its peaks. If those are too high, moves of ops lower them
+(`lowered`). Both are then tried from other partitions: with less memory for each part in the search, and with the
+fewest bytes moved, which means the fewest copies.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from hocket.planning.partition.partitioned import Partition, partitioned
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.search import Wanted, keeps_limits
 
-# What the search may give a part, as a share of all that ops keep, over the part's share of the limits.
+# Memory of a part in the search: this factor times the total of all ops, in proportion to the limits.
 ROOMS = (1.2, 1.04)
-# How far the work of a part may be from its share where few bytes are moved and nothing was said of balance.
+# The default `epsilon` for partitions with few bytes moved.
 EPSILON = 0.5
 
 
@@ -36,16 +36,16 @@ def partitioned_within(
     *,
     is_promise: bool,
 ) -> Partition:
-    """A partition of which no part's peak is above its limit; where none was found, the nearest one.
+    """A partition whose parts keep their peaks within the limits, or the nearest one if none was found.
 
     Args:
         problem: ops and devices.
         search: arguments of `partitioned`.
         limits: of each part, in bytes.
         held: the peaks of the problem's graph.
-        peaks: what each part holds by a partition, where that is told more exactly than by `held`.
-        is_promise: limits have to be kept; otherwise, where none keeps them, what the search finds without them is
-            returned: its objective is only paid for what was wanted.
+        peaks: peaks of a partition's parts that are more exact than those of `held`.
+        is_promise: limits have to be kept. Otherwise, if no partition keeps them, the result of the search without
+            limits is returned, which has the best objective.
 
     Raises:
         InputError: as `partitioned`.
@@ -59,7 +59,7 @@ def partitioned_within(
 
     tried = [(distance(first), first)]
     for found in (first, *_others(free, search, wanted)) if tried[0][0] > 1.0 else ():
-        # Moves cost balance and bytes moved: only a promise is worth that.
+        # Moves worsen balance and bytes moved, so they are made only for a promise.
         for each in (found, _moved(found, search, wanted, held)) if is_promise else (found,):
             tried.append((distance(each), each))
             if tried[-1][0] <= 1.0:
@@ -76,11 +76,11 @@ def _others(problem: PartitionProblem, search: Mapping[str, Any], wanted: NDArra
             try:
                 yield partitioned(replace(problem, memory_limit_bytes=kept), **again)
             except InputError:
-                continue  # there is none with so little room
+                continue  # no partition fits
 
 
 def _moved(found: Partition, search: Mapping[str, Any], wanted: NDArray[np.float64], held: PartPeaks) -> Partition:
-    """After moves that lower its peaks, and keep what the search was to keep."""
+    """The partition after moves that lower its peaks and keep the limits of the search."""
     problem, objective = replace(found.problem, memory_limit_bytes=np.full(len(wanted), np.inf)), search["objective"]
     keeps = Wanted(
         objective,

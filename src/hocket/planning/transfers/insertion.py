@@ -1,14 +1,14 @@
-r"""An order made shorter: recvs are taken out and put in elsewhere, as long as the simulated step ends sooner.
+r"""Improvement of an order: recvs are moved elsewhere as long as the simulated step ends sooner.
 
-TAC looks one recv ahead, so where two are worth their time only together it may be 10% and more from the best order;
-the order of first use knows no times. From the better of the two, one recv at a time is moved to where the step ends
-soonest (insertion neighbourhood; Osman, Potts: "Simulated annealing for permutation flow-shop scheduling", Omega 1989).
-The step's end hangs on one moment: the last from which the computing resource is never idle again. What arrives before
-it and what after it decides, so only moves across that moment can help::
+TAC looks one recv ahead, so it may be 10% and more from the best order if two recvs unblock work only together. The
+order of first use ignores times. From the better of the two, one recv at a time is moved to the place where the step
+ends soonest (insertion neighbourhood, Osman, Potts: "Simulated annealing for permutation flow-shop scheduling", Omega
+1989). The critical moment is the one after which the computing resource is never idle again. The step's end depends
+only on the recvs that arrive before it and after it, so only moves across that moment can help::
 
     wire     [ a ][    b    ][ c ][ d ]
-    compute       [  ]       [  ][    ][ ... ]        here it is c's arrival: something after c may go before it,
-                              ^                       or c or something before it may go back
+    compute       [  ]       [  ][    ][ ... ]        here it is c's arrival: a recv after c may move before it,
+                              ^                       or c or a recv before it may move back
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from hocket.planning.transfers.orders import Order, tac_order
 from hocket.planning.transfers.receives import Receives
 
-# How many moves are tried at most: fewer in large steps, where one takes longer; so much time is a second or less.
+# The most moves tried, fewer in large steps, where one takes longer. The search takes a second at most.
 MAX_TRIES = 4_000
 MAX_WORK = 60_000_000
-# Up to so many recvs every move is tried.
+# Up to this many recvs every move is tried.
 SMALL = 10
 
 
 def searched_order(receives: Receives) -> Order:
-    """The better of TAC and the order of first use, improved; never behind either on one computing resource."""
+    """The better of TAC and the order of first use, improved, and so at least as good on one computing resource."""
     starts = dict.fromkeys((tac_order(receives), receives.by_first_use))
     return min((improved(receives, start) for start in starts), key=receives.makespan_us)
 

@@ -1,4 +1,4 @@
-"""Orders of recvs: TicTac's two, and those it is compared with."""
+"""Orders of recvs: TicTac's two, and baselines."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from hocket.planning.transfers.receives import Receives
 
 Order = tuple[int, ...]
 
-# `exact_order` looks at two to the power of this many sets of recvs, or at this many combinations of orders.
+# Limits of `exact_order`: two to the power of this many sets of recvs, or this many combinations of orders.
 MAX_RECVS = 16
 MAX_ORDERS = 50_000
 
 
 def tic_order(receives: Receives) -> Order:
-    """Timing-independent communication scheduling (TicTac, Algorithm 2): by M+, every recv taking 1 and every op 0.
+    """Timing-independent communication scheduling (TicTac, Algorithm 2): by M+, with time 1 for recvs and 0 for ops.
 
-    What no op needs together with another recv has no M+ and comes last; ties go by name.
+    A recv that no op needs together with another one has no M+ and comes last. Ties go by name.
     """
     found = Outstanding(receives, [1] * len(receives), [0] * len(receives.groups)).properties()
     return tuple(sorted(receives.by_name, key=found.impending.__getitem__))
 
 
 def tac_order(receives: Receives) -> Order:
-    """Timing-aware communication scheduling (TicTac, Algorithm 3): again and again the recv that all others follow.
+    """Timing-aware communication scheduling (TicTac, Algorithm 3): repeatedly the recv that all others follow.
 
-    A goes before B if ``min(P_B, M_A) < min(P_A, M_B)`` (Eq. 6; the comparator printed in Algorithm 3 has it the other
-    way round), or if these are equal and ``M+_A < M+_B``. Ties go by name. The comparator is not transitive where it
-    finds ties (Johnson: "Optimal two- and three-stage production schedules", 1954, has the same rule), so recvs are
-    selected one by one and not sorted; after each the properties are updated.
+    A goes before B if ``min(P_B, M_A) < min(P_A, M_B)`` (Eq. 6, which Algorithm 3 prints the other way round), or if
+    these are equal and ``M+_A < M+_B``. Ties go by name. The comparator is not transitive for ties (Johnson: "Optimal
+    two- and three-stage production schedules", 1954, has the same rule), so recvs are selected one by one and not
+    sorted, and the properties are updated after each.
     """
     left = list(receives.by_name)
     outstanding = Outstanding(receives, *in_units(receives.times_us, receives.works_us))
@@ -51,7 +51,7 @@ def _first(recvs: list[int], found: Properties) -> int:
     load, time = loads[best], times[best]
     for recv in recvs:
         other_load, other_time = loads[recv], times[recv]
-        mine = load if load < other_time else other_time  # min() would be half of the time that all of TAC takes
+        mine = load if load < other_time else other_time  # min() would take half of TAC's time
         its = other_load if other_load < time else time
         if mine < its or (mine == its and impending[recv] < impending[best]):
             best, load, time = recv, other_load, other_time
@@ -59,12 +59,12 @@ def _first(recvs: list[int], found: Properties) -> int:
 
 
 def random_order(receives: Receives, seed: int) -> Order:
-    """Any order with the same chance, as a system has it that pulls all parameters at once."""
+    """A uniformly random order, as in a system that pulls all parameters at once."""
     return tuple(random.Random(seed).sample(range(len(receives)), len(receives)))
 
 
 def exact_order(receives: Receives) -> Order:
-    """The order of the least makespan on one computing resource; what is sent afterwards is not looked at.
+    """The order of the least makespan on one computing resource, without later sends.
 
     With one wire of one channel, the makespan after a set of recvs follows from that after the set without its last
     one, so the best order of every set follows from the best orders of smaller ones (Held, Karp 1962). With several
@@ -101,7 +101,7 @@ def _best_by_subsets(receives: Receives) -> Order:
         for some in range(1 << count):
             if some >> recv & 1:
                 unblocked[some] += unblocked[some ^ 1 << recv]
-    # Before the step's last work: when the resource is done with what may have started, and the last recv to arrive.
+    # For each set of recvs: the earliest end of the work that it unblocks, and the last recv of that order.
     done: list[tuple[float, int]] = [(unblocked[0], -1)]
     arrived = [0.0]
     for some in range(1, 1 << count):

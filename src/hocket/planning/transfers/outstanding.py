@@ -1,4 +1,4 @@
-"""The properties of TicTac, section 4.1 (Algorithm 1), kept up to date while one recv after another is chosen.
+"""The properties of TicTac, section 4.1 (Algorithm 1), updated while one recv after another is chosen.
 
 With R the recvs that are still outstanding:
 
@@ -6,8 +6,8 @@ With R the recvs that are still outstanding:
     recv.P      time of the ops that depend on this recv and on no other outstanding one
     recv.M+     the least M among ops that depend on this recv and on at least one other outstanding one
 
-Ops come as groups (`hocket.planning.transfers.receives`). Times are whole numbers of a small unit, so that what is
-equal stays equal after any number of subtractions: the paper's comparator decides much by ties.
+Ops come as groups (`hocket.planning.transfers.receives`). Times are multiples of a small unit, so that equal values
+stay equal after any number of subtractions: ties are frequent in the paper's comparator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from hocket.planning.transfers.receives import Receives
 
-# M+ of a recv that nothing needs together with another one.
+# M+ of a recv that no op needs together with another one.
 NEVER = int(np.iinfo(np.int64).max)
 
 # The sum of all times stays below two to the power of this.
@@ -30,12 +30,12 @@ BITS = 61
 
 @dataclass(frozen=True)
 class Properties:
-    """For each recv, in whole units, its own time, P and M+; of one that has arrived they mean nothing.
+    """The time, P and M+ of each recv, in whole units, without meaning for recvs that have arrived.
 
     Attributes:
         times: M of the recvs.
         loads: P.
-        impending: M+; `NEVER` where no op needs this recv and another outstanding one.
+        impending: M+, `NEVER` if no op needs this recv and another outstanding one.
     """
 
     times: Sequence[int]
@@ -47,9 +47,9 @@ class Outstanding:
     """The recvs that are still to come.
 
     Args:
-        receives: all recvs, and what waits for them.
-        times: of the recvs, as whole numbers.
-        works: of the groups, likewise.
+        receives: all recvs, and the work that waits for them.
+        times: of the recvs, in whole units.
+        works: of the groups, in whole units.
     """
 
     def __init__(self, receives: Receives, times: Sequence[int], works: Sequence[int]) -> None:
@@ -74,7 +74,7 @@ class Outstanding:
         )
 
     def complete(self, recv: int) -> None:
-        """This recv has arrived."""
+        """Mark this recv as arrived."""
         at = int(np.searchsorted(self._recvs, recv))
         waiting = self._members[:, at]
         self._counts[waiting] -= 1
@@ -82,21 +82,21 @@ class Outstanding:
         self._keep(self._recvs != recv)
 
     def _keep(self, columns: npt.NDArray[np.bool_]) -> None:
-        """Forget the other recvs, and the groups that wait for none of these."""
+        """Keep only these recvs, and the groups that wait for one of them."""
         rows = self._counts > 0
         self._members = self._members[rows][:, columns]
         self._counts, self._left, self._works = self._counts[rows], self._left[rows], self._works[rows]
         self._recvs, self._times = self._recvs[columns], self._times[columns]
 
     def _spread(self, values: npt.NDArray[np.int64]) -> list[int]:
-        """What is known of outstanding recvs, for all of them; `NEVER` for the others."""
+        """Values of outstanding recvs as values of all recvs, with `NEVER` for the others."""
         found = np.full(self._count, NEVER, np.int64)
         found[self._recvs] = values
         return found.tolist()
 
 
 def in_units(*durations_us: Sequence[float]) -> list[list[int]]:
-    """Durations as whole numbers of one unit, a power of two of a microsecond, that is as fine as 64 bits allow."""
+    """Durations in whole units, where the unit is the smallest power of two of a microsecond that 64 bits allow."""
     total = sum(math.fsum(us) for us in durations_us)
     exponent = BITS - max(0, math.frexp(total)[1])
     return [[round(math.ldexp(us, exponent)) for us in row] for row in durations_us]

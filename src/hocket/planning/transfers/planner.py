@@ -1,4 +1,4 @@
-"""`transfers`: parameters arrive in the order in which they unblock the most.
+"""`transfers`: parameters arrive in the order that unblocks the most work.
 
 The planner of TicTac (Hashemi, Jyothi, Campbell: "TicTac: Accelerating distributed deep learning with communication
 scheduling", MLSys 2019): the worker's step begins with a recv for each parameter, and their order on the wire decides
@@ -7,13 +7,13 @@ how much of the computation overlaps with receiving::
     wire      [ w1 ][ w2 ][        w3        ]          wire      [        w3        ][ w2 ][ w1 ]
     compute         [ f1 ][ f2 ]             [ f3 ]     compute                                   [ f1 ][ f2 ][ f3 ]
 
-The default order is searched from the paper's TAC and the order of first use (`insertion`); each of the paper's orders
-can be had by name. The rest of the step is planned for when its parameters arrive, by ``list`` (or by ``critical-path``
-on a GPU); of the candidates the one that simulates shortest is taken, the order of first use always among them.
+The default order is searched from the paper's TAC and the order of first use (`insertion`). Each of the paper's orders
+is available by name. The other ops are planned for the arrivals of their parameters, by ``list`` (or by
+``critical-path`` on a GPU). The candidate that simulates shortest is taken, and the order of first use is always one.
 
-Where ordering cannot gain, because the wire or the computation is all that counts (the potential S of
-`hocket.planning.bounds` is below 2%), nothing is ordered: recvs keep the order of the graph, the plan's planner is
-``transfers-unordered``, and the log says why.
+If no order can gain much, because the wire or the computation is the bottleneck (the potential S of
+`hocket.planning.bounds` is below 2%), recvs keep the order of the graph, the plan's planner is
+``transfers-unordered``, and the log gives the reason.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from hocket.planning.transfers.orders import Order, exact_order, random_order, t
 from hocket.planning.transfers.receives import Receives, receives_of
 from hocket.simulation import simulate
 
-# Below this potential nothing is ordered: the best order is at most so much faster than the worst.
+# Below this potential recvs are not ordered: the best order gains at most this share over the worst.
 MIN_POTENTIAL = 0.02
 
-# What plans are called in which nothing is ordered.
+# The planner's name in plans whose recvs are not ordered.
 UNORDERED = "transfers-unordered"
 
 _ORDERS: dict[str, Callable[[Receives], Order]] = {
@@ -57,12 +57,12 @@ _log = logging.getLogger(__name__)
 
 
 class Transfers(Planner):
-    """Parameters in the order that lets the step end soonest, and the rest planned for their arrival.
+    """Receive parameters in the order of the earliest step end, and plan the other ops for their arrivals.
 
     Args:
-        order: ``auto``: searched (see above); ``tic`` and ``tac``: the paper's heuristics; ``layer``: by first use;
-            ``fifo``: as the graph has them; ``random``; ``reverse``: the searched order from its end, to see what an
-            order is worth; ``exact``: the best for up to 16 recvs on one computing resource.
+        order: ``auto`` for the searched order, ``tic`` or ``tac`` for the paper's heuristics, ``layer`` for first use,
+            ``fifo`` for the order of the graph, ``random``, ``reverse`` for the reverse of the searched order (a
+            baseline), ``exact`` for the best order of up to 16 recvs on one computing resource.
         seed: of ``random``.
 
     Example:
@@ -117,7 +117,7 @@ class Transfers(Planner):
     def _candidates(
         self, receives: Receives, graph: Graph, costs: Costs, machine: Machine
     ) -> Iterator[tuple[str, Order]]:
-        """Orders to choose from, each with what its plan's planner is called."""
+        """Orders to choose from, each with the planner's name in its plan."""
         if self.order == "random":
             yield f"{self.name}-random", random_order(receives, self.seed)
         elif self.order != "auto":

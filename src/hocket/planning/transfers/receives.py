@@ -1,22 +1,20 @@
-r"""The problem that ordering transfers solves: which recvs there are, and what work waits for which of them.
+r"""The problem of ordering transfers: the recvs of a step, and the work that waits for each set of them.
 
 Only the set of recvs that an op depends on matters here (TicTac, section 4.1, calls it ``op.dep``), so ops with the
-same set are one *group*: their times are added up. A step of 5,000 ops has about as many groups as parameters, and is
-ordered by these::
+same set form one *group*, and their times are added up. A step of 5,000 ops has about as many groups as parameters::
 
     recv1 --> op1 --.                     groups    {recv1}          op1
                      >--> op3 --> op4               {recv1, recv2}   op3, op4
     recv2 ----------'
 
-What runs is taken to be one computing resource and, for each link, a wire of so many channels. An op may start as soon
-as its group's last recv has arrived, and the resource never waits while one may. Then *when* each group may start says
-when the step ends, whatever the order of ops inside: from each such moment on, all the work that may not start before
-it is still to be done::
+The model has one computing resource and, for each link, a wire with its channels. An op may start once its group's last
+recv has arrived, and the resource never idles while an op may start. Then the starts of the groups determine the end of
+the step, whatever the order of ops: at each start, all the work that may not start earlier is still to be done::
 
     makespan = max over groups g of   start(g) + work of all groups that may not start before start(g)
 
-(One machine, release dates, makespan: no rule that never idles is better than another; Brucker: "Scheduling
-Algorithms", 2007, section 4.2.)
+(One machine, release dates, makespan: all rules that never idle are equally good, see Brucker: "Scheduling Algorithms",
+2007, section 4.2.)
 """
 
 from __future__ import annotations
@@ -37,16 +35,16 @@ from hocket.planning.channels import links_of, transfer_us, transfers_of, withou
 
 @dataclass(frozen=True)
 class Receives:
-    """The n recvs of a step that wait for nothing, and the work that waits for them.
+    """The n recvs of a step that wait for no op, and the work that waits for them.
 
     Attributes:
         names: of the recvs, in the order of the graph.
-        times_us: how long each takes on its link.
-        links: for each the number of its link.
-        channels: for each link how many transfers it carries side by side.
-        groups: sets of recvs, as bits, that some op depends on, and no more; the empty one may be among them.
-        works_us: for each group what its ops take together.
-        first_use: for each recv its place in the order in which they are first used.
+        times_us: the duration of each on its link.
+        links: the number of each recv's link.
+        channels: the number of channels of each link.
+        groups: the sets of recvs, as bits, that ops depend on, perhaps the empty one among them.
+        works_us: the total time of each group's ops.
+        first_use: the place of each recv in the order of first use.
     """
 
     names: tuple[str, ...]
@@ -72,14 +70,14 @@ class Receives:
 
     @cached_property
     def members(self) -> npt.NDArray[np.bool_]:
-        """For each group (row) whether it depends on each recv (column)."""
+        """True for each group (row) that depends on each recv (column)."""
         length = (len(self) + 7) // 8
         rows = b"".join(group.to_bytes(length, "little") for group in self.groups)
         bits = np.unpackbits(np.frombuffer(rows, np.uint8), bitorder="little")
         return bits.reshape(len(self.groups), length * 8)[:, : len(self)].astype(bool)
 
     def arrivals_us(self, order: Sequence[int]) -> list[float]:
-        """When each recv has arrived, if each link carries its own in this order."""
+        """The arrival of each recv, if each link carries its recvs in this order."""
         free = [[0.0] * count for count in self.channels]
         found = [0.0] * len(self)
         for recv in order:
@@ -89,18 +87,18 @@ class Receives:
         return found
 
     def makespan_us(self, order: Sequence[int]) -> float:
-        """When the step ends, see above; and no sooner than the last recv has arrived."""
+        """The end of the step, which is no earlier than the last arrival."""
         return self.critical(order)[0]
 
     def critical(self, order: Sequence[int]) -> tuple[float, float]:
-        """When the step ends in this order, and from when on the computing resource is never idle until then.
+        """The end of the step, and the time from which the computing resource is busy until then.
 
-        The second is when the last recv has arrived, where the step ends with that.
+        Both are the last arrival if the step ends with it.
         """
         return self._critical(self.arrivals_us(order))
 
     def ends_us(self, arrived_us: Sequence[float]) -> float:
-        """When the step ends, if each recv has arrived when this says."""
+        """The end of the step for these arrivals."""
         return self._critical(arrived_us)[0]
 
     def _critical(self, arrived_us: Sequence[float]) -> tuple[float, float]:
@@ -118,9 +116,9 @@ class Receives:
 
 
 def receives_of(graph: Graph, costs: Costs, machine: Machine) -> Receives:
-    """The recvs of `graph` that wait for nothing, and what waits for them, on the device that the step computes on.
+    """The recvs of `graph` that wait for no op, and the work that waits for them on the computing device.
 
-    Ops run at the full width of the first CPU device, or on the first GPU that all their costs know.
+    Ops run at the full width of the first CPU device, or on the first GPU for which all have costs.
 
     Raises:
         InputError: an op without a cost, or no link leads to a recv.

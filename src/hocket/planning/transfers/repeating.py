@@ -1,16 +1,16 @@
-r"""Orders of parameters for steps in a row: what is free first may come first.
+r"""Orders of parameters for steps in a row, in which parameters become free at different times.
 
 TicTac orders the parameters of one step as if all of them were at the sender when it begins. In a row of steps a
-parameter is free when the step before has used it for the last time, and was updated. The backward goes from the last
-layer to the first, so the one that is needed first is free last, and whoever waits for it leaves the wire idle
-meanwhile::
+parameter is free when the previous step has used it for the last time and it has been updated. The backward goes from
+the last layer to the first, so the parameter that is needed first is free last, and the wire is idle while it waits for
+that one::
 
     compute          [ f1 ][ f2 ][ f3 ][  b3  ][  b2  ][  b1  ][ f1 ][ f2 ][ f3 ]
     by first use     1, 2, 3 are free after          b3     b2     b1 [ w1 ][ w2 ][ w3 ]
     as they are free                                  [ w3 ] [ w2 ] [ w1 ]
 
-What a wire would do that always sends the most urgent of what is free (ByteScheduler: Peng et al., SOSP 2019) is found
-by simulation, and read off as an order: a fixed one, which every step repeats and a counter at the sender can enforce.
+A simulation of a wire that always sends the most urgent free parameter (ByteScheduler: Peng et al., SOSP 2019) gives a
+fixed order, which every step repeats and a counter at the sender can enforce.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.simulation.durations import durations
 from hocket.simulation.steps import unrolled
 
-# Steps until the order of one is that of the next; the order is read off the last but one.
+# Simulated steps. The order of the last but one is taken, since the first ones may differ.
 STEPS = 5
 
 
 def in_order_of_readiness(
     graph: Graph, plan: Plan, costs: Costs, machine: Machine, lanes: Collection[str], urgency: Mapping[str, float]
 ) -> Plan:
-    """`plan` with the ops of some channels in the order in which they go if the most urgent of what is ready goes next.
+    """`plan` with new orders on some channels: of the ready transfers the most urgent always goes next.
 
     Args:
-        graph: one step; its carried edges say when a transfer is ready for the next one.
-        plan: its plan; the other lanes stay as they are.
-        costs: what its ops take.
-        machine: what it runs on.
+        graph: one step, whose carried edges tell when a transfer is ready for the next one.
+        plan: its plan. The other lanes do not change.
+        costs: the durations of its ops.
+        machine: its devices and links.
         lanes: names of the channels.
-        urgency: of each of their ops; the lowest number goes first, and those of an earlier step before all others.
+        urgency: of each of their ops. The lowest number goes first, and ops of earlier steps before all others.
 
     Raises:
         InputError: as `hocket.simulate`.
@@ -103,7 +103,7 @@ def in_order_of_readiness(
             left[name] -= 1
             if not left[name]:
                 may_begin(name)
-        if not over or over[0][0] > now_us:  # all that ends at one moment, before anything is sent
+        if not over or over[0][0] > now_us:  # after all ends of this moment
             carry()
     suffix = f"@{STEPS - 2}"
     order = {channel: [op.removesuffix(suffix) for op in ops if op.endswith(suffix)] for channel, ops in went.items()}
