@@ -78,7 +78,7 @@ def test_a_trial_alone_fuses_when_more_come():
 def test_plans_are_timed_for_large_models_and_long_searches(slot_bytes, until, backend):
     runs = [Run(number, {"lr": 0.02}, seed=0, until=until) for number in range(3)]
     trainer = FusedTrainer(train, runs, 0, slot_bytes=slot_bytes)
-    assert trainer._array.backend == backend
+    assert trainer.model.backend == backend
 
 
 def test_an_optimizer_that_cannot_fuse_trains_one_at_a_time_and_says_so(caplog):

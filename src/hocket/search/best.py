@@ -15,7 +15,7 @@ from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.search.run import Run, load_model
 from hocket.search.split import Train, built
 from hocket.search.study import EXPLOITS
-from hocket.search.trainer import train_epoch
+from hocket.search.trainer import SerialTrainer
 
 if TYPE_CHECKING:
     import optuna
@@ -73,9 +73,10 @@ def best_model(
         raise InputError("checkpoints: expected the folder, since the best trial went on from another one's state")
     told = next(epoch for epoch in (len(values), *range(1, len(values))) if values[epoch - 1] == trial.value)
     run = Run(trial.number, {name: _meaning(trial, name) for name in trial.params}, seed)
-    run.build(train)
+    trainer = SerialTrainer(train, seed)
+    trainer.put(0, run)
     while run.epochs < told:
-        result = train_epoch(run, seed)
+        [(_, result)] = trainer.advance()
         if result.value is None:
             raise ExecutionError(f"trial {trial.number} cannot be trained again: {result.error}")
         run.values.append(result.value)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence, Sized
+from functools import partial
 from operator import itemgetter
 from time import perf_counter
 from typing import Any
@@ -28,12 +29,12 @@ from hocket.errors import InputError
 from hocket.fusion import fuse
 from hocket.fusion.loss import Losses
 from hocket.optim import ModelSlots, TrainedModel
-from hocket.search.data import are_same_batches, epoch_batches, is_fixed, updates
-from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer, measured
-from hocket.search.run import EpochResult, Run, Status, step_scheduler
+from hocket.search.data import are_same_batches, is_fixed
+from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer
+from hocket.search.run import EpochResult, Run, Status
 from hocket.search.signature import difference, is_same_loss, options_of, reads_model
 from hocket.search.split import Train
-from hocket.search.trainer import CannotFuseError, Trainer, diverged
+from hocket.search.trainer import CannotFuseError, EpochTrainer
 
 __all__ = ["FusedTrainer", "Runner", "why_apart"]
 
@@ -48,7 +49,7 @@ SETTLED_STEPS = 16  # from then on, or from the second epoch, the array has trie
 Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any, Any], torch.Tensor]]
 
 
-class FusedTrainer(Trainer):
+class FusedTrainer(EpochTrainer):
     """Slots that train together.
 
     Args:
@@ -62,6 +63,7 @@ class FusedTrainer(Trainer):
     """
 
     kind = "fused"
+    batch_dim = 1
     step_s: float  # of all slots, the fastest one of the last epoch; infinite where each plan has not had its turn
 
     def __init__(
@@ -74,12 +76,12 @@ class FusedTrainer(Trainer):
         runner: Runner | None = None,
         slot_bytes: int = 0,
     ) -> None:
-        super().__init__(len(runs))
-        self._train, self._seed, self._draws, self._runner = train, seed, draws, runner
+        super().__init__(len(runs), seed)
+        self._train, self._draws, self._runner = train, draws, runner
         trainings = [run.build(train) for run in runs]
         first = trainings[0]
-        self._first = first
-        self._loss, self._batches, self._measured_on = first.loss, first.batches, first.measured_on
+        self.setup = first
+        self._loss, self._batches = first.loss, first.batches
         # What those to come are compared with, also when the first trial is over.
         self._leader = Run(runs[0].number, runs[0].params, seed, training=first, signature=runs[0].signature)
         for run in runs:
@@ -87,16 +89,16 @@ class FusedTrainer(Trainer):
         for each in trainings:
             each.model.train()
         try:
-            self._array = fuse(
+            self.model = fuse(
                 [each.model for each in trainings],
                 backend=self._backend(runs, slot_bytes),
                 shared=True,
                 seeds=[run.seed for run in runs] if draws else None,
             )
-            self._optimizer = fused_optimizer(self._array, trainings, options)
+            self._optimizer = fused_optimizer(self.model, trainings, options)
         except InputError as error:
             raise CannotFuseError(str(error)) from error
-        self._slots = ModelSlots(self._array, self._optimizer)
+        self._slots = ModelSlots(self.model, self._optimizer)
         self.slots = list(runs)
         self._losses = [each.loss for each in trainings]
         self._clip_norms, self._clip_values = [NO_LIMIT] * len(runs), [NO_LIMIT] * len(runs)
@@ -105,8 +107,8 @@ class FusedTrainer(Trainer):
             self._enter(slot, run)
             if draws and run.random is not None:
                 device = first.device
-                self._array.generators_on(device)[slot].set_state(run.random.on(device))
-        self._step: Callable[[Any, Any], torch.Tensor] = self._one_step
+                self.model.generators_on(device)[slot].set_state(run.random.on(device))
+        self._step: Callable[[Any, Any], torch.Tensor] = self._part_of_step
         if runner is not None and first.accumulate > 1:
             log.warning(
                 "hocket.tune: a step that only adds up gradients is not planned, so these trials train as fused"
@@ -118,7 +120,7 @@ class FusedTrainer(Trainer):
 
     def _backend(self, runs: Sequence[Run], slot_bytes: int) -> str:
         """The array's choice by timing, or all models at once: fastest for small models without convolutions."""
-        has_images = any(isinstance(layer, _ConvNd) for layer in self._first.model.modules())
+        has_images = any(isinstance(layer, _ConvNd) for layer in self.setup.model.modules())
         num_batches = len(self._batches) if isinstance(self._batches, Sized) else SHORT_STEPS
         steps = num_batches * max(1, *(run.until - run.epochs for run in runs))
         return "rule" if steps < SHORT_STEPS and slot_bytes <= SMALL_BYTES and not has_images else "auto"
@@ -137,7 +139,7 @@ class FusedTrainer(Trainer):
         run.build(self._train)
         self._check(run)
         before = self.slots[slot]
-        run.made.model.train(self._array.training)
+        run.made.model.train(self.model.training)
         try:
             if before is not None and not before.status.is_over:
                 self.sync(slot)
@@ -153,42 +155,36 @@ class FusedTrainer(Trainer):
         assert run is not None
         bring_home(run, self._slots, slot)
 
+    def part(self, outputs: Any, slot: int) -> Any:
+        if isinstance(outputs, torch.Tensor):  # by far the most outputs are, and small ones are many
+            return outputs[slot]
+        return pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
+
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
         for slot, run in enumerate(self.slots):  # all slots are stepped: who waits may not stay
             if run is not None and run.status is Status.PAUSED:
                 self.sync(slot)
                 self.slots[slot] = None
-        active = self.active
-        self._failed: dict[int, EpochResult] = {}
+        self._times_s = list[float]()
         start = perf_counter()
-        totals = self._trained(active[0][1].epochs)
-        batches = epoch_batches(self._measured_on, self._seed, active[0][1].epochs)
-        values = measured(self._array, batches, active, self._failed)
-        results = []
-        for slot, run in active:
-            value = values[slot]
-            if not math.isfinite(totals[slot]):
-                result = EpochResult(error=diverged(totals[slot], run.epochs))
-            elif isinstance(value, EpochResult):
-                result = value
-            else:
-                result = self._ended(run, value)
-            results.append((run, result))
-        self._copy_numbers()
+        results = self.train_epoch()
         took_s = perf_counter() - start
+        steps = len(self._times_s)
+        is_settled = self._steps > 0 or steps >= SETTLED_STEPS
+        self.step_s, self._steps = min(self._times_s) if is_settled else math.inf, self._steps + steps
         self._first_s = took_s if self._first_s is None else self._first_s
         self._epoch_s = min(self._epoch_s, took_s)
         return results
 
     def plan_if_it_pays(self, num_waiting: int) -> None:
         """Let the runner take over the steps, once what it saves in those ahead is more than what planning costs."""
-        if self._runner is None or self._step != self._one_step or self.step_s == math.inf:
+        if self._runner is None or self._step != self._part_of_step or self.step_s == math.inf:
             return
         epochs = max((run.until - run.epochs for _, run in self.active), default=0)
-        steps = epochs * self._steps_an_epoch * (1 + num_waiting / len(self.slots))
+        steps = epochs * len(self._times_s) * (1 + num_waiting / len(self.slots))
         if PLANNED_SHARE * steps * self.step_s >= PLANNING_S + PLANNING_STEPS * self.step_s:
             self._optimizer.count_per_model()  # so that trials that come later leave the captured step as it is
-            self._step = self._runner(self._one_step, self._array, self._optimizer)
+            self._step = self._runner(self._part_of_step, self.model, self._optimizer)
 
     def shrink(self) -> None:
         """Drop finished slots if the epochs ahead save twice the overhead of a new first epoch."""
@@ -209,73 +205,39 @@ class FusedTrainer(Trainer):
 
     def close(self) -> None:
         super().close()
-        if self._step != self._one_step and hasattr(self._step, "close"):
+        if self._step != self._part_of_step and hasattr(self._step, "close"):
             self._step.close()
 
     # -------------------------------------------------------------------------------------------------- one epoch
 
-    def _one_step(self, inputs: Any, target: Any) -> torch.Tensor:
-        return self._part_of_step(inputs, target, begins=True, ends=True)
+    def train_batch(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
+        start = perf_counter()
+        step = self._step if begins and ends else partial(self._part_of_step, begins=begins, ends=ends)
+        losses = step(inputs, target)
+        self._times_s.append(perf_counter() - start)
+        return losses
 
-    def _part_of_step(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
+    def _part_of_step(self, inputs: Any, target: Any, *, begins: bool = True, ends: bool = True) -> torch.Tensor:
         if begins:
             self._optimizer.zero_grad()
-        with self._first.precision():
-            losses = self._array.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
-        parts = self._first.accumulate
+        with self.setup.precision():
+            losses = self.model.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
+        parts = self.setup.accumulate
         losses.backward(None if parts == 1 else torch.full_like(losses.detach().as_subclass(torch.Tensor), 1 / parts))
         if ends:
-            clip(self._array, self._clip_norms, self._clip_values)
+            clip(self.model, self._clip_norms, self._clip_values)
             self._optimizer.step()
         return losses
 
     def _own(self, inputs: Any, target: Any) -> torch.Tensor:
         """Each trial's own loss of its own outputs."""
-        outputs = self._array(inputs)
-        own = [pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs) for slot in range(len(self.slots))]
-        losses = [loss(each, target).sum() for loss, each in zip(self._losses, own, strict=True)]
+        outputs = self.model(inputs)
+        losses = [loss(self.part(outputs, slot), target).sum() for slot, loss in enumerate(self._losses)]
         return torch.stack(losses).as_subclass(Losses)
 
-    def _trained(self, epoch: int) -> list[float]:
-        """The sum of each slot's losses."""
-        self._array.train()
-        total: Any = 0.0
-        times_s = []
-        batches = epoch_batches(self._batches, self._seed, epoch)
-        for inputs, target, begins, ends in updates(batches, self._first.accumulate):
-            start = perf_counter()
-            if begins and ends:
-                losses = self._step(inputs, target)
-            else:
-                losses = self._part_of_step(inputs, target, begins=begins, ends=ends)
-            if ends and self._first.scheduler_interval == "batch":
-                self._step_schedulers()
-            total = total + losses.detach().as_subclass(torch.Tensor)
-            times_s.append(perf_counter() - start)
-        self._steps_an_epoch = len(times_s)
-        is_settled = self._steps + len(times_s) >= SETTLED_STEPS or self._steps > 0
-        self.step_s, self._steps = min(times_s) if is_settled else math.inf, self._steps + len(times_s)
-        found: list[float] = total.tolist()
-        return found
-
-    def _step_schedulers(self) -> None:
-        """Step each trial's scheduler, after a step of the optimizer."""
-        for slot, run in self.active:
-            if slot in self._failed or run.training is None or run.training.scheduler is None:
-                continue
-            try:
-                run.training.scheduler.step()
-            except Exception as error:  # noqa: BLE001 - such as a cycle that is over; this trial ends, no other one
-                self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
+    def step_schedulers(self, values: dict[int, float] | None = None) -> None:
+        super().step_schedulers(values)
         self._copy_numbers()
-
-    def _ended(self, run: Run, value: float) -> EpochResult:
-        """End an epoch of one trial: its scheduler steps on its own optimizer."""
-        try:
-            step_scheduler(run.made, value)
-        except Exception as error:  # noqa: BLE001 - such as a cycle that is over
-            return EpochResult(error=f"{type(error).__name__}: {error}")
-        return EpochResult(value)
 
     def _copy_numbers(self) -> None:
         """Set in the slots what the trials' schedulers have set in their own optimizers."""

@@ -1,24 +1,18 @@
-"""Work of fused slots for each trial by itself: its state, the clipping of its gradients, its metric."""
+"""State of a trial in a fused slot, the fused optimizer of several trials, and the clipping of their gradients."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
-from operator import itemgetter
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
-from hocket.errors import InputError
 from hocket.optim import FusedOptimizer, ModelSlots, clip_grad_norm_, clip_grad_value_
-from hocket.search.data import joined, size_of
-from hocket.search.run import EpochResult, Run
+from hocket.search.run import Run
 from hocket.search.signature import fused_class
-from hocket.search.trainer import CannotFuseError, averaged, metric_value
+from hocket.search.trainer import CannotFuseError
 from hocket.search.training import Training
 
-__all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer", "measured"]
+__all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer"]
 
 NO_LIMIT = sys.float_info.max  # of gradients
 
@@ -72,39 +66,3 @@ def clip(array: Any, norms: Sequence[float], values: Sequence[float]) -> None:
         if any(limit < NO_LIMIT for limit in limits):
             parameters = [parameter for _, parameter in array.named_parameters()]
             function(parameters, list(limits), num_models=len(limits))
-
-
-def measured(
-    array: Any, batches: Iterable[tuple[Any, Any]], active: Sequence[tuple[int, Run]], failed: dict[int, EpochResult]
-) -> dict[int, Any]:
-    """For each slot the mean of its metric, or the error that it raised, which is added to those that failed."""
-    found: dict[int, list[tuple[float, int]]] = {slot: [] for slot, _ in active}
-    trainings = {slot: run.training for slot, run in active if run.training is not None}
-    first = next(iter(trainings.values()))
-
-    def measure(outputs: Any, target: Any, size: int) -> None:
-        is_plain = isinstance(outputs, torch.Tensor)  # by far the most outputs are, and small ones are many
-        for slot, training in trainings.items():
-            if slot in failed:
-                continue
-            try:
-                own = outputs[slot] if is_plain else pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
-                found[slot].append((metric_value(training.metric(own, target)), size))
-            except InputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
-                failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
-
-    array.eval()
-    whole: list[tuple[Any, Any]] = []
-    with torch.no_grad(), first.precision():
-        for inputs, target in batches:
-            outputs = array(inputs)
-            if first.metric_interval == "epoch":
-                whole.append((outputs, target))
-            else:
-                measure(outputs, target, size_of(target, inputs))
-        if whole:
-            outputs, targets = ([pair[place] for pair in whole] for place in (0, 1))
-            measure(joined(outputs, dim=1), joined(targets), 1)
-    return {slot: failed.get(slot) or averaged(found[slot]) for slot in trainings}

@@ -104,10 +104,11 @@ def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
     """A process: train what comes until nobody sends any more."""
     import torch
 
-    from hocket.search.trainer import train_epoch
+    from hocket.search.trainer import SerialTrainer
 
     torch.set_num_threads(threads)
     train: Train = pickle.loads(pickled)
+    trainer = SerialTrainer(train, seed)
     while True:
         try:
             number, params, own_seed, saved, until, keep = pipe.recv()
@@ -115,16 +116,16 @@ def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
             return
         run = Run(number, params, own_seed, until, saved=saved or None)
         try:
-            made = run.build(train)
+            trainer.put(0, run)
         except Exception as error:  # noqa: BLE001 - the user's code; told to the other process
             pipe.send((None, error if isinstance(error, InputError) else f"{type(error).__name__}: {error}", None))
             continue
-        if made.on_epoch is not None:
+        if run.made.on_epoch is not None:
             pipe.send((None, InputError("Training.on_epoch: executor='processes' has no trial to call it with"), None))
             continue
         while run.epochs < until:
             try:
-                result = train_epoch(run, seed)
+                [(_, result)] = trainer.advance()
             except InputError as error:
                 pipe.send((None, error, None))
                 break

@@ -164,9 +164,9 @@ def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
         buffer.copy_(state["buffers"][name])
 
 
-def step_scheduler(training: Training, value: float) -> None:
-    """End an epoch."""
-    if isinstance(training.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        training.scheduler.step(value)
-    elif training.scheduler is not None and training.scheduler_interval == "epoch":
-        training.scheduler.step()
+def step_scheduler(training: Training, value: float | None = None) -> None:
+    """Step a scheduler with the value of an epoch, or after a step of the optimizer."""
+    if training.scheduler is None or (value is None) is not (training.scheduler_interval == "batch"):
+        return
+    is_by_metric = isinstance(training.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    training.scheduler.step(*([value] if is_by_metric else []))

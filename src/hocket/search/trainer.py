@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
 
 from hocket.errors import HocketError, InputError
-from hocket.search.data import epoch_batches, joined, size_of, updates
+from hocket.search.data import RandomState, epoch_batches, joined, size_of, updates
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
 from hocket.search.split import Train
 from hocket.search.training import Training
 
-__all__ = ["CannotFuseError", "SerialTrainer", "Trainer", "averaged", "diverged", "metric_value", "train_epoch"]
+__all__ = ["CannotFuseError", "EpochTrainer", "SerialTrainer", "Trainer", "metric_value"]
 
 
 class CannotFuseError(HocketError):
@@ -99,92 +100,137 @@ def metric_value(result: Any) -> float:
         raise InputError(f"metric: expected a number, got {result!r}") from None
 
 
-class SerialTrainer(Trainer):
-    """One slot."""
+class EpochTrainer(Trainer):
+    """Slots whose trials read the batches of an epoch together: those of a fused model, or the one of a plain model."""
+
+    batch_dim: ClassVar[int]  # the axis of the batch in outputs
+    setup: Training  # with the settings that all trials share
+    model: Any  # the plain model, or the array
+    random: RandomState | None = None  # the generators that a plain model draws from
+
+    def __init__(self, num_slots: int, seed: int) -> None:
+        super().__init__(num_slots)
+        self._seed = seed  # of the order of data
+        self._failed: dict[int, EpochResult] = {}  # by slot, in this epoch
+
+    @abstractmethod
+    def train_batch(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
+        """Train on a batch; the losses by slot. Gradients begin anew before it, and the optimizer steps after it."""
+
+    @abstractmethod
+    def part(self, outputs: Any, slot: int) -> Any:
+        """The outputs of one trial."""
+
+    def train_epoch(self) -> list[tuple[Run, EpochResult]]:
+        """Train all active trials for one epoch, measure them, and step their schedulers."""
+        self._failed = {}
+        active = self.active
+        epoch = active[0][1].epochs
+        with self.random.active() if self.random is not None else nullcontext():
+            totals = self._trained(epoch)
+            values = self._measured(epoch)
+        for slot, _ in active:
+            if not math.isfinite(totals[slot]):
+                self._failed[slot] = EpochResult(error=f"its loss is {totals[slot]} in epoch {epoch + 1}")
+        self.step_schedulers(values)
+        return [(run, self._failed.get(slot) or EpochResult(values[slot])) for slot, run in active]
+
+    def step_schedulers(self, values: dict[int, float] | None = None) -> None:
+        """Step each trial's scheduler after a step of the optimizer, or with the values of an epoch."""
+        for slot, run in self.active:
+            if slot not in self._failed:
+                try:
+                    step_scheduler(run.made, None if values is None else values[slot])
+                except Exception as error:  # noqa: BLE001 - such as a cycle that is over; this trial ends, no other one
+                    self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
+
+    def _trained(self, epoch: int) -> list[float]:
+        """The sum of each slot's losses."""
+        setup = self.setup
+        self.model.train()
+        total: Any = 0.0
+        batches = epoch_batches(setup.batches, self._seed, epoch)
+        for inputs, target, begins, ends in updates(batches, setup.accumulate):
+            losses = self.train_batch(inputs, target, begins=begins, ends=ends)
+            if ends and setup.scheduler_interval == "batch":
+                self.step_schedulers()
+            total = total + losses.detach().as_subclass(torch.Tensor)
+        found: list[float] = total.tolist()
+        return found
+
+    def _measured(self, epoch: int) -> dict[int, float]:
+        """The mean of each trial's metric by slot, without those that have failed."""
+        setup, trainings = self.setup, {slot: run.made for slot, run in self.active}
+        found: dict[int, list[tuple[float, int]]] = {slot: [] for slot in trainings}
+
+        def measure(outputs: Any, target: Any, size: int) -> None:
+            for slot, training in trainings.items():
+                if slot not in self._failed:
+                    try:
+                        found[slot].append((metric_value(training.metric(self.part(outputs, slot), target)), size))
+                    except InputError:
+                        raise
+                    except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
+                        self._failed[slot] = EpochResult(error=f"{type(error).__name__}: {error}")
+
+        self.model.eval()
+        whole: list[tuple[Any, Any]] = []
+        with torch.no_grad(), setup.precision():
+            for inputs, target in epoch_batches(setup.measured_on, self._seed, epoch):
+                outputs = self.model(inputs)
+                if setup.metric_interval == "epoch":
+                    whole.append((outputs, target))
+                else:
+                    measure(outputs, target, size_of(target, inputs))
+            if whole:
+                parts, targets = ([pair[place] for pair in whole] for place in (0, 1))
+                measure(joined(parts, self.batch_dim), joined(targets), 1)
+        return {
+            slot: math.fsum(value * size for value, size in sums) / sum(size for _, size in sums)
+            for slot, sums in found.items()
+            if slot not in self._failed
+        }
+
+
+class SerialTrainer(EpochTrainer):
+    """One slot, whose trial trains its plain model."""
 
     kind = "serial"
+    batch_dim = 0
 
     def __init__(self, train: Train, seed: int) -> None:
-        super().__init__(1)
+        super().__init__(1, seed)
         self._train = train
-        self._seed = seed
 
     def put(self, slot: int, run: Run) -> None:
-        run.build(self._train)
-        self.slots[slot] = run
+        self.slots[slot], self.setup = run, run.build(self._train)
+        self.model, self.random = self.setup.model, run.random
 
     def sync(self, slot: int) -> None:
-        """It trains its own model as it is."""
+        """No-op: the trial's own model is the one that trains."""
+
+    def part(self, outputs: Any, slot: int) -> Any:
+        return outputs
 
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
-        return [(run, train_epoch(run, self._seed)) for _, run in self.active]
+        try:
+            return self.train_epoch()
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything; this trial ends, no other one
+            return [(run, EpochResult(error=f"{type(error).__name__}: {error}")) for _, run in self.active]
 
-
-def train_epoch(run: Run, seed: int) -> EpochResult:
-    """Train a trial for one epoch by a plain loop, and measure it."""
-    training, random = run.made, run.random
-    assert random is not None
-    try:
-        with random.active():
-            total = _trained(training, seed, run.epochs)
-            if not math.isfinite(total):
-                return EpochResult(error=diverged(total, run.epochs))
-            value = _measured(training, seed, run.epochs)
-        step_scheduler(training, value)
-    except InputError:
-        raise
-    except Exception as error:  # noqa: BLE001 - the user's code may raise anything; this trial ends, no other one
-        return EpochResult(error=f"{type(error).__name__}: {error}")
-    return EpochResult(value)
-
-
-def _trained(training: Training, seed: int, epoch: int) -> float:
-    """The sum of an epoch's losses."""
-    training.model.train()
-    total: Any = 0.0
-    batches = epoch_batches(training.batches, seed, epoch)
-    for inputs, target, begins, ends in updates(batches, training.accumulate):
+    def train_batch(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
+        setup, clipping = self.setup, torch.nn.utils
         if begins:
-            training.optimizer.zero_grad()
-        with training.precision():
-            loss = training.loss(training.model(inputs), target)
-        (loss if training.accumulate == 1 else loss / training.accumulate).backward()
+            setup.optimizer.zero_grad()
+        with setup.precision():
+            loss = setup.loss(setup.model(inputs), target)
+        (loss if setup.accumulate == 1 else loss / setup.accumulate).backward()
         if ends:
-            _clip(training)
-            training.optimizer.step()
-            if training.scheduler is not None and training.scheduler_interval == "batch":
-                training.scheduler.step()
-        total = total + loss.detach().sum()
-    return float(total)
-
-
-def _clip(training: Training) -> None:
-    if training.clip_norm is not None:
-        torch.nn.utils.clip_grad_norm_(training.model.parameters(), training.clip_norm)
-    if training.clip_value is not None:
-        torch.nn.utils.clip_grad_value_(training.model.parameters(), training.clip_value)
-
-
-def _measured(training: Training, seed: int, epoch: int) -> float:
-    training.model.eval()
-    measured = []
-    with torch.no_grad(), training.precision():
-        for inputs, target in epoch_batches(training.measured_on, seed, epoch):
-            outputs = training.model(inputs)
-            if training.metric_interval == "epoch":
-                measured.append((outputs, target))
-            else:
-                measured.append((metric_value(training.metric(outputs, target)), size_of(target, inputs)))
-        if training.metric_interval == "epoch":
-            return metric_value(training.metric(*joined(measured)))
-    return averaged(measured)
-
-
-def diverged(loss: float, epoch: int) -> str:
-    """The error of a trial whose losses are not finite."""
-    return f"its loss is {loss} in epoch {epoch + 1}"
-
-
-def averaged(sums: list[tuple[Any, int]]) -> float:
-    """The mean of a metric over batches of these sizes."""
-    return math.fsum(value * size for value, size in sums) / sum(size for _, size in sums)
+            if setup.clip_norm is not None:
+                clipping.clip_grad_norm_(setup.model.parameters(), setup.clip_norm)
+            if setup.clip_value is not None:
+                clipping.clip_grad_value_(setup.model.parameters(), setup.clip_value)
+            setup.optimizer.step()
+        return loss.detach().sum().reshape(1)
