@@ -34,7 +34,7 @@ from hocket.ir import Costs, Lane, Plan, Span, Timeline
 
 __all__ = ["CoRun", "co_runs", "interfering"]
 
-# Meetings shorter than it takes to wake a lane are not worth a wait.
+# Shorter overlaps than the time to wake a lane are ignored.
 MIN_OVERLAP_US = 5.0
 
 # An op counts as slowed from here on; medians of a few steps are not better known than that.
@@ -84,19 +84,16 @@ def interfering(found: Iterable[CoRun]) -> tuple[tuple[str, str], ...]:
     return tuple(pair.ops for pair in sorted(found, key=_by_gain) if pair.interfered)
 
 
-def co_runs(
-    timelines: Iterable[Timeline], plan: Plan, costs: Costs, *, min_overlap_us: float = MIN_OVERLAP_US
-) -> tuple[CoRun, ...]:
+def co_runs(timelines: Iterable[Timeline], plan: Plan, costs: Costs) -> tuple[CoRun, ...]:
     """The pairs of ops that ran side by side on lanes of cores of one device, those that lost most first.
 
     Args:
         timelines: measured, of several steps by `plan`.
         plan: tells how wide each op ran.
         costs: how long each op takes alone.
-        min_overlap_us: pairs that met for less are left out.
 
     Raises:
-        InputError: an op that the plan does not run or that has no cost, or a minimum that is not above zero.
+        InputError: an op that the plan does not run or that has no cost.
 
     Example:
         >>> from hocket.ir import Lane
@@ -107,8 +104,6 @@ def co_runs(
         >>> pair.overlap_us, round(pair.in_turn_us), interfering([pair])
         (120.0, 78, (('a', 'b'),))
     """
-    if not 0 < min_overlap_us < float("inf"):
-        raise InputError(f"co_runs: expected min_overlap_us > 0, got {min_overlap_us!r}")
     seen = list(timelines)
     alone = _Alone(costs)
     met: dict[tuple[str, str], list[CoRun]] = {}
@@ -117,7 +112,7 @@ def co_runs(
             pair = _judged(one, other, plan, alone)
             met.setdefault(pair.ops, []).append(pair)
     found = [_typical(pairs) for pairs in met.values() if 2 * len(pairs) > len(seen)]
-    return tuple(sorted((pair for pair in found if pair.overlap_us >= min_overlap_us), key=_by_gain))
+    return tuple(sorted((pair for pair in found if pair.overlap_us >= MIN_OVERLAP_US), key=_by_gain))
 
 
 class _Alone:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from hocket.reporting.table import styled_table
+
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
@@ -56,22 +58,11 @@ def note(text: str) -> None:
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, words: int = 1) -> Table:
     """Make a table in which the first `words` columns hold words and the others figures."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    made = Table(
-        title=Text(title),
-        title_style="bold",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
-        # A title is set as wide as its table, and wraps badly above a narrow one.
-        min_width=min(76, len(title)),
-    )
+    made = styled_table(title)
+    # A title is set as wide as its table, and wraps badly above a narrow one.
+    made.min_width = min(76, len(title))
     for position, column in enumerate(columns):
         made.add_column(column, justify="left" if position < words else "right", overflow="fold")
     for row in rows:

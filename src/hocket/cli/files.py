@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -177,7 +175,7 @@ def machine_verb(args: Namespace) -> None:
     ]
     columns = ("device", "kind", "cores", "threads/core", "arithmetic", "memory traffic", "memory")
     # The document itself: redirected into a file it is one that --machine takes.
-    emit(args, _document(machine), table("machine", columns, rows, words=2), *written(target))
+    emit(args, machine.document(), table("machine", columns, rows, words=2), *written(target))
 
 
 def output_file(path: Path | None) -> Path | None:
@@ -271,10 +269,3 @@ def _limits_table(title: str, limits: Bounds, timeline: Timeline | None = None) 
     made.columns[2].justify = "left"
     made.columns[2].style = "dim"
     return made
-
-
-def _document(machine: Machine) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "machine.json"
-        machine.save(path)
-        return json.loads(path.read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["comparison_table", "ops_table", "plan_table", "timeline_table"]
+__all__ = ["comparison_table", "ops_table", "plan_table", "styled_table", "timeline_table"]
 
 
 # Titles and captions are set as wide as their table, and wrap badly above a narrow one.
@@ -30,7 +30,7 @@ def comparison_table(comparison: Comparison) -> Table:
     from rich.text import Text
 
     kept = comparison.verdict
-    table = _table(f"{comparison.target} on {comparison.device}, {count_text(comparison.ops, 'op')}")
+    table = styled_table(f"{comparison.target} on {comparison.device}, {count_text(comparison.ops, 'op')}")
     table.min_width = _MIN_WIDTH
     table.add_column("milliseconds", no_wrap=True)
     for name in ("lower quartile", "median", "min", "p90", "runs"):
@@ -66,7 +66,7 @@ def ops_table(graph: Graph, costs: Costs, top: int = 15, plan: Plan | None = Non
     rows = op_costs(graph, costs, plan)
     whole_us = sum(row.duration_us for row in rows)
     rows.sort(key=lambda row: -row.duration_us)
-    table = _table(f"costliest ops of {len(rows):,}, together {duration_text(whole_us)}")
+    table = styled_table(f"costliest ops of {len(rows):,}, together {duration_text(whole_us)}")
     table.expand = True  # names take what the figures leave
     table.add_column("op", no_wrap=True, ratio=6)
     table.add_column("layer", no_wrap=True, ratio=4)
@@ -94,7 +94,7 @@ def timeline_table(timeline: Timeline) -> Table:
     from rich.progress_bar import ProgressBar
 
     words = f"{timeline.source} step, {duration_text(timeline.makespan_us)}"
-    table = _table(f"{words}, lanes busy {percent_text(timeline.utilisation)} of it")
+    table = styled_table(f"{words}, lanes busy {percent_text(timeline.utilisation)} of it")
     table.min_width = _MIN_WIDTH
     table.add_column("lane", no_wrap=True, overflow="ellipsis", max_width=28)
     for name in ("ops", "busy", "idle", "used"):
@@ -115,7 +115,9 @@ def timeline_table(timeline: Timeline) -> Table:
 def plan_table(graph: Graph, plan: Plan) -> Table:
     """Device, number of ops and roles of each lane."""
     planner = f" by {plan.planner}" if plan.planner else ""
-    table = _table(f"plan{plain(planner)}: {count_text(len(plan), 'op')} on {count_text(len(plan.lanes), 'lane')}")
+    table = styled_table(
+        f"plan{plain(planner)}: {count_text(len(plan), 'op')} on {count_text(len(plan.lanes), 'lane')}"
+    )
     table.add_column("lane", no_wrap=True, overflow="ellipsis", max_width=20)
     table.add_column("runs on", overflow="fold", max_width=28)
     table.add_column("ops", justify="right", no_wrap=True)
@@ -130,7 +132,8 @@ def plan_table(graph: Graph, plan: Plan) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def styled_table(title: str) -> Table:
+    """Return an empty table in the style of all reports."""
     from rich import box
     from rich.table import Table
 
