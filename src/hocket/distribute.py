@@ -1,11 +1,12 @@
-"""Several processes that torchrun starts, as one job: `worker` and `server` train with parameter servers, to which an
-`agent` may come and go; `stages` divides one training step between ranks.
+"""Jobs of several processes that torchrun starts.
+
+`worker` and `server` train with parameter servers, and an `agent` reads their parameters. `stages` divides one training
+step between ranks.
 """
 
 from hocket.distributed.agent import Agent, agent
 from hocket.distributed.server import server
-from hocket.distributed.stages.partitioned import PartitionedStep
-from hocket.distributed.stages.starting import stages
+from hocket.distributed.stages.partitioned import PartitionedStep, stages
 from hocket.distributed.worker import DistributedStep, worker
 
 __all__ = ["Agent", "DistributedStep", "PartitionedStep", "agent", "server", "stages", "worker"]
