@@ -17,12 +17,13 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from hocket.cli.targets import wait_policy
+from hocket.distributed.job import CLOSE, STEP
 from hocket.distributed.membership import join
 from hocket.distributed.parts import worker_part
-from hocket.distributed.plans import link_rates, profiled, tell_plan, told_plan, worker_lanes, worker_plan
-from hocket.distributed.present import PresentWorkers
-from hocket.distributed.server import follow_orders
-from hocket.distributed.setup import CLOSE, STEP, Setup, lay_wires, set_up
+from hocket.distributed.plans import announce_plan, announced_plan, link_rates, profiled, worker_executor, worker_plan
+from hocket.distributed.rejoin import LiveWorkers
+from hocket.distributed.server import serve_steps
+from hocket.distributed.setup import ShardedJob, set_up
 from hocket.distributed.versions import Versions
 from hocket.ir import Costs, Plan
 from hocket.planning import bounds
@@ -69,16 +70,18 @@ def main(settings: dict[str, Any]) -> None:
         rounds, position = divmod(number, len(settings["orders"]))
         if position == 0 and rounds and seconds is not None:
             if costs is not None:  # a further round, if it will not take longer than what is left
-                made.membership.tell(f"round {rounds}", (time.monotonic() - begin_s) * (rounds + 1) / rounds < seconds)
-            if not made.membership.told(f"round {rounds}", by=0):
+                made.membership.announce(
+                    f"round {rounds}", (time.monotonic() - begin_s) * (rounds + 1) / rounds < seconds
+                )
+            if not made.membership.announced(f"round {rounds}", by=0):
                 break
         turn = replace(
             made, membership=replace(made.membership, store=PrefixStore(f"turn{number}", made.membership.store))
         )
-        turn = replace(turn, wires=tuple(turn.membership.wires()))
-        lay_wires(turn)
+        turn = replace(turn, wires=turn.membership.wires())
+        turn.begin_wires()
         if costs is None:
-            follow_orders(turn, "auto", Versions(), PresentWorkers(turn.wires))
+            serve_steps(turn, "auto", Versions(), LiveWorkers(turn.wires))
         else:
             left_s = None if seconds is None else seconds / len(turns)
             found = _turn(turn, worker, costs, order, settings["steps"], left_s, job.batch(0))
@@ -87,7 +90,9 @@ def main(settings: dict[str, Any]) -> None:
     made.close()
 
 
-def _turn(made: Setup, part: Captured, costs: Costs, order: str, steps: int, left_s: float | None, batch: Any) -> Turn:
+def _turn(
+    made: ShardedJob, part: Captured, costs: Costs, order: str, steps: int, left_s: float | None, batch: Any
+) -> Turn:
     """Steps of one order: so many, or two and what there is time for."""
     begin_s = time.monotonic()
     rates = link_rates(made)
@@ -95,12 +100,12 @@ def _turn(made: Setup, part: Captured, costs: Costs, order: str, steps: int, lef
     if order == ALL_FIRST:
         plan = pulls_first(plan)
         predicted_us = cycle.step_us(plan)
-    tell_plan(made, plan, rates)
-    lanes, pulls = worker_lanes(made, part, told_plan(made), "auto")
+    announce_plan(made, plan, rates)
+    lanes, pulls = worker_executor(made, part, announced_plan(made), "auto")
     planned = [op for lane in plan.lanes if lane.device == "server0->cpu0" for op in lane.ops]
     times_us, in_order = [], 0
     for step in range(1, WARM_UP_STEPS + steps + 1):
-        made.order(STEP)
+        made.send_command(STEP)
         start_s = time.perf_counter()
         lanes(batch)
         times_us.append((time.perf_counter() - start_s) * 1e6)
@@ -110,7 +115,7 @@ def _turn(made: Setup, part: Captured, costs: Costs, order: str, steps: int, lef
             break
     for channel in pulls:
         channel.wait(len(times_us) + 1)
-    made.order(CLOSE)
+    made.send_command(CLOSE)
     lanes.close()
     limits = bounds(part.graph, cycle.costs, cycle.machine)
     return Turn(order, times_us[WARM_UP_STEPS:], predicted_us, limits.lower_us, limits.upper_us, in_order)

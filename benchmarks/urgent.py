@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from benchmarks.namespaces import Namespace, enter, linked, unavailable_reason
 from benchmarks.ranks import results
 from hocket.distributed.membership import connected, meet_at
-from hocket.distributed.parcels import Parcel, chunk_bytes_for
+from hocket.distributed.packets import Packet, chunk_bytes_for
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError
 
@@ -74,8 +74,8 @@ def _rank(pipe: Any, place: int, end: Namespace, address: str, rounds: int, mbit
     wire = connected(store, "wire", place, f"rank {place}", f"rank {1 - place}", TIMEOUT_S)
     group = ProcessGroupGloo(PrefixStore("gloo", store), place, 2, timeout)
     chunk_bytes = chunk_bytes_for(mbit * 1e6 / 8)
-    large, small = [Parcel((LARGE,), (LARGE_BYTES,), chunk_bytes)], [Parcel((SMALL,), (SMALL_BYTES,))]
-    said = [Parcel((NEXT,), (8,))]
+    large, small = [Packet((LARGE,), (LARGE_BYTES,), chunk_bytes)], [Packet((SMALL,), (SMALL_BYTES,))]
+    said = [Packet((NEXT,), (8,))]
     wire.add(*((small, said) if place == 0 else (said, small)))
     wire.add(*((large, ()) if place == 0 else ((), large)), ordered=True)
     meet_at(store, "wire", place, f"rank {1 - place}", TIMEOUT_S)

@@ -20,7 +20,7 @@ from benchmarks.paced.prediction import predicted_us
 from benchmarks.paced.ranks import Place, StepRecord, run_rank
 from benchmarks.paced.workload import Workload, recorded
 from benchmarks.ranks import results
-from hocket.distributed.parcels import chunk_bytes_for
+from hocket.distributed.packets import chunk_bytes_for
 from hocket.errors import InputError
 
 __all__ = ["CLUSTERS", "run"]

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks.namespaces import Namespace, enter
 from benchmarks.paced.workload import Workload
 from hocket.distributed.membership import connected, meet_at
-from hocket.distributed.parcels import Parcel
+from hocket.distributed.packets import Packet
 from hocket.distributed.wire import Wire
 from hocket.planning.transfers.receives import Receives
 
@@ -83,9 +83,9 @@ def _wires(place: Place, work: Workload) -> list[Wire]:
         key, end = f"paced/{worker}/{server}", 0 if is_worker else 1
         wire = connected(store, key, end, f"rank {place.rank}", f"rank {other}", TIMEOUT_S)
         mine = [index for index in work.planned if work.receives.links[index] == server - place.workers]
-        planned = [Parcel((_name(index, True),), (work.sizes[index],), place.chunk_bytes) for index in mine]
-        free = [Parcel((_name(index, False),), (work.sizes[index],), place.chunk_bytes) for index in mine]
-        down, up = [Parcel((GO,), (8,)), *free], [Parcel((FINISHED,), (8,))]
+        planned = [Packet((_name(index, True),), (work.sizes[index],), place.chunk_bytes) for index in mine]
+        free = [Packet((_name(index, False),), (work.sizes[index],), place.chunk_bytes) for index in mine]
+        down, up = [Packet((GO,), (8,)), *free], [Packet((FINISHED,), (8,))]
         wire.add(*((up, down) if is_worker else (down, up)))
         wire.add(*(((), planned) if is_worker else (planned, ())), ordered=True)
         meet_at(store, key, end, f"rank {other}", TIMEOUT_S)

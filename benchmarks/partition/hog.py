@@ -23,7 +23,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.ranks import started
-from hocket.distributed.stages.starting import stages
+from hocket.distributed.stages.partitioned import stages
 from hocket.errors import InputError
 
 __all__ = ["Branches", "run", "summary_of"]

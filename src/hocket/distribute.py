@@ -6,8 +6,7 @@ training step between ranks.
 
 from hocket.distributed.agent import Agent, agent
 from hocket.distributed.server import server
-from hocket.distributed.stages.partitioned import PartitionedStep
-from hocket.distributed.stages.starting import stages
+from hocket.distributed.stages.partitioned import PartitionedStep, stages
 from hocket.distributed.worker import DistributedStep, worker
 
 __all__ = ["Agent", "DistributedStep", "PartitionedStep", "agent", "server", "stages", "worker"]

@@ -16,7 +16,7 @@ from distributed.faulty import serve, work
 from distributed.ranks import Ranks
 from distributed.training import OPTIMIZERS, Net, Training, batches, tensors_of, together, training
 from hocket import distribute
-from hocket.distributed.desk import JOB_KEY
+from hocket.distributed.agent_server import JOB_KEY
 from hocket.errors import PeerError, StaleCaptureError
 
 

@@ -33,7 +33,7 @@ def until_lost(rank, say, victim, place, timeout_s):
     stops = Stops(say, place if rank == victim else None)
     steps = 0
     if rank == 2:
-        update = server.Setup.ordered
+        update = server.ShardedJob.receive_command
 
         def ordered(made):
             nonlocal steps
@@ -43,7 +43,7 @@ def until_lost(rank, say, victim, place, timeout_s):
                 stops.at("served")
             return command
 
-        server.Setup.ordered = ordered
+        server.ShardedJob.receive_command = ordered
         return serve(of, timeout_s)
     fast = work(of, timeout_s)
     for step, batch in enumerate(batches(rank, 50)):

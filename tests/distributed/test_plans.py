@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hocket.distributed import plans
-from hocket.distributed.setup import PROBE_BYTES
+from hocket.distributed.job import PROBE_BYTES
 from hocket.errors import PeerError
 from hocket.ir import Plan
 
@@ -28,14 +28,14 @@ def test_a_server_that_is_late_does_not_count_as_a_slow_link(late_s, monkeypatch
     clock = [0.0]
     monkeypatch.setattr(plans.time, "perf_counter", lambda: clock[0])
     wire = SlowWire(clock, [late_s[0] + 0.5, late_s[1] + 0.5, 0.5])
-    made = SimpleNamespace(membership=SimpleNamespace(is_worker=True), wires=[wire])
+    made = SimpleNamespace(membership=SimpleNamespace(is_worker=True), wires={0: wire})
     assert plans.link_rates(made) == [PROBE_BYTES / 0.5]
     assert not wire.left_s
 
 
 def told(says):
-    membership = SimpleNamespace(num_servers=2, name="worker {}".format, told=lambda key, by: says)
-    return plans.told_plan(SimpleNamespace(membership=membership))
+    membership = SimpleNamespace(num_servers=2, name="worker {}".format, announced=lambda key, by: says)
+    return plans.announced_plan(SimpleNamespace(membership=membership))
 
 
 def test_what_rank_0_says_is_looked_at():
@@ -59,5 +59,5 @@ def test_what_rank_0_says_is_looked_at():
     ids=str,
 )
 def test_what_is_no_plan_is_a_fault_of_rank_0(says):
-    with pytest.raises(PeerError, match="worker 0 says no plan with sizes of chunks for 2 servers"):
+    with pytest.raises(PeerError, match="worker 0 announced no plan with chunk sizes for 2 servers"):
         told(says)

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from hocket.distributed.versions import NEWEST, Value, Version, Versions, ordered_values, values_told
+from hocket.distributed.versions import NEWEST, Value, Version, Versions, announced_values, ordered_values
 from hocket.errors import PeerError
 
 WEIGHT = Value("weight", "float32 (2, 3)", 24, 0, True, False)
@@ -36,11 +36,11 @@ def test_nobody_waits_for_a_server_that_takes_leave():
 
 def test_what_a_job_says_is_compared_with_what_is_here():
     mine = {"weight": torch.zeros(2, 3)}
-    assert values_told([WEIGHT.told], 1, mine) == [WEIGHT]
+    assert announced_values([WEIGHT.as_list], 1, mine) == [WEIGHT]
     with pytest.raises(PeerError, match=r"'weight' is float32 \(2, 3\) here, and missing in the job"):
-        values_told([], 1, mine)
+        announced_values([], 1, mine)
     with pytest.raises(PeerError, match="'weight' is float32"):
-        values_told([["weight", "float32 (2, 3)", 2400, 0, True]], 1, mine)
+        announced_values([["weight", "float32 (2, 3)", 2400, 0, True]], 1, mine)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_what_a_job_says_is_compared_with_what_is_here():
 )
 def test_what_means_nothing_is_not_believed(told):
     with pytest.raises(PeerError, match="the job says something unknown"):
-        values_told([told], 1, {})
+        announced_values([told], 1, {})
 
 
 @pytest.mark.parametrize("places", [[0, 0], [1], [-2]])

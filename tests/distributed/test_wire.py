@@ -14,7 +14,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from distributed.ranks import Ranks
-from hocket.distributed.parcels import Parcel, packed
+from hocket.distributed.packets import Packet, pack
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
 
@@ -27,11 +27,11 @@ VALUES = {
     "flags": torch.tensor([True, False]),
     "half": torch.arange(70_000).to(torch.bfloat16),
 }
-VALUE = Parcel(("value",), (8,))
+VALUE = Packet(("value",), (8,))
 SIZES = {name: value.numel() * value.element_size() for name, value in VALUES.items()}
 
 
-def wire_of(rank: int, *parcels: Parcel, ordered: tuple[Parcel, ...] = (), timeout_s: float = 20.0) -> Wire:
+def wire_of(rank: int, *parcels: Packet, ordered: tuple[Packet, ...] = (), timeout_s: float = 20.0) -> Wire:
     """A wire on which rank 0 sends these; returns when both ends know them."""
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
     timeout = timedelta(seconds=timeout_s)
@@ -77,7 +77,7 @@ def all_done(count: int):
 def carry(rank, say, order, steps):
     """Rank 0 sends in `order`; values are made ready, and asked for, in other orders."""
     before = num_sockets()
-    wire = wire_of(rank, ordered=packed((name, SIZES[name]) for name in order))
+    wire = wire_of(rank, ordered=pack((name, SIZES[name]) for name in order))
     found = []
     for step in range(1, steps + 1):
         done, wait = all_done(len(VALUES))
@@ -113,7 +113,7 @@ def test_values_arrive_whole_and_in_the_order_of_the_sender(turn):
 
 def overtake(rank, say):
     """A small value out of turn, while a large one is on its way."""
-    wire = wire_of(rank, Parcel(("small",), (1024,)), ordered=(Parcel(("large",), (64 << 20,)),))
+    wire = wire_of(rank, Packet(("small",), (1024,)), ordered=(Packet(("large",), (64 << 20,)),))
     memory = {"large": torch.zeros(64 << 20, dtype=torch.uint8), "small": torch.zeros(1024, dtype=torch.uint8)}
     done, wait = all_done(1)
     (wire.send if rank == 0 else wire.receive)("large", memory["large"], 1, done)
@@ -177,7 +177,7 @@ def post_and_leave(rank, say):
         wire.post("value", torch.tensor(3.0).double())
         wire.flush()
         wire.close()
-        return wire._sending == {}
+        return wire._outgoing.transfers == {}
     time.sleep(0.3)  # the other one would have left by now
     value = torch.zeros(1).double()
     wire.get("value", value)
@@ -222,10 +222,10 @@ def call_out(rank, say, record):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ((1, 5, 0, 1), r"rank 1 lost rank 0: it said something unknown: (1, 5, 0, 1)"),
-        ((9, 0, 0, 1), r"rank 1 lost rank 0: it said something unknown: (9, 0, 0, 1)"),
-        ((1, 0, 3, 1), "rank 1 lost rank 0: it sends 'value' for step 1, and nobody asked for it"),
-        ((1, 0, 0, 4), "rank 1 lost rank 0: it sends 'value' for step 4, and nobody asked for it"),
+        ((1, 5, 0, 1), r"rank 1 lost rank 0: it sent an unknown record: (1, 5, 0, 1)"),
+        ((9, 0, 0, 1), r"rank 1 lost rank 0: it sent an unknown record: (9, 0, 0, 1)"),
+        ((1, 0, 3, 1), "rank 1 lost rank 0: it sends 'value' for step 1, which was not requested"),
+        ((1, 0, 0, 4), "rank 1 lost rank 0: it sends 'value' for step 4, which was not requested"),
     ],
 )
 def test_what_a_peer_says_is_not_believed(record, message):

@@ -1,4 +1,4 @@
-"""`hocket.distribute.agent`: a forward on the parameters that a job trains, each call on one whole version of them."""
+"""`hocket.distribute.agent`: forwards on the parameters that a job trains, each call on one whole version of them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket.arguments import packed, spreading
-from hocket.distributed.desk import pull_name
-from hocket.distributed.links import AgentLinks, connect
+from hocket.distributed.agent_links import AgentLinks, connect
+from hocket.distributed.job import check_choice
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S
 from hocket.distributed.parts import Exchanged, server_name
 from hocket.distributed.plans import PROFILE_RUNS, WORKER_DEVICE, machine_of, transfer_costs
 from hocket.distributed.pulls import Pulls
-from hocket.distributed.watched import StepGuard
+from hocket.distributed.step_guard import StepGuard
 from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
-from hocket.execution import EXECUTORS, executor
+from hocket.execution import EXECUTORS
+from hocket.execution import executor as executor_of
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds, plan
@@ -29,19 +30,17 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.cut import Arrival, cut
 from hocket.tracing.state import Entry, inventory
 
-__all__ = ["Agent", "agent"]
-
 
 class Agent:
-    """A model whose parameters come from a job's servers; call it as you would call the model. See `agent`.
+    """A model whose parameters come from a job's servers. Call it as you would call the model. See `agent`.
 
     Attributes:
-        calls: how many forwards have run.
-        version: the one that the last of them ran on.
-        plan: what they run, from the first call on.
-        costs, machine: what it was made from.
-        bounds: between which times any order lies, where each call waits for its version.
-        predicted_us: what such a call takes by these.
+        calls: number of forwards that have run.
+        version: version of the last one.
+        plan: plan of a forward, from the first call on.
+        costs, machine: input of the planner.
+        bounds: bounds on the time for any order, if each call waits for its version.
+        predicted_us: predicted time of such a call.
     """
 
     def __init__(
@@ -56,10 +55,8 @@ class Agent:
         self.predicted_us = 0.0
         self._model, self._links, self._order, self._kind = model, links, order, kind
         self._forward = torch.no_grad()(spreading(model))
-        changing = {value.name for value in links.values if value.changes}
         self._places = _entries(model)
-        moving = {name: entry for name, entry in self._places.items() if name in changing}
-        self._pulls = Pulls(links, moving, ahead, every_call)
+        self._pulls = Pulls(links, self._places, ahead, every_call)
         self._captured: Captured | None = None
         self._guard: StepGuard | None = None
         self._executor: Executor | None = None
@@ -67,12 +64,12 @@ class Agent:
         self._closed = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward, without gradients, on one version: the newest, or the one that is held.
+        """Run one forward without gradients, on the newest version or the one that is held.
 
         Raises:
-            VersionGoneError: the version that is held is gone; it is named.
+            VersionGoneError: the version that is held is gone, and is named.
             PeerError: a server is gone or silent.
-            StaleCaptureError: the arguments, or a mode of a module, are not as in the first call; nothing was run.
+            StaleCaptureError: the arguments, or a mode of a module, are not as in the first call. Nothing was run.
         """
         if self._closed or self._failure is not None:
             raise self._failure or ExecutionError("agent: it was closed")
@@ -93,12 +90,12 @@ class Agent:
         return result
 
     def hold(self, version: int | None = None) -> int:
-        """Bring a version and stay with it, in all further calls; None: the newest. Its number.
+        """Stay with a version, or with the newest, in all further calls. Return its number.
 
-        A version that is to come is waited for. Before the first call it comes with that.
+        A version that is to come is waited for. Before the first call, its values come with that.
 
         Raises:
-            VersionGoneError: the servers do not have it any more, or never had; it is named.
+            VersionGoneError: the servers do not have it any more, or never had, and it is named.
             PeerError: a server is gone or silent.
         """
         return self._pulls.hold(version)
@@ -108,7 +105,7 @@ class Agent:
         self._pulls.held = None
 
     def synchronize(self) -> None:
-        """Wait until nothing is on its way, before the model is used by anything but calls.
+        """Wait until no transfer is under way, before the model is used by anything but calls.
 
         Raises:
             PeerError: a server is gone.
@@ -116,17 +113,17 @@ class Agent:
         self._pulls.synchronize()
 
     def timeline(self) -> Timeline:
-        """When each op and each transfer of the last call ran."""
+        """Return when each op and each transfer of the last call ran."""
         if self._executor is None:
             raise ExecutionError("agent: no call has run yet")
         return self._executor.timeline()
 
     def arrivals(self) -> dict[str, tuple[str, ...]]:
-        """For each server the values of the last version, in the order in which they arrived here, by the clock."""
+        """For each server the values of the last version in the order in which they arrived here, by the clock."""
         return self._pulls.arrivals()
 
     def close(self) -> None:
-        """Take leave of the servers."""
+        """Leave the servers."""
         if self._closed:
             return
         self._closed = True
@@ -168,26 +165,25 @@ class Agent:
                     )
         changing = [value for value in self._links.values if value.changes]
         pulls = [
-            Exchanged(pull_name(value.name), value.name, value.server, value.size_bytes)
+            Exchanged(value.pull_name, value.name, value.server, value.size_bytes)
             for value in changing
             if value.name in lasting
         ]
         arrivals = [Arrival(each.name, each.buffer, server_name(each.server)) for each in pulls]
         part = cut(captured, captured.graph.order, arrivals, [])
-        self.plan = self._planned(part, pulls)
+        self.plan = self._planned(captured, part, pulls)
         first = [op.removeprefix("pull:") for lane in self.plan.lanes if lane.kind == "channel" for op in lane.ops]
-        rest = [value.name for value in changing if value.name in self._places and value.name not in set(first)]
-        self._links.order([*first, *rest])
+        unread = [value.name for value in changing if value.name in self._places and value.name not in set(first)]
+        self._links.order([*first, *unread])
         self._pulls.has_ops([each.name for each in pulls])
         channels = {f"{server_name(number)}->{WORKER_DEVICE}": self._pulls for number in range(len(self._links.wires))}
-        self._executor = executor(part, self.plan, kind=self._kind, channels=channels)
+        self._executor = executor_of(part, self.plan, kind=self._kind, channels=channels)
         self._guard.begin()
 
-    def _planned(self, part: Captured, pulls: list[Exchanged]) -> Plan:
+    def _planned(self, captured: Captured, part: Captured, pulls: list[Exchanged]) -> Plan:
         threads = torch.get_num_threads()
         self.machine = machine_of(threads, self._links.rates())
-        assert self._captured is not None
-        costs = profile(self._captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=self.machine)
+        costs = profile(captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=self.machine)
         self.costs = costs.merged(transfer_costs(pulls, (), self.machine))
         made = plan(part.graph, self.costs, self.machine, planner="transfers", order=self._order)
         self.bounds = bounds(part.graph, self.costs, self.machine)
@@ -215,43 +211,40 @@ def agent(
 ) -> Agent:
     """Run forwards on the parameters that a job of `worker` and `server` trains and publishes, as they change.
 
-    Each call runs on one version that rank 0 has published (``fast.publish()``), the newest one, or the one that is
-    held; never on a mixture. Parameters come in the order that lets the forward end soonest.
+    Each call runs on one version that rank 0 has published (``fast.publish()``): the newest one, or the one that is
+    held, never on a mixture. Parameters come in the order that lets the forward end soonest.
 
     Args:
-        model: a module with the parameters and buffers of the one that is trained, in the mode that forwards want.
-        address: ``HOST:PORT`` of the job's store: what torchrun tells its ranks as MASTER_ADDR and MASTER_PORT.
-        order: of the planner ``transfers`` (``docs/transfers.md``): ``auto``, ``tac``, ``layer``, ``random``, ...
+        model: a module with the parameters and buffers of the trained one, in the mode of the forwards.
+        address: ``HOST:PORT`` of the job's store, which torchrun gives its ranks as MASTER_ADDR and MASTER_PORT.
+        order: order of the planner ``transfers`` (``docs/transfers.md``): ``auto``, ``tac``, ``layer``, ``random``, ...
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
-        ahead: whether parameters of a newer version may come while a call runs, each as soon as its last reader is
-            done; if not, the model itself has one version after each call.
-        every_call: whether each call pulls, also where its version is there: to measure.
+        ahead: True: parameters of a newer version may come while a call runs, each as soon as its last reader is done.
+            False: the model itself has one version after each call.
+        every_call: True: each call pulls, even if its version is in memory. For measurements.
         timeout_s: how long the job, its first version, and any server is waited for.
 
     Returns:
         An `Agent`. Its first call captures, profiles and plans the forward.
 
     Raises:
-        InputError: an unknown order or executor, an address that is none, or a model that is not on the CPU.
-        PeerError: nobody answers there, or the job has another model.
+        InputError: an unknown order or executor, a malformed address, or a model that is not on the CPU.
+        PeerError: no job answers there, or it has another model.
 
     Example:
         >>> with hocket.distribute.agent(model.eval(), "10.0.0.1:29500") as fresh:  # doctest: +SKIP
         ...     for batch in my_batches:
         ...         print(fresh.version, fresh(batch))
     """
-    if order not in ORDERS:
-        raise InputError(f"agent: unknown order {order!r}; available: {', '.join(ORDERS)}")
-    if executor not in EXECUTORS:
-        raise InputError(f"agent: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
+    check_choice("order", order, ORDERS, "agent")
+    check_choice("executor", executor, EXECUTORS, "agent")
     tensors = {name: entry.get().detach() for name, entry in _entries(model).items()}
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu":
             raise InputError(f"agent: {name!r} is on {tensor.device}; gloo carries tensors of the CPU")
     links = connect(address, tensors, timeout_s)
     try:
-        links.first()
-        links.fixed(tensors)
+        links.begin(tensors)
     except BaseException:
         links.close()
         raise
@@ -268,7 +261,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _lost_peer(error: BaseException) -> PeerError | None:
-    """The lost server that a failed step comes from."""
+    """Return the `PeerError` that caused the failure of a step, if any."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, PeerError):
         cause = cause.__cause__

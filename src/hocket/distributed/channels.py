@@ -1,4 +1,4 @@
-"""Channels over wires: of a worker to a server, and of a server to all workers at once."""
+"""Channels over wires: from a worker to a server, and from a server to all workers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from functools import partial
 
 import torch
 
-from hocket.distributed.present import PresentWorker, PresentWorkers
+from hocket.distributed.rejoin import LiveWorkers, WorkerLink
 from hocket.distributed.wire import Wire
 from hocket.errors import ExecutionError
 from hocket.execution.channels import Done
 
-__all__ = ["PullChannel", "PushChannel", "ServingChannel", "SummingChannel"]
-
 
 class PushChannel:
-    """A worker's gradients on their way to one server, which the next step does not wait for.
+    """A worker's gradients to one server. The next step does not wait for their delivery.
 
-    A gradient that is written before it was delivered is an error.
+    A gradient that is written before it has been delivered is an error.
     """
 
     runs_ahead = False
@@ -33,22 +31,20 @@ class PushChannel:
 
         def delivered(error: BaseException | None) -> None:
             if error is None and tensor._version != version:
-                error = ExecutionError(
-                    f"{op!r}: somebody has written the gradient between two steps, while it was sent"
-                )
+                error = ExecutionError(f"{op!r}: the gradient was written between two steps, while it was sent")
             done(error)
 
         self._wire.send(op, tensor, epoch, delivered)
 
 
 class PullChannel:
-    """A worker's parameters on their way from one server.
+    """A worker's parameters from one server.
 
-    They are asked for as soon as the last op that touches them is done, so those of the next step come during this one.
+    Each is requested as soon as the last op that uses it is done, so those of the next step arrive during this one.
 
     Args:
-        wire: to the server.
-        names: of what may come a step ahead, and is waited for by `wait`.
+        wire: wire to the server.
+        names: values that may come a step ahead, and that `wait` waits for.
     """
 
     runs_ahead = True
@@ -56,7 +52,6 @@ class PullChannel:
 
     def __init__(self, wire: Wire, names: Sequence[str]) -> None:
         self._wire = wire
-        self._names = tuple(names)
         self._arrived = dict.fromkeys(names, 0)
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
@@ -73,7 +68,7 @@ class PullChannel:
         self._wire.receive(op, tensor, epoch, arrived)
 
     def wait(self, epoch: int) -> None:
-        """Sleep until everything for a step has arrived.
+        """Wait until everything for a step has arrived.
 
         Raises:
             PeerError: the server is gone.
@@ -87,46 +82,46 @@ class PullChannel:
 
 
 class ServingChannel:
-    """A server's parameters on their way to all workers; done when the last one has them.
+    """A server's parameters to all workers: done when the last one has them.
 
-    What is sent at the end of a step is for the workers' next one.
+    Values that are sent at the end of a step are for the workers' next one.
     """
 
     runs_ahead = False
     runs_behind = False
 
-    def __init__(self, workers: PresentWorkers) -> None:
+    def __init__(self, workers: LiveWorkers) -> None:
         self._workers = workers
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         self.send_to(self._workers.now(), op, tensor, epoch, done)
 
-    def send_to(self, workers: Sequence[PresentWorker], op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        """As `begin`, to some of them."""
+    def send_to(self, workers: Sequence[WorkerLink], op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        """Send a value to some workers, as `begin` does to all."""
         last = _when_all(len(workers), done)
 
-        def came(worker: PresentWorker, error: BaseException | None) -> None:
-            last(self._workers.forgiven(worker, error))
+        def delivered(worker: WorkerLink, error: BaseException | None) -> None:
+            last(self._workers.fatal(worker, error))
 
         for worker in workers:
-            worker.wire.send(op, tensor, epoch + 1 - worker.since, partial(came, worker))
+            worker.wire.send(op, tensor, epoch + 1 - worker.since, partial(delivered, worker))
 
 
 class SummingChannel:
-    """The workers' gradients on their way to a server: each arrives as the mean over the workers.
+    """The workers' gradients to a server: each arrives as the mean over the workers.
 
-    They are added up in the order of the workers, whatever the order in which they arrive, so a step repeats bitwise.
-    Of a worker that is lost in the middle of a step, those count that have arrived.
+    They are summed in the order of the workers, not of arrival, so a step repeats bitwise. If a worker is lost in the
+    middle of a step, its gradients that have arrived count.
 
     Args:
-        workers: those that take part.
-        averaged: names of the values to average; of all others that of worker 0 is taken.
+        workers: workers that take part.
+        averaged: names of the values to average. The others are those of worker 0.
     """
 
     runs_ahead = False
     runs_behind = False
 
-    def __init__(self, workers: PresentWorkers, averaged: frozenset[str]) -> None:
+    def __init__(self, workers: LiveWorkers, averaged: frozenset[str]) -> None:
         self._workers = workers
         self._averaged = averaged
         self._memory: dict[str, list[torch.Tensor]] = {}
@@ -145,20 +140,20 @@ class SummingChannel:
                 tensor.div_(len(arrived))
             done(error)
 
-        there = self._workers.now()
-        last = _when_all(len(there), together)
+        workers = self._workers.now()
+        last = _when_all(len(workers), together)
 
-        def came(worker: PresentWorker, error: BaseException | None) -> None:
+        def received(worker: WorkerLink, error: BaseException | None) -> None:
             if error is None:
                 arrived.add(worker.number)
-            last(self._workers.forgiven(worker, error))
+            last(self._workers.fatal(worker, error))
 
-        for worker in there:
-            worker.wire.receive(op, memory[worker.number], epoch - worker.since, partial(came, worker))
+        for worker in workers:
+            worker.wire.receive(op, memory[worker.number], epoch - worker.since, partial(received, worker))
 
 
 def _when_all(count: int, done: Done) -> Callable[[BaseException | None], None]:
-    """Calls `done` with the first error at once, or when all of `count` are done."""
+    """Return a callback that calls `done` once: with the first error, or when it has been called `count` times."""
     lock = threading.Lock()
     left, failed = count, False
 

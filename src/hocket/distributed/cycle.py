@@ -1,14 +1,14 @@
-r"""A job's step as it repeats: a worker and all servers as one graph, which tells what a step takes in a row of steps.
+r"""`Cycle`: a worker and all servers as one graph, to predict the time of a step in a row of steps.
 
 A pull of the next step begins when the last op of this one that reads the parameter is done *and* the server has
-updated it; these are the carried edges of the joined graph::
+updated it. These are the carried edges of the joined graph::
 
     worker   [ pull w ] --> forward --> backward --> [ push w.grad ] --.
     server                                                             '--> update of w --.
     carried       ^------------- last reader -----------------'                           |
                   ^-----------------------------------------------------------------------'
 
-Servers are taken to compute as fast as the worker on cores of their own, and all workers to be alike.
+Servers are assumed to compute as fast as the worker on separate cores, and all workers to be alike.
 """
 
 from __future__ import annotations
@@ -23,19 +23,17 @@ from hocket.planning.transfers.repeating import in_order_of_readiness
 from hocket.simulation.steps import step_us
 from hocket.tracing.captured import Captured
 
-__all__ = ["Cycle", "cycle_of", "in_order_of_arrival"]
-
 
 @dataclass(frozen=True)
 class Cycle:
-    """A worker's step, and what servers do between two of them.
+    """A worker's step, and the servers' work between two steps.
 
     Attributes:
-        graph: of both.
-        updates: for each server its own ops.
-        pulls: the ops that bring parameters to the worker.
-        costs: of all ops.
-        machine: the worker's, with its links.
+        graph: graph of both.
+        updates: for each server the names of its ops.
+        pulls: names of the ops that bring parameters to the worker.
+        costs: costs of all ops.
+        machine: the worker's machine, with its links.
     """
 
     graph: Graph
@@ -45,11 +43,11 @@ class Cycle:
     machine: Machine
 
     def step_us(self, workers_plan: Plan) -> float:
-        """What a step takes in a row of steps."""
+        """The predicted time of a step in a row of steps."""
         return step_us(self.graph, self._with_servers(workers_plan), self.costs, self.machine)
 
     def by_readiness(self, workers_plan: Plan) -> Plan:
-        """The plan with its pulls as a server would send them that always sends the most urgent of what it may."""
+        """The plan with pulls in the order of a server that always sends the most urgent value that is ready."""
         lanes = [lane.name for lane in workers_plan.lanes if not self.pulls.isdisjoint(lane.ops)]
         urgency = first_use(self.graph, [name for name in self.graph.order if name in self.pulls])
         row = self._with_servers(workers_plan)
@@ -68,15 +66,7 @@ class Cycle:
 
 
 def cycle_of(captured: Captured, part: Captured, assignment: Assignment, costs: Costs, machine: Machine) -> Cycle:
-    """Join what a worker runs with what servers run.
-
-    Args:
-        captured: the whole step.
-        part: what a worker runs of it.
-        assignment: who runs and keeps what.
-        costs: of the whole step's ops, and of transfers.
-        machine: the worker's.
-    """
+    """Join the part of a worker with those of the servers. `costs` are those of all ops and transfers."""
     pulls = frozenset(each.name for each in assignment.pulls)
     ops, edges, carried = list(part.graph.ops), list(part.graph.edges), list(part.graph.carried)
     for number in range(len(assignment.server_ops)):
@@ -101,7 +91,7 @@ def cycle_of(captured: Captured, part: Captured, assignment: Assignment, costs: 
 
 
 def in_order_of_arrival(graph: Graph, ops: Iterable[str], arrivals: Sequence[str]) -> tuple[str, ...]:
-    """Ops sorted by the last of `arrivals` that each waits for; those that wait for none come first."""
+    """Sort ops by the last of `arrivals` that each waits for. Ops that wait for none come first."""
     place = {name: at for at, name in enumerate(arrivals)}
     wanted = frozenset(ops)
     last: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""What a rank trains, in words that can be compared: ranks that train something else are refused by name."""
+"""Descriptions of what a rank trains, as text: ranks whose descriptions differ are refused by name."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from hocket.distributed.parcels import bytes_of
+from hocket.distributed.packets import bytes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
 
-# What a rank says of values that it does not have: they are those of rank 0.
+# The description of values that a rank does not have: they are those of rank 0.
 OF_RANK_0 = "that of rank 0"
-
-__all__ = ["described", "difference", "digest", "kind_in_words"]
 
 
 def described(captured: Captured, num_workers: int, num_servers: int) -> dict[str, dict[str, str]]:
-    """What all ranks of a job must have alike, by kind and name: all of it text."""
+    """Describe, by kind and name, everything that must be the same at all ranks of a job."""
     places = captured.trace.places
     tensors = [entry for entry in places.tensors if entry.kind == "buffer"]
     written = {buffer for op in captured.graph.ops for buffer in op.writes}
@@ -38,9 +36,9 @@ def described(captured: Captured, num_workers: int, num_servers: int) -> dict[st
 
 
 def _ops(captured: Captured) -> dict[str, str]:
-    """Kernel, bytes, and a digest of all that its calls are given besides tensors, and of the layout of what they make.
+    """Kernel and bytes of each op, and a digest of its calls' arguments other than tensors and its results' layouts.
 
-    Ranks exchange what they make, so it has to lie in memory in the same way everywhere.
+    Ranks exchange results, so the layouts must be the same everywhere.
     """
     layouts = {
         slot: (tuple(value.shape), value.stride(), value.dtype)
@@ -58,7 +56,7 @@ def _ops(captured: Captured) -> dict[str, str]:
 
 
 def _given(call: Call) -> Any:
-    """What a call is given; numbers of the optimizer, which come with each step, are not told apart."""
+    """The arguments of a call. Numbers of the optimizer are left out, since rank 0 sends them in each step."""
     return tree_map_only(TapeRef, lambda _: "a number", (call.args, call.kwargs))
 
 
@@ -67,7 +65,7 @@ def _function(func: Any) -> str:
 
 
 def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mapping[str, str]]) -> str | None:
-    """The first thing that differs between two descriptions, in words.
+    """The first difference between two descriptions, as text, or None.
 
     Example:
         >>> difference({"parameter": {"w": "float32 (2,)"}}, {"parameter": {"w": "float64 (2,)"}})
@@ -84,11 +82,11 @@ def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mappi
     return None
 
 
-def kind_in_words(tensor: torch.Tensor) -> str:
-    """What a value has to be for a rank to take another one's.
+def kind_of(tensor: torch.Tensor) -> str:
+    """The dtype and the shape of a tensor, as text.
 
     Example:
-        >>> kind_in_words(torch.zeros(2, 3))
+        >>> kind_of(torch.zeros(2, 3))
         'float32 (2, 3)'
     """
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
@@ -96,11 +94,11 @@ def kind_in_words(tensor: torch.Tensor) -> str:
 
 def _kind(tensor: torch.Tensor) -> str:
     trained = "" if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter) else ", not trained"
-    return kind_in_words(tensor) + trained
+    return kind_of(tensor) + trained
 
 
 def _options(optimizers: tuple[torch.optim.Optimizer, ...]) -> dict[str, str]:
-    """Classes, and options that are no numbers: those that choose code. Numbers come from worker 0 in each step."""
+    """Classes and options of optimizers, without the values of numbers, which rank 0 sends in each step."""
     found: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers):
         found[str(number)] = type(optimizer).__name__
@@ -121,5 +119,5 @@ def _option(value: Any) -> str:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """The same for tensors of the same bytes, in every process."""
+    """A hash of the bytes of a tensor, the same in every process."""
     return hashlib.sha256(bytes_of(tensor.detach().contiguous()).numpy().tobytes()).hexdigest()[:16]

@@ -1,16 +1,16 @@
 r"""A captured step divided between workers and servers, each of which runs its own `cut` of it.
 
-Everything after the gradients (clipping, scaling, the update) is the servers'; everything else the workers'::
+Servers run everything after the gradients (clipping, scaling, the update), and workers run everything else::
 
     worker   [pull w] --> forward --> backward --> [push w.grad]
     server                 [push w.grad] --> clip --> update of w --> [pull w]
 
-Ops of the servers that share memory or depend on each other stay together; each connected component is a *shard*. An
+Ops of the servers that share memory or depend on each other stay together. Each connected component is a *shard*. An
 update of one parameter is usually a shard of its own. Clipping by the norm of all gradients reads them all, so it makes
 one shard of everything, and one server has all the work.
 
-Where there are several workers, buffers that the forward writes (statistics of batch norm) come from worker 0, as with
-DistributedDataParallel: they go up with the gradients, and down with the parameters.
+With several workers, buffers that the forward writes (statistics of batch norm) come from worker 0, as with
+DistributedDataParallel. They go up with the gradients, and down with the parameters.
 """
 
 from __future__ import annotations
@@ -26,19 +26,7 @@ from hocket.tracing.cut import Arrival, Departure, cut
 from hocket.tracing.restricted_tape import is_of_batch, references
 from hocket.tracing.state import ItemOf
 
-__all__ = [
-    "WORKERS",
-    "Assignment",
-    "Exchanged",
-    "assigned",
-    "check_exchangeable",
-    "items_of",
-    "server_name",
-    "server_part",
-    "worker_part",
-]
-
-# What servers call the other end of their channels: all workers together.
+# The other end of the servers' channels: all workers together.
 WORKERS = "workers"
 
 
@@ -47,11 +35,11 @@ class Exchanged:
     """A value that goes between the workers and one server in each step.
 
     Attributes:
-        name: of the transfer, at both ends.
-        buffer: of the graph of the whole step.
+        name: name of the transfer, at both ends.
+        buffer: buffer of the graph of the whole step.
         server: number of the server.
-        size_bytes: of the value.
-        averaged: whether the server takes the mean of all workers' values, or else that of worker 0.
+        size_bytes: size of the value.
+        averaged: True: the server takes the mean over all workers. False: it takes the value of worker 0.
     """
 
     name: str
@@ -63,14 +51,14 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who runs and keeps what.
+    """Ops of the workers and of each server, and the values that they exchange.
 
     Attributes:
-        pulls: what workers receive.
-        pushes: what they send.
+        pulls: values that workers receive.
+        pushes: values that workers send.
         worker_ops: names of the ops that workers run.
-        server_ops: for each server those that it runs.
-        num_shards: how many servers could have work.
+        server_ops: for each server the names of the ops that it runs.
+        num_shards: number of shards, and so the largest useful number of servers.
     """
 
     pulls: tuple[Exchanged, ...]
@@ -85,7 +73,7 @@ class Assignment:
 
 
 def server_name(number: int) -> str:
-    """What a server is called in plans and machines."""
+    """The name of a server in plans and machines."""
     return f"server{number}"
 
 
@@ -94,8 +82,8 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
 
     Args:
         captured: the whole step, captured while every parameter had a gradient.
-        num_servers: shards are given to so many servers, the largest first, each to the one with the least.
-        num_workers: with more than one, buffers that the forward writes are exchanged, too.
+        num_servers: number of servers. Shards go to them by size, the largest first, each to the one with the least.
+        num_workers: number of workers. With several, buffers that the forward writes are exchanged, too.
 
     Raises:
         InputError: more servers than shards, a step that adds to the gradients it finds, an update that needs more of
@@ -107,7 +95,7 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
     makers = {buffer: op.name for op in graph.ops for buffer in op.writes if buffer.startswith(f"{op.name}:")}
     gradients = _gradient_buffers(captured)
     life = {buffer.name: buffer.life for buffer in graph.buffers}
-    used: dict[str, str] = {}  # what servers need of the workers, with the op that needs it
+    used: dict[str, str] = {}  # values that servers need from workers, each with an op that needs it
     for op in graph.ops:
         for buffer in op.reads if op.name in served else ():
             if makers.get(buffer, op.name) not in served or life[buffer] == "input":
@@ -138,7 +126,7 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
 
 
 def worker_part(captured: Captured, assignment: Assignment) -> Captured:
-    """What a worker runs: all but the servers' ops, with a pull for each parameter and a push for each gradient."""
+    """The part of a worker: all but the servers' ops, with a pull for each parameter and a push for each gradient."""
     arrivals = [Arrival(each.name, each.buffer, server_name(each.server)) for each in assignment.pulls]
     departures = [
         Departure(each.name, each.buffer, server_name(each.server), unfinished=each.averaged)
@@ -148,14 +136,14 @@ def worker_part(captured: Captured, assignment: Assignment) -> Captured:
 
 
 def server_part(captured: Captured, assignment: Assignment, number: int) -> Captured:
-    """What a server runs: its shards, from the workers' gradients to the parameters that the next step pulls."""
+    """The part of a server: its shards, from the workers' gradients to the parameters that the next step pulls."""
     arrivals = [Arrival(each.name, each.buffer, WORKERS) for each in assignment.pushes if each.server == number]
     departures = [Departure(each.name, each.buffer, WORKERS) for each in assignment.pulls if each.server == number]
     return cut(captured, assignment.server_ops[number], arrivals, departures)
 
 
 def _after_gradients(graph: Graph) -> frozenset[str]:
-    """The ops of the update and of what is done to gradients outside of modules, and all that follow from them."""
+    """Ops outside of modules that change gradients, ops of the update, and all ops that depend on them."""
     found: set[str] = set()
     for name in graph.order:
         op = graph[name]
@@ -172,10 +160,10 @@ def _after_gradients(graph: Graph) -> frozenset[str]:
 
 
 def check_exchangeable(captured: Captured, num_workers: int) -> None:
-    """Return if ranks can exchange what a step works on.
+    """Return if ranks can exchange all values that a step reads and writes.
 
     Raises:
-        InputError: it adds to gradients that it finds, or keeps something that is not sent; names it.
+        InputError: the step adds to existing gradients, or keeps a value that cannot be sent. The value is named.
     """
     for gradient in captured.read_gradients:
         raise InputError(
@@ -195,7 +183,7 @@ def check_exchangeable(captured: Captured, num_workers: int) -> None:
 
 
 def _gradient_buffers(captured: Captured) -> dict[str, str]:
-    """For each buffer that is a gradient its name, ``fc.weight.grad``."""
+    """Map each buffer that is a gradient to its name, such as ``fc.weight.grad``."""
     found: dict[str, str] = {}
     maker = {slot: action for action in captured.program.actions for slot in action.fills}
     for gradient, slot in captured.gradients:
@@ -211,14 +199,14 @@ def _gradient_buffers(captured: Captured) -> dict[str, str]:
 
 
 def _written_buffers(captured: Captured, served: frozenset[str]) -> list[str]:
-    """The modules' buffers that workers write."""
+    """Buffers of modules that workers write."""
     named = {entry.name for entry in captured.trace.places.tensors if entry.kind == "buffer"}
     ops = [op for op in captured.graph.ops if op.name not in served]
     return list(dict.fromkeys(buffer for op in ops for buffer in op.writes if buffer in named))
 
 
 def items_of(captured: Captured) -> dict[str, list[str]]:
-    """For each op the tensors whose number it takes as it is when the step begins (Adam's step count)."""
+    """Map each op to tensors whose number it reads at the start of the step, such as Adam's step count."""
     tape = captured.trace.tape
     found: dict[str, list[str]] = {}
     for action in captured.program.actions:
@@ -235,7 +223,7 @@ def _check_numbers(
     pulled: Collection[str],
     pushed: Collection[str],
 ) -> None:
-    """No op takes a number that is read before it arrives, and no update one of a batch that servers do not have."""
+    """Refuse ops that read a number before it arrives, and updates that read a number of the batch."""
     for action in captured.program.actions:
         of_server = action.name in served
         for name in items[action.name]:
@@ -247,7 +235,7 @@ def _check_numbers(
 
 
 def _shards(graph: Graph, served: frozenset[str], items: Mapping[str, list[str]]) -> list[list[str]]:
-    """Ops that are connected by an edge, by memory, or by a number in memory."""
+    """Sets of ops that are connected by an edge, by memory, or by a number in memory."""
     parent = {name: name for name in graph.order if name in served}
 
     def root(name: str) -> str:
@@ -276,7 +264,7 @@ def _connected(graph: Graph, served: frozenset[str], items: Mapping[str, list[st
 
 
 def _homes(graph: Graph, shards: list[list[str]], size: Mapping[str, int], num_servers: int) -> dict[str, int]:
-    """For each op of a shard, each lasting buffer that it writes, and each exchanged buffer, the server that has it."""
+    """Map ops of shards, lasting buffers that they write, and exchanged buffers to their server."""
     weight = [sum(size[b] for b in {b for name in shard for b in _memory(graph, name)}) for shard in shards]
     load = [0] * num_servers
     found: dict[str, int] = {}
@@ -290,7 +278,7 @@ def _homes(graph: Graph, shards: list[list[str]], size: Mapping[str, int], num_s
 
 
 def _memory(graph: Graph, name: str) -> tuple[str, ...]:
-    """What an op touches; a buffer stands for itself."""
+    """The buffers of an op, or the given name itself if it is a buffer."""
     if name in graph.by_name:
         return (*graph[name].reads, *graph[name].writes)
     return (name,)

@@ -1,7 +1,7 @@
-"""Plans of a job: rank 0 makes that of the workers, all run it, and each server's follows from it.
+"""Plans of a job: rank 0 makes the plan of the workers, all of them run it, and each server's plan follows from it.
 
-The order of pulls and pushes is the order of the channel lanes in the workers' plan. A server sends each worker its
-parameters in the order of the pulls; it updates in the order in which the gradients come.
+The order of pulls and pushes is the order of the channel lanes in the workers' plan. A server sends its parameters in
+the order of the pulls, and updates in the order in which the gradients come.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from hocket.checking import check
 from hocket.distributed.channels import PullChannel, PushChannel
 from hocket.distributed.cycle import Cycle, cycle_of, in_order_of_arrival
-from hocket.distributed.parcels import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Parcel, chunk_bytes_for, packed
+from hocket.distributed.job import PROBE, PROBE_BYTES
+from hocket.distributed.packets import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Packet, chunk_bytes_for, pack
 from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
-from hocket.distributed.setup import PROBE, PROBE_BYTES, Setup
+from hocket.distributed.setup import ShardedJob
 from hocket.errors import PeerError
 from hocket.execution import executor
 from hocket.execution.base import Executor
@@ -30,22 +31,6 @@ from hocket.planning.transfers.planner import UNORDERED
 from hocket.profiling import profile
 from hocket.tracing.captured import Captured
 
-__all__ = [
-    "SERVER_DEVICE",
-    "WORKER_DEVICE",
-    "JobPlan",
-    "link_rates",
-    "machine_of",
-    "parcels_of",
-    "profiled",
-    "server_plan",
-    "tell_plan",
-    "told_plan",
-    "transfer_costs",
-    "worker_lanes",
-    "worker_plan",
-]
-
 WORKER_DEVICE = "cpu0"
 SERVER_DEVICE = "server"
 LATENCY_US = 100.0
@@ -54,41 +39,41 @@ PROFILE_RUNS = 3
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What all ranks have to know of how a job runs.
+    """The plan and the chunk sizes that all ranks use.
 
     Attributes:
-        plan: of each worker.
-        chunk_bytes: for each server the size of the chunks in which values go.
+        plan: plan of each worker.
+        chunk_bytes: chunk size of the wires to each server.
     """
 
     plan: Plan
     chunk_bytes: tuple[int, ...]
 
 
-def profiled(made: Setup) -> Costs:
-    """What the ops of a job's step take here, on one thread and on all of them."""
+def profiled(job: ShardedJob) -> Costs:
+    """The costs of the ops of a job's step at this rank, on one thread and on all threads."""
     threads = torch.get_num_threads()
-    return profile(made.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine_of(threads, ()))
+    return profile(job.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine_of(threads, ()))
 
 
 def worker_plan(
-    made: Setup, part: Captured, costs: Costs, rates: Sequence[float], order: str
+    job: ShardedJob, part: Captured, costs: Costs, rates: Sequence[float], order: str
 ) -> tuple[Plan, Cycle, float]:
-    """Rank 0's plan of what workers run, the cycle that it stands on, and what a step takes by that, in microseconds.
+    """Plan the workers' part, and return the plan, its cycle, and the predicted step time in microseconds.
 
-    With the order ``auto``, the plans of the planner ``transfers``, made for one step alone, are compared as steps in a
-    row with one whose pulls come as they are ready; but where no order can gain anything, nothing is ordered.
+    With the order ``auto``, the plans of the planner ``transfers``, made for one step alone, are compared in a row of
+    steps with one whose pulls come as they are ready. If no order can gain anything, nothing is ordered.
 
     Args:
-        made: the job.
-        part: what a worker runs.
-        costs: of the ops, see `profiled`.
+        job: the job.
+        part: part of a worker.
+        costs: costs of the ops, see `profiled`.
         rates: bytes per second from and to each server.
-        order: of the planner ``transfers``.
+        order: order of the planner ``transfers``.
     """
     machine = machine_of(torch.get_num_threads(), rates)
-    costs = costs.merged(transfer_costs(made.assignment.pulls, made.assignment.pushes, machine))
-    cycle = cycle_of(made.captured, part, made.assignment, costs, machine)
+    costs = costs.merged(transfer_costs(job.assignment.pulls, job.assignment.pushes, machine))
+    cycle = cycle_of(job.captured, part, job.assignment, costs, machine)
     plans = [plan(part.graph, costs, machine, planner="transfers", order=order)]
     if order == "auto" and plans[0].planner != UNORDERED:
         layer = plan(part.graph, costs, machine, planner="transfers", order="layer")
@@ -98,52 +83,52 @@ def worker_plan(
     return plans[shortest], cycle, steps_us[shortest]
 
 
-def tell_plan(made: Setup, plan: Plan, rates: Sequence[float]) -> None:
-    """Rank 0 says what workers run, and in chunks of which size values go; see `told_plan`."""
-    made.membership.tell("plan", {"plan": str(plan), "chunk_bytes": [chunk_bytes_for(rate) for rate in rates]})
+def announce_plan(job: ShardedJob, plan: Plan, rates: Sequence[float]) -> None:
+    """Announce, at rank 0, the workers' plan and the chunk sizes that suit the rates. See `announced_plan`."""
+    job.membership.announce("plan", {"plan": str(plan), "chunk_bytes": [chunk_bytes_for(rate) for rate in rates]})
 
 
-def told_plan(made: Setup) -> JobPlan:
-    """What rank 0 says that workers run.
+def announced_plan(job: ShardedJob) -> JobPlan:
+    """Wait for the plan that rank 0 announces.
 
     Raises:
-        PeerError: it says something else than a plan, and a size of chunks for each server; or it has failed.
-        PlanError: what it says is no plan.
+        PeerError: rank 0 has failed, or announces something other than a plan and a chunk size for each server.
+        PlanError: the plan does not parse.
     """
-    told = made.membership.told("plan", by=0)
-    match told:
-        case {"plan": str(plan), "chunk_bytes": [*sizes]} if len(sizes) == made.membership.num_servers and all(
+    found = job.membership.announced("plan", by=0)
+    match found:
+        case {"plan": str(plan), "chunk_bytes": [*sizes]} if len(sizes) == job.membership.num_servers and all(
             isinstance(size, int) and MIN_CHUNK_BYTES <= size <= MAX_CHUNK_BYTES for size in sizes
         ):
             return JobPlan(Plan.parse(plan), tuple(sizes))
     raise PeerError(
-        f"{made.membership.name(0)} says no plan with sizes of chunks for {made.membership.num_servers} servers"
-        f" ({MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}), but {told!r:.200}"
+        f"{job.membership.name(0)} announced no plan with chunk sizes for {job.membership.num_servers} servers"
+        f" ({MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}), but {found!r:.200}"
     )
 
 
-def worker_lanes(made: Setup, part: Captured, job_plan: JobPlan, kind: str) -> tuple[Executor, list[PullChannel]]:
-    """What runs a worker's part by a plan that all ranks have; servers lay their ends at the same time.
+def worker_executor(job: ShardedJob, part: Captured, made: JobPlan, kind: str) -> tuple[Executor, list[PullChannel]]:
+    """Make the executor of a worker's part, and its pull channels, while servers add their ends of the wires.
 
     Raises:
-        PlanError: it is no plan for this part.
+        PlanError: the plan does not fit this part.
         PeerError: another rank has failed.
     """
-    check(part.graph, job_plan.plan)
+    check(part.graph, made.plan)
     pulls: list[PullChannel] = []
     channels: dict[str, Channel] = {}
-    for number, wire in enumerate(made.wires):
-        down, up = parcels_of(job_plan, made.assignment, number)
+    for number, wire in job.wires.items():
+        down, up = step_packets(made, job.assignment, number)
         wire.add(up, down, ordered=True)
-        pulls.append(PullChannel(wire, [each.name for each in made.assignment.pulls if each.server == number]))
+        pulls.append(PullChannel(wire, [each.name for each in job.assignment.pulls if each.server == number]))
         channels[f"{server_name(number)}->{WORKER_DEVICE}"] = pulls[-1]
         channels[f"{WORKER_DEVICE}->{server_name(number)}"] = PushChannel(wire)
-    made.membership.meet("planned")
-    return executor(part, job_plan.plan, kind=kind, channels=channels), pulls
+    job.membership.meet("planned")
+    return executor(part, made.plan, kind=kind, channels=channels), pulls
 
 
 def machine_of(threads: int, rates: Sequence[float]) -> Machine:
-    """A worker's cores, and a link each way to each server of so many bytes per second."""
+    """A worker's cores, and a link each way to each server, with its bytes per second."""
     links = []
     for number, rate in enumerate(rates):
         links += [Link(server_name(number), WORKER_DEVICE, rate, LATENCY_US)]
@@ -152,25 +137,20 @@ def machine_of(threads: int, rates: Sequence[float]) -> Machine:
 
 
 def transfer_costs(pulls: Sequence[Exchanged], pushes: Sequence[Exchanged], machine: Machine) -> Costs:
-    """What pulls and pushes take, each on the link of its server."""
+    """The durations of pulls and pushes, each on the link of its server."""
     by_ends = {(link.src, link.dst): link for link in machine.links}
-    durations: dict[str, dict[str, float]] = {}
-    for each in pulls:
-        link = by_ends[server_name(each.server), WORKER_DEVICE]
-        durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
-    for each in pushes:
-        link = by_ends[WORKER_DEVICE, server_name(each.server)]
-        durations[each.name] = {link.channel: link.duration_us(each.size_bytes)}
-    return Costs(durations)
+    on_link = [(each, by_ends[server_name(each.server), WORKER_DEVICE]) for each in pulls]
+    on_link += [(each, by_ends[WORKER_DEVICE, server_name(each.server)]) for each in pushes]
+    return Costs({each.name: {link.channel: link.duration_us(each.size_bytes)} for each, link in on_link})
 
 
-def parcels_of(job_plan: JobPlan, assignment: Assignment, server: int) -> tuple[tuple[Parcel, ...], tuple[Parcel, ...]]:
-    """What goes between a worker and a server in a step, in the order of the plan: pulls, and pushes."""
+def step_packets(made: JobPlan, assignment: Assignment, server: int) -> tuple[tuple[Packet, ...], tuple[Packet, ...]]:
+    """The packets between a worker and a server in a step, in the order of the plan: pulls, and pushes."""
     down, up = (f"{server_name(server)}->{WORKER_DEVICE}", f"{WORKER_DEVICE}->{server_name(server)}")
     pulls, pushes = (
-        packed(
-            ((each.name, each.size_bytes) for each in _on_link(job_plan.plan, assignment, link)),
-            job_plan.chunk_bytes[server],
+        pack(
+            ((each.name, each.size_bytes) for each in _on_link(made.plan, assignment, link)),
+            made.chunk_bytes[server],
         )
         for link in (down, up)
     )
@@ -192,14 +172,14 @@ def server_plan(part: Captured, workers_plan: Plan, assignment: Assignment, serv
     return made
 
 
-def link_rates(made: Setup) -> list[float]:
-    """Bytes per second from each server while all workers pull at once, as this worker sees it; a server only sends.
+def link_rates(job: ShardedJob) -> list[float]:
+    """Bytes per second from each server to this worker while all workers pull. At a server the result is empty.
 
-    Only the last of three transfers counts: before the first one a server may still be busy with the state that it was
-    sent, and it begins each of the others when all workers have the one before.
+    Only the last of three transfers counts: before the first one a server may still be receiving its state, and it
+    begins each of the others when all workers have the one before.
     """
-    receives = made.membership.is_worker
-    moves = [wire.receive if receives else wire.send for wire in made.wires]
+    receives = job.membership.is_worker
+    moves = [wire.receive if receives else wire.send for wire in job.wires.values()]
     for epoch in (1, 2, 3):
         began = time.perf_counter()
         took = _wait_for_all([(move, torch.zeros(PROBE_BYTES, dtype=torch.uint8)) for move in moves], epoch)
@@ -207,7 +187,7 @@ def link_rates(made: Setup) -> list[float]:
 
 
 def _wait_for_all(moves: Sequence[tuple[Any, torch.Tensor]], epoch: int) -> list[float]:
-    """Begin all, and when each was done."""
+    """Begin all transfers, wait for them, and return the time at which each was over."""
     over: SimpleQueue[tuple[int, float, BaseException | None]] = SimpleQueue()
     for number, (move, tensor) in enumerate(moves):
         move(PROBE, tensor, epoch, lambda error, number=number: over.put((number, time.perf_counter(), error)))

@@ -1,10 +1,10 @@
-r"""`hocket.prefetch`: which parameters FSDP2 gathers ahead, by the order of their use and the memory there is for them.
+r"""`hocket.prefetch`: let FSDP2 gather parameters ahead, in the order of their use and as memory allows.
 
-Under FSDP the parameters of a unit are received (gathered) before it computes, and its order is that of TicTac for a
-chain, first use. What is left to choose is how far ahead::
+Under FSDP the parameters of a unit are gathered before it computes, in the order of their first use, as TicTac orders a
+chain. The remaining choice is how far ahead::
 
     compute  | unit 1 | unit 2 | unit 3 |
-    gather     2, 3     4        5              as many as fit into the memory beside the unit that computes
+    gather     2, 3     4        5              as many as fit into memory beside the unit that computes
 
 FSDP2 itself gathers one unit ahead, in the backward the one that came before in the forward.
 """
@@ -18,16 +18,14 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = ["Prefetching", "ahead", "prefetch"]
-
 
 class Prefetching:
-    """What `prefetch` has set, from the end of the first forward on.
+    """The lists that `prefetch` has set, from the end of the first forward on.
 
     Attributes:
-        order: names of the units, as the forward first uses them; empty before.
-        forward: for each unit those that are gathered after it in the forward; where there are none, as FSDP2 does.
-        backward: likewise in the backward.
+        order: names of the units in the order of their first use, empty before the first forward.
+        forward: for each unit those that are gathered after it in the forward. If empty, FSDP2 decides.
+        backward: the same for the backward.
     """
 
     def __init__(self, units: Mapping[str, torch.nn.Module], sizes: Mapping[str, int], memory_bytes: int) -> None:
@@ -42,7 +40,7 @@ class Prefetching:
             self._hooks.append(unit.register_forward_pre_hook(lambda *_, name=name: self._used.setdefault(name)))
 
     def _over(self, *_: Any) -> None:
-        """The first forward is over: its order is known."""
+        """Set all lists at the end of the first forward, when the order is known."""
         for hook in self._hooks:
             hook.remove()
         self.order = tuple(self._used)
@@ -55,7 +53,7 @@ class Prefetching:
 
 
 def ahead(order: Sequence[str], sizes: Mapping[str, int], memory_bytes: int) -> dict[str, tuple[str, ...]]:
-    """For each unit those that follow it and fit into the memory together; units without parameters need none.
+    """Map each unit to those after it that fit into memory together. Units without parameters are left out.
 
     Example:
         >>> ahead(["a", "b", "c", "d"], {"a": 0, "b": 4, "c": 4, "d": 8}, 8)
@@ -76,18 +74,18 @@ def ahead(order: Sequence[str], sizes: Mapping[str, int], memory_bytes: int) -> 
 
 
 def prefetch(fsdp_model: torch.nn.Module, *, memory_bytes: int) -> Prefetching:
-    """Let FSDP2 gather the parameters of further units ahead, as many as there is memory for.
+    """Let FSDP2 gather the parameters of further units ahead, as many as memory allows.
 
-    The first forward shows in which order units are used; at its end the lists of all units are set
-    (``set_modules_to_forward_prefetch`` and ``..._backward_prefetch``). What is computed stays the same.
+    The first forward shows in which order units are used. At its end the lists of all units are set
+    (``set_modules_to_forward_prefetch`` and ``..._backward_prefetch``). Results stay the same.
 
     Args:
         fsdp_model: a model to which ``torch.distributed.fsdp.fully_shard`` was applied.
-        memory_bytes: for parameters that are gathered ahead, beside those of the unit that computes; counted at the
-            dtype that they are kept in.
+        memory_bytes: memory for parameters that are gathered ahead, beside those of the unit that computes, counted at
+            the dtype that they are kept in.
 
     Returns:
-        What was set, from the end of the first forward on.
+        The lists, which are set at the end of the first forward.
 
     Raises:
         InputError: a model that FSDP2 does not shard itself, or a negative number of bytes.

@@ -1,12 +1,12 @@
-r"""Pulls of versions, for an executor whose calls each run on one version from beginning to end.
+r"""`Pulls`: receives versions for an executor whose calls each run on one version from beginning to end.
 
-Which version a call runs on is decided once: when it begins, or during the call before, as soon as the first parameter
+The version of a call is decided once: when the call begins, or during the call before, as soon as the first parameter
 is free there and a newer version exists. Each value then comes when the last op that reads it is done::
 
     call 1   [ f1(w1) ][ f2(w2) ][ f3(w3) ]
     wire              | w1 of the next version | w2 ...      (f1 is done: w1 may come)
 
-Values of a version that a call already has arrive at once: nothing goes over the wire.
+If the version is in memory already, its values arrive at once, without a transfer.
 """
 
 from __future__ import annotations
@@ -18,35 +18,32 @@ from dataclasses import dataclass
 
 import torch
 
-from hocket.distributed.desk import pull_name
-from hocket.distributed.links import AgentLinks
+from hocket.distributed.agent_links import AgentLinks
 from hocket.distributed.parts import server_name
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 from hocket.tracing.state import Entry
 
-__all__ = ["Pulls"]
-
 
 @dataclass(frozen=True)
 class _Decision:
-    """On which version a call runs, and by which pull it comes; None: it is there."""
+    """The version of a call, and the number of the pull that brings it, or None if it is in memory."""
 
     version: int
     pull: int | None
 
 
 class Pulls:
-    """The channel of an agent's plan: receives the version of each call.
+    """The channel of an agent's plan.
 
     Args:
-        links: to all servers.
-        places: the agent's own values that change, by name.
+        links: connections to all servers.
+        places: the agent's values that change, by name.
         ahead: whether the next call's version may come while a call runs.
-        every_call: whether each call pulls, also where it has its version.
+        every_call: whether each call pulls, even if it has its version.
 
     Attributes:
-        held: the version to stay with; None: the newest.
+        held: the version to stay with, or None for the newest.
     """
 
     runs_ahead = True
@@ -55,22 +52,23 @@ class Pulls:
     def __init__(self, links: AgentLinks, places: Mapping[str, Entry], ahead: bool, every_call: bool) -> None:
         self.held: int | None = None
         self._links, self._ahead, self._every_call = links, ahead, every_call
-        self._places = {pull_name(name): entry for name, entry in places.items()}
-        self._wire = {pull_name(value.name): links.wires[value.server] for value in links.values if value.changes}
-        self._besides: frozenset[str] = frozenset()  # values that no op reads
+        values = [value for value in links.values if value.changes]
+        self._places = {value.pull_name: places[value.name] for value in values if value.name in places}
+        self._wire = {value.pull_name: links.wires[value.server] for value in values}
+        self._unread: frozenset[str] = frozenset()  # values that no op reads
         self._decisions: dict[int, _Decision] = {}
-        self._there: int | None = None  # the version that is in memory, or on its way to it
-        self._num_pulls = self._num_coming = 0
+        self._present: int | None = None  # the version that is in memory, or being received
+        self._num_pulls = self._num_pending = 0
         self._waiting: dict[int, list[tuple[str, torch.Tensor, Done]]] = {}
         self._looking: Future[None] | None = None
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
-        self._asking = threading.Lock()  # who asks the servers decides before anybody else asks
+        self._deciding = threading.Lock()  # one thread at a time requests a version, and then decides
         self._pool = ThreadPoolExecutor(1, "hocket-agent")
 
     def has_ops(self, ops: Collection[str]) -> None:
-        """Which transfers the plan has; what else changes is received beside it."""
-        self._besides = frozenset(self._places) - frozenset(ops)
+        """Set the transfers of the plan. Other changing values are received beside it."""
+        self._unread = frozenset(self._places) - frozenset(ops)
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         with self._changed:
@@ -83,24 +81,24 @@ class Pulls:
         self._start(decision, op, tensor, done)
 
     def decide(self, epoch: int) -> int:
-        """The version that a call runs on, decided now if it was not before.
+        """Return the version of a call, which is decided now if it was not before.
 
         Raises:
             VersionGoneError: the version that is held is gone.
             PeerError: a server is gone or silent.
         """
-        self._looked()
+        self._finish_look()
         if epoch not in self._decisions:
             self._decide(epoch, look_ahead=False)
         return self._decisions[epoch].version
 
     def hold(self, version: int | None) -> int:
-        """Bring a version, between two calls, and stay with it; None: the newest. Raises as `decide`."""
-        self._looked()
+        """Bring a version, or the newest, between two calls, and stay with it. Raises as `decide`."""
+        self._finish_look()
         self.synchronize()
-        with self._asking:
+        with self._deciding:
             self.held = self._links.take(version)
-        if self._num_pulls and self.held != self._there:
+        if self._num_pulls and self.held != self._present:
             with self._changed:
                 self._begin_pull(self.held)
                 pull = _Decision(self.held, self._num_pulls)
@@ -110,18 +108,18 @@ class Pulls:
         return self.held
 
     def synchronize(self) -> None:
-        """Sleep until nothing is on its way: the model has one version.
+        """Wait until no transfer is under way, so that the model has one version.
 
         Raises:
             PeerError: a server is gone.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or self._num_coming == 0)
+            self._changed.wait_for(lambda: self._failure is not None or self._num_pending == 0)
             if self._failure is not None:
                 raise self._failure
 
     def arrivals(self) -> dict[str, tuple[str, ...]]:
-        """For each server the values of the last pull that is over, in the order of their arrival."""
+        """For each server the values of the last complete pull, in the order of their arrival."""
         self.synchronize()
         return {
             server_name(number): tuple(op.removeprefix("pull:") for op, _ in wire.arrived.get(self._num_pulls, []))
@@ -129,7 +127,7 @@ class Pulls:
         }
 
     def close(self) -> None:
-        """Whatever has not been decided will not come."""
+        """Fail all transfers whose version has not been decided."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         with self._changed:
             waiting, self._waiting = self._waiting, {}
@@ -137,21 +135,21 @@ class Pulls:
             for _, _, done in many:
                 done(PeerError("agent: the agent was closed"))
 
-    def _looked(self) -> None:
-        """Wait for a look ahead, and raise what it met."""
+    def _finish_look(self) -> None:
+        """Wait for a look ahead, and raise its error if it failed."""
         looking, self._looking = self._looking, None
         if looking is not None:
             looking.result()
 
     def _decide(self, epoch: int, look_ahead: bool) -> None:
-        with self._asking:
+        with self._deciding:
             if epoch in self._decisions:
                 return
-            there = self._there
-            stays = self.held is not None and self.held == there and not self._every_call
+            present = self._present
+            stays = self.held is not None and self.held == present and not self._every_call
             version = self.held if stays else self._links.take(self.held)
             assert version is not None
-            pulls = version != there or self._every_call
+            pulls = version != present or self._every_call
             if look_ahead and not pulls:
                 return
             with self._changed:
@@ -161,16 +159,16 @@ class Pulls:
                 self._decisions[epoch] = decision
                 self._decisions.pop(epoch - 2, None)
                 waiting = self._waiting.pop(epoch, [])
-        for op in self._besides if pulls else ():
+        for op in self._unread if pulls else ():
             self._start(decision, op, self._places[op].get().detach(), lambda error: None)
         for op, tensor, done in waiting:
             self._start(decision, op, tensor, done)
 
     def _begin_pull(self, version: int) -> None:
-        """Under the lock: all values of a version will come."""
-        self._there = version
+        """Let the servers send all values of a version. The caller holds the lock."""
+        self._present = version
         self._num_pulls += 1
-        self._num_coming += len(self._places)
+        self._num_pending += len(self._places)
         self._links.send()
 
     def _start(self, decision: _Decision, op: str, tensor: torch.Tensor, done: Done) -> None:
@@ -180,7 +178,7 @@ class Pulls:
 
         def arrived(error: BaseException | None) -> None:
             with self._changed:
-                self._num_coming -= 1
+                self._num_pending -= 1
                 self._failure = self._failure or error
                 self._changed.notify_all()
             done(error)

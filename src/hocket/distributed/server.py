@@ -1,30 +1,27 @@
-"""`hocket.distribute.server`: keeps a shard of the parameters, and updates it when all gradients are in."""
+"""`hocket.distribute.server`: keeps a shard of the parameters, and updates it when all gradients have arrived."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
 from hocket.arguments import packed, spreading
+from hocket.distributed.agent_server import AgentServer
 from hocket.distributed.channels import ServingChannel, SummingChannel
-from hocket.distributed.desk import Desk
-from hocket.distributed.membership import DEFAULT_TIMEOUT_S, join
+from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN
+from hocket.distributed.membership import DEFAULT_TIMEOUT_S
 from hocket.distributed.parts import WORKERS, server_part
-from hocket.distributed.plans import SERVER_DEVICE, JobPlan, link_rates, parcels_of, server_plan, told_plan
-from hocket.distributed.present import PresentWorker, PresentWorkers
-from hocket.distributed.returning import SURVIVES, ReturningWorkers, come_again
-from hocket.distributed.setup import CLOSE, GATHER, LET_IN, PUBLISH, Setup, lay_wire, set_up
+from hocket.distributed.plans import SERVER_DEVICE, JobPlan, announced_plan, link_rates, server_plan, step_packets
+from hocket.distributed.rejoin import SURVIVES, LiveWorkers, RejoiningWorkers, WorkerLink
+from hocket.distributed.setup import ShardedJob, joined_as, set_up
 from hocket.distributed.versions import NEWEST, Version, Versions
 from hocket.distributed.wire import Wire
-from hocket.errors import ExecutionError, InputError
-from hocket.execution import EXECUTORS, executor
+from hocket.errors import ExecutionError
+from hocket.execution import executor as executor_of
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
-
-__all__ = ["follow_orders", "server"]
 
 log = logging.getLogger(__name__)
 
@@ -43,74 +40,80 @@ def server(
     """Serve a shard of the parameters until rank 0 has closed its step.
 
     Args:
-        step: the user's own, as the workers have it.
-        model: as well; its parameters are those of rank 0 from then on.
-        optimizer: as well.
-        args: what the step is called with once, so that it can be captured: a batch like the workers'.
+        step: the user's own step, the same as at the workers.
+        model: the model, the same as at the workers. Its parameters become those of rank 0.
+        optimizer: the optimizer, the same as at the workers.
+        args: arguments for one call, a batch like the workers', so that the step can be captured.
         num_servers: how many of the ranks are servers, the last ones.
         executor: ``native`` lanes, ``python`` threads, or ``auto``.
-        survive: whether the job goes on without a worker that is lost, unless it is rank 0, and lets in one that takes
-            its place; the same at all servers.
+        survive: True: the job goes on if a worker other than rank 0 is lost, and another process may take its place.
+            The same at all servers.
         timeout_s: as of `worker`.
-        kwargs: what the step is called with by name.
+        kwargs: keyword arguments of the step.
 
     Returns:
-        How many steps there were.
+        The number of steps.
 
     Raises:
         InputError: an unknown executor, or torchrun has not started this process as a server.
-        PeerError: a rank is gone, silent or trains something else; names it.
+        PeerError: a rank is gone, silent or trains something else, and is named.
     """
-    if executor not in EXECUTORS:
-        raise InputError(f"distribute: unknown executor {executor!r}; available: {', '.join(EXECUTORS)}")
-    membership = come_again(join(num_servers, timeout_s))
-    if membership.is_worker:
-        raise InputError(f"distribute: rank {membership.rank} is a worker; call hocket.distribute.worker(...) there")
+    membership = joined_as("server", num_servers, executor, timeout_s)
     if survive:
         membership.store.set(SURVIVES, "")
-    made = set_up(spreading(step), model, optimizer, packed(args, kwargs), membership)
+    job = set_up(spreading(step), model, optimizer, packed(args, kwargs), membership)
+
+    def drop(worker: WorkerLink, error: BaseException) -> None:
+        log.warning("hocket: %s; going on without it", error)
+        membership.drop(worker.number, worker.rejoin, error)
+
     try:
-        steps = _serve(made, executor, survive)
+        versions = Versions()
+        agents = AgentServer(membership, [value for value, _ in job.values.values()], versions)
+        try:
+            steps = serve_steps(job, executor, versions, LiveWorkers(job.wires, drop if survive else None))
+        finally:
+            agents.close()
     except BaseException as error:
-        raise made.failed(error) from error
-    made.close()
+        raise job.failed(error) from error
+    job.close()
     return steps
 
 
-def _serve(made: Setup, kind: str, survive: bool) -> int:
-    versions = Versions()
-    desk = Desk(made.membership, [value for value, _ in made.values.values()], versions)
+def serve_steps(job: ShardedJob, executor: str, versions: Versions, workers: LiveWorkers) -> int:
+    """Follow worker 0's commands until it closes the job, and return the number of steps.
 
-    def let_go(worker: PresentWorker, error: BaseException) -> None:
-        log.warning("hocket: %s; going on without it", error)
-        made.membership.let_go(worker.number, worker.coming, error)
-
-    try:
-        return follow_orders(made, kind, versions, PresentWorkers(made.wires, let_go if survive else None))
-    finally:
-        desk.close()
-
-
-def follow_orders(made: Setup, kind: str, versions: Versions, workers: PresentWorkers) -> int:
-    """Do what worker 0 orders until it closes; how many steps there were. Versions are put where agents find them."""
+    Args:
+        job: the job at this server.
+        executor: kind of executor.
+        versions: versions that agents read, to which this adds.
+        workers: workers that take part.
+    """
     serving = ServingChannel(workers)
-    updates, plan = _executor(made, kind, serving, workers)
-    with ReturningWorkers(made.membership, workers, partial(_lay_returning, made, plan)) as returning:
-        coming = _begin_to_send(made, serving, workers.now(), 0)
-        batch = made.captured.batch
+    plan, updates = _prepared(job, executor, serving, workers)
+
+    def prepare(worker: int, wire: Wire) -> None:
+        job.add_packets(wire, worker)
+        _add_step_packets(job, plan, wire)
+
+    with RejoiningWorkers(job.membership, workers, prepare) as rejoining:
+        pending = _begin_to_send(job, serving, workers.now(), 0)
+        batch = job.captured.batch
         steps = 0
         while True:
-            command, argument = made.ordered()
+            command, argument = job.receive_command()
             if command == CLOSE:
                 break
             if command == GATHER:
-                made.shard(made.membership.number).send(made.wires[0])
+                job.shard(job.membership.number).send(job.wires[0])
             elif command == PUBLISH:
-                _publish(made, versions, steps)
-            elif command == LET_IN:
-                coming += _begin_to_send(made, serving, [returning.let_in(argument, steps)], steps)
+                _publish(job, versions, steps)
+            elif command == REJOIN:
+                pending += _begin_to_send(job, serving, [rejoining.admit(argument, steps)], steps)
             else:
-                _wait_for_all(coming)
+                while pending:
+                    if (error := pending.pop().get()) is not None:
+                        raise error
                 frame = updates.captured.begin(batch)
                 if frame is None:
                     raise ExecutionError("a number that the update branches on has changed since the job began")
@@ -121,65 +124,49 @@ def follow_orders(made: Setup, kind: str, versions: Versions, workers: PresentWo
     return steps
 
 
-def _publish(made: Setup, versions: Versions, steps: int) -> None:
-    """Copy what this server has, between two steps."""
-    number = made.membership.number
+def _publish(job: ShardedJob, versions: Versions, steps: int) -> None:
+    """Copy the values of this server between two steps."""
+    number = job.membership.number
     if number == 0:
-        made.take_given(changed_only=versions.there()[1] != NEWEST)
-    here = [(value, entry.get().detach()) for value, entry in made.values.values() if value.server == number]
-    versions.publish(
-        Version(
-            steps,
-            {value.name: tensor.clone() for value, tensor in here if value.changes},
-            {value.name: tensor for value, tensor in here if not value.changes},
-        )
-    )
+        job.take_given(changed_only=versions.range()[1] != NEWEST)
+    here = [(value, entry.get().detach()) for value, entry in job.values.values() if value.server == number]
+    changing = {value.name: tensor.clone() for value, tensor in here if value.changes}
+    versions.publish(Version(steps, changing, {value.name: tensor for value, tensor in here if not value.changes}))
 
 
-def _executor(made: Setup, kind: str, serving: ServingChannel, workers: PresentWorkers) -> tuple[Executor, JobPlan]:
-    """What runs this server's part, and the plan of the workers."""
-    number, assignment = made.membership.number, made.assignment
-    part = server_part(made.captured, assignment, number)
-    link_rates(made)
-    told = told_plan(made)
-    for wire in made.wires:
-        _lay_transfers(made, told, wire)
-    made.membership.meet("planned")
+def _prepared(job: ShardedJob, kind: str, serving: ServingChannel, workers: LiveWorkers) -> tuple[JobPlan, Executor]:
+    """The plan of the workers, and the executor of this server's part."""
+    number, assignment = job.membership.number, job.assignment
+    part = server_part(job.captured, assignment, number)
+    link_rates(job)
+    plan = announced_plan(job)
+    for wire in job.wires.values():
+        _add_step_packets(job, plan, wire)
+    job.membership.meet("planned")
     averaged = frozenset(each.name for each in assignment.pushes if each.averaged)
     channels: dict[str, Channel] = {
         f"{WORKERS}->{SERVER_DEVICE}": SummingChannel(workers, averaged),
         f"{SERVER_DEVICE}->{WORKERS}": serving,
     }
-    return executor(part, server_plan(part, told.plan, assignment, number), kind=kind, channels=channels), told
+    mine = server_plan(part, plan.plan, assignment, number)
+    return plan, executor_of(part, mine, kind=kind, channels=channels)
 
 
-def _lay_transfers(made: Setup, plan: JobPlan, wire: Wire) -> None:
-    pulls, pushes = parcels_of(plan, made.assignment, made.membership.number)
+def _add_step_packets(job: ShardedJob, plan: JobPlan, wire: Wire) -> None:
+    pulls, pushes = step_packets(plan, job.assignment, job.membership.number)
     wire.add(pulls, pushes, ordered=True)
 
 
-def _lay_returning(made: Setup, plan: JobPlan, worker: int, wire: Wire) -> None:
-    """What the wire to a worker that comes again carries, as at its other end."""
-    lay_wire(made, wire, worker)
-    _lay_transfers(made, plan, wire)
-
-
 def _begin_to_send(
-    made: Setup, serving: ServingChannel, workers: Sequence[PresentWorker], steps: int
+    job: ShardedJob, serving: ServingChannel, workers: Sequence[WorkerLink], steps: int
 ) -> list[SimpleQueue[BaseException | None]]:
-    """Begin to send what workers need for their first step; for each value what tells when all of them have it.
+    """Begin to send the values of the workers' first step. For each value, a queue gets its end or its error.
 
-    The next update waits for that: a gradient may be there before its parameter has arrived everywhere.
+    The next update waits for them, since a gradient may come before its parameter has arrived everywhere.
     """
-    coming = []
-    for each in made.assignment.pulls:
-        if each.server == made.membership.number:
-            coming.append(SimpleQueue[BaseException | None]())
-            serving.send_to(workers, each.name, made.value(each.buffer), steps, coming[-1].put)
-    return coming
-
-
-def _wait_for_all(coming: list[SimpleQueue[BaseException | None]]) -> None:
-    while coming:
-        if (error := coming.pop().get()) is not None:
-            raise error
+    pending = []
+    for each in job.assignment.pulls:
+        if each.server == job.membership.number:
+            pending.append(SimpleQueue[BaseException | None]())
+            serving.send_to(workers, each.name, job.value(each.buffer), steps, pending[-1].put)
+    return pending

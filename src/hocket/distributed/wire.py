@@ -1,17 +1,21 @@
-r"""`Wire`: one end of the connection between a worker and a server, which carries values in a planned order.
+r"""`Wire`: one end of a connection between two ranks, which carries values in a planned order.
 
-A connection is a gloo process group of two; a peer that dies takes nothing else along. Gloo delivers a message straight
-into the memory of a receive that was posted beforehand, but "sent" does not mean "delivered", and what was sent first
-overtakes nothing. So the receiver says when it is ready, the sender when it sends, and the receiver what has arrived,
-over a second connection, where what they say does not wait behind bytes that go the other way::
+A connection is a gloo process group of two, so that a peer that dies breaks no other connection. Gloo delivers a
+message into the memory of a receive that was posted beforehand, but "sent" does not mean "delivered", and messages
+never overtake each other. So the receiver requests a packet, the sender announces each chunk, and the receiver
+acknowledges it, over a second connection whose records do not wait behind bytes::
 
-    receiver   post receives, REQUEST w ------.                     .--> ACK       .--> ACK, w is there
-    sender     w is ready ...... its turn ....'--> CHUNK w, 0 ------'  CHUNK w, 1 -'
+    receiver   post receives, REQUEST w ------.                      .--> ACK       .--> ACK, w has arrived
+    sender     w is ready .... it is next ....'--> CHUNK w, 0 -------'  CHUNK w, 1 -'
 
-A parcel leaves when its value is ready, its memory at the other end is, and all before it in the order have left: a
-counter at the sender. No more than four chunks are on their way, so that what is not part of the order (`put`) goes out
-between two chunks of whatever is being sent. Records are four numbers; nothing else from the peer is interpreted, and
-memory is only ever of the size that this end knows. A peer that is silent for the timeout is lost (`records.py`).
+A packet leaves when its values are ready, the peer has requested it, and all packets before it in the order have left.
+At most four chunks are in flight, so that a value outside the order (`put`) is sent between two chunks of another one.
+Records are four numbers. Nothing else from the peer is interpreted, and this end allocates only memory of sizes that it
+knows. A peer that is silent for the timeout is lost (`records.py`).
+
+Three threads serve a wire. `_send` sends chunks, `_listen` reads records, `_receive` waits for announced chunks. State
+that they share (`Direction`, `SendQueue`, `_requested`) is guarded by the lock of `_changed`. Chunks go from `_listen`
+to `_receive` through a queue, and the memory of a received packet belongs to `_receive` until the packet is complete.
 """
 
 from __future__ import annotations
@@ -24,29 +28,26 @@ from typing import Any
 
 import torch
 
-from hocket.distributed.parcels import Moving, Parcel, WireLayout, bytes_of, is_direct, packed_bytes, unpack
-from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, reason_in_words, wait_for
-from hocket.distributed.turns import Leaving, Turns
+from hocket.distributed.packets import ChunkInFlight, Direction, Packet, PacketTransfer, SendQueue, bytes_of
+from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, gloo_reason, wait_for
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
 
-__all__ = ["Wire"]
-
 
 class Wire:
-    """One end of a connection; threads of its own send, receive, and listen to what the peer says.
+    """One end of a connection.
 
     Args:
-        group: a process group of two, for the bytes.
-        records: another one, for what the ends say of them.
-        place: this end's rank in it, 0 or 1.
-        me: what this process is called in errors, such as ``worker 0 (rank 0)``.
-        peer: what the other one is called.
-        timeout_s: that of both groups: a peer that is silent for so long is lost.
+        group: process group of two, for the bytes.
+        records: another one, for the records.
+        place: rank of this end in both, 0 or 1.
+        me: name of this process in errors, such as ``worker 0 (rank 0)``.
+        peer: name of the other one.
+        timeout_s: timeout of both groups: a peer that is silent for so long is lost.
 
     Attributes:
-        failure: why nothing can be moved any more.
-        arrived: for each epoch the names of ordered values, with the clock (ns) when each had arrived here.
+        failure: the error after which nothing is sent or received any more.
+        arrived: for each epoch the names of received ordered values, each with the clock (ns) of its arrival.
     """
 
     def __init__(self, group: Any, records: Any, place: int, me: str, peer: str, timeout_s: float) -> None:
@@ -55,64 +56,63 @@ class Wire:
         self.arrived: dict[int, list[tuple[str, int]]] = {}
         self._group, self._other = group, 1 - place
         self._records = Records(records, 1 - place, timeout_s)
-        self._outgoing, self._incoming = WireLayout(), WireLayout()
-        self._sending: dict[tuple[int, int], Moving] = {}  # by number and epoch, until they have arrived
-        self._receiving: dict[tuple[int, int], Moving] = {}
+        self._outgoing, self._incoming = Direction(), Direction()
         self._requested: set[tuple[int, int]] = set()
-        self._turns = Turns()
-        self._posted = 0
-        self._lost: BaseException | None = None  # why something that was posted has not arrived
+        self._queue = SendQueue()
+        self._num_posted = 0
+        self._lost: BaseException | None = None  # the error of a posted value
         self._ordered_in: set[int] = set()
-        self._coming: SimpleQueue[tuple[int, int, Moving | None]] = SimpleQueue()  # chunks, and at last a farewell
+        self._chunks: SimpleQueue[tuple[int, int, PacketTransfer | None]] = SimpleQueue()  # the last item: a farewell
         self._count: dict[str, int] = {}
         self._said_goodbye = self._closed = False
         self._changed = threading.Condition()
-        work = (self._listen, self._take, self._send)
-        self._threads = [threading.Thread(target=each, name=f"hocket-wire-{peer}", daemon=True) for each in work]
+        work = (self._listen, self._receive, self._send)
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(each,), name=f"hocket-wire-{peer}", daemon=True)
+            for each in work
+        ]
         for thread in self._threads:
             thread.start()
 
-    def add(self, outgoing: Sequence[Parcel], incoming: Sequence[Parcel], *, ordered: bool = False) -> None:
-        """Parcels that this end will send and receive; the other end adds the same, the other way round.
+    def add(self, outgoing: Sequence[Packet], incoming: Sequence[Packet], *, ordered: bool = False) -> None:
+        """Add packets that this end sends and receives. The other end adds the same with the directions swapped.
 
         Args:
-            outgoing: what is sent; if `ordered`, in this order and each once a step.
-            incoming: what is received.
-            ordered: whether they have turns; otherwise each is sent as soon as it can.
+            outgoing: packets to send. If `ordered`, each leaves once a step, in this order.
+            incoming: packets to receive.
+            ordered: False: each packet is sent as soon as it can be.
 
         Raises:
-            InputError: a value that is there already.
+            InputError: a value is there already.
         """
         with self._changed:
             numbers = self._outgoing.add(outgoing)
             received = self._incoming.add(incoming)
             if ordered:
-                self._turns.add(numbers)
+                self._queue.add(numbers)
                 self._ordered_in.update(received)
 
     def send(self, name: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        """Send a value for a step; `done` is called when it has arrived there, or with why it cannot."""
-        number = self._outgoing.number[name]
-        if (moving := self._joined(self._sending, self._outgoing, number, epoch, name, tensor, done)) is None:
-            return
-        parcel = self._outgoing.parcels[number]
-        moving.memory = packed_bytes(parcel, [moving.values[member][0] for member in parcel.members])
-        with self._changed:
-            self._make_ready(number, epoch)
+        """Send a value for a step. `done` is called when it has arrived, or with the error if it cannot."""
+        if (found := self._completed(self._outgoing, name, tensor, epoch, done)) is not None:
+            number, transfer = found
+            transfer.memory = self._outgoing.packets[number].packed(self._outgoing.tensors(number, transfer))
+            with self._changed:
+                self._enqueue(number, epoch)
 
     def receive(self, name: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        """Receive a value for a step into `tensor`, whose memory is free; `done` as for `send`."""
-        number = self._incoming.number[name]
-        if (moving := self._joined(self._receiving, self._incoming, number, epoch, name, tensor, done)) is None:
+        """Receive a value for a step into a tensor that nothing else uses. `done` is called as by `send`."""
+        if (found := self._completed(self._incoming, name, tensor, epoch, done)) is None:
             return
-        parcel, tag = self._incoming.parcels[number], self._incoming.first_tag[number]
-        tensors = [moving.values[member][0] for member in parcel.members]
-        direct = is_direct(parcel, tensors)
-        moving.memory = bytes_of(tensors[0]) if direct else torch.empty(parcel.size_bytes, dtype=torch.uint8)
+        number, transfer = found
+        packet, tag = self._incoming.packets[number], self._incoming.first_tag[number]
+        tensors = self._incoming.tensors(number, transfer)
+        direct = packet.is_direct(tensors)
+        transfer.memory = bytes_of(tensors[0]) if direct else torch.empty(packet.size_bytes, dtype=torch.uint8)
         try:
-            moving.works = [
-                self._group.recv([moving.memory[begin:end]], self._other, tag + chunk)
-                for chunk, (begin, end) in enumerate(map(parcel.chunk, range(parcel.num_chunks)))
+            transfer.works = [
+                self._group.recv([transfer.memory[begin:end]], self._other, tag + chunk)
+                for chunk, (begin, end) in enumerate(map(packet.chunk, range(packet.num_chunks)))
                 if end > begin
             ]
             self._records.tell(REQUEST, number, 0, epoch)
@@ -120,7 +120,7 @@ class Wire:
             self._fail(error)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Send a value that is not in the order, and wait until it has arrived.
+        """Send a value outside the order, and wait until it has arrived.
 
         Raises:
             PeerError: the peer is gone or silent.
@@ -128,39 +128,39 @@ class Wire:
         wait_for(self.send, name, tensor, self._counted(f">{name}"), None)
 
     def post(self, name: str, tensor: torch.Tensor) -> None:
-        """Send a value that is not in the order, and do not wait; if it fails, so does all that follows."""
+        """Send a value outside the order, without waiting. If that fails, all later transfers fail."""
         with self._changed:
-            self._posted += 1
+            self._num_posted += 1
         self.send(name, tensor, self._counted(f">{name}"), self._delivered)
 
     def get(self, name: str, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Receive a value that is not in the order, and wait for it: as long as the peer lives, or so many seconds.
+        """Receive a value outside the order, and wait for it up to a timeout, or as long as the peer lives.
 
         Raises:
             PeerError: the peer is gone or silent.
-            TimeoutError: it lives, and the value has not come.
+            TimeoutError: the peer lives, and the value has not come.
         """
         wait_for(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
     def flush(self) -> None:
-        """Wait until all that was posted has arrived, as long as the peer lives; who takes leave before takes it away.
+        """Wait until all posted values have arrived, as long as the peer lives. Closing a wire would discard them.
 
         Raises:
-            PeerError: the peer is gone or silent, and has not taken everything.
+            PeerError: the peer is gone or silent, and has not received everything.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._posted)
+            self._changed.wait_for(lambda: not self._num_posted)
             if self._lost is not None:
                 raise self._lost
 
     def close(self, reason: str = "", timeout_s: float = 5.0) -> None:
-        """Take leave; with a `reason`, the peer fails."""
+        """Leave. With a `reason`, the peer fails."""
         if self.failure is None:
             try:
                 self._say_goodbye(FAILED if reason else LEAVE)
             except RuntimeError as error:  # the connection broke a moment ago
                 self._fail(error)
-        for thread in self._threads[:2]:  # that receive
+        for thread in self._threads[:2]:  # those that receive
             thread.join(timeout_s)
         with self._changed:
             self._closed = True
@@ -169,7 +169,7 @@ class Wire:
 
     def _delivered(self, error: BaseException | None) -> None:
         with self._changed:
-            self._posted -= 1
+            self._num_posted -= 1
             self._lost = self._lost or error
             self._changed.notify_all()
 
@@ -177,155 +177,140 @@ class Wire:
         self._count[name] = self._count.get(name, 0) + 1
         return self._count[name]
 
-    def _joined(
-        self,
-        moving: dict[tuple[int, int], Moving],
-        layout: WireLayout,
-        number: int,
-        epoch: int,
-        name: str,
-        tensor: torch.Tensor,
-        done: Done,
-    ) -> Moving | None:
-        """The parcel that a value completes; None if others are missing, or the wire has failed."""
+    def _completed(
+        self, way: Direction, name: str, tensor: torch.Tensor, epoch: int, done: Done
+    ) -> tuple[int, PacketTransfer] | None:
+        """Return the packet that a value completes, or None if others are missing or the wire has failed."""
+        number = way.number[name]
         with self._changed:
             failure = self.failure
             if failure is None:
-                found = moving.setdefault((number, epoch), Moving(epoch))
+                found = way.transfers.setdefault((number, epoch), PacketTransfer(epoch))
                 found.values[name] = (tensor, done)
-                return found if len(found.values) == len(layout.parcels[number].members) else None
+                return (number, found) if len(found.values) == len(way.packets[number].members) else None
         done(failure)
         return None
 
-    def _make_ready(self, number: int, epoch: int) -> None:
-        """Under the lock: a parcel whose values are there and whose receiver is ready waits for its turn."""
-        moving = self._sending.get((number, epoch))
-        if moving is not None and moving.memory is not None and (number, epoch) in self._requested:
+    def _enqueue(self, number: int, epoch: int) -> None:
+        """Queue a packet if its values are there and the peer has requested it. The caller holds the lock."""
+        transfer = self._outgoing.transfers.get((number, epoch))
+        if transfer is not None and transfer.memory is not None and (number, epoch) in self._requested:
             self._requested.discard((number, epoch))
-            self._turns.ready[number] = moving
+            self._queue.ready[number] = transfer
             self._changed.notify_all()
 
-    def _send(self) -> None:
+    def _guarded(self, work: Any) -> None:
+        """Run one of the threads. An error fails the wire, and so reaches all that wait for a transfer."""
         try:
-            while True:
-                with self._changed:
-                    while (number := self._turns.next()) is None and not (self._closed or self.failure):
-                        self._changed.wait(self._records.silence_s)
-                        self._say_alive()
-                    if number is None:
-                        return
-                    moving = self._turns.ready[number]
-                    chunk = moving.next_chunk
-                    moving.next_chunk += 1
-                    parcel = self._outgoing.parcels[number]
-                    if moving.next_chunk == parcel.num_chunks:
-                        self._turns.has_left(number)
-                    leaving = Leaving(number, moving)
-                    self._turns.on_the_way.append(leaving)
-                # Without the lock: a send takes as long as the system takes to copy, and the peer answers meanwhile.
-                begin, end = parcel.chunk(chunk)
-                assert moving.memory is not None
-                self._records.tell(CHUNK, number, chunk, moving.epoch)
-                tag = self._outgoing.first_tag[number] + chunk
-                work = self._group.send([moving.memory[begin:end]], self._other, tag) if end > begin else None
-                with self._changed:
-                    work = leaving.sent(work)
-                if work is not None:
-                    work.wait()
-                del moving, leaving, work  # what was delivered is nobody's but its owner's, however long this waits
-        except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
+            while work():
+                pass
+        except Exception as error:  # noqa: BLE001
             self._fail(error)
 
-    def _listen(self) -> None:
-        """Follow the peer's records until it leaves."""
-        try:
-            while True:
-                kind, number, chunk, epoch = self._records.next()
-                if kind in (LEAVE, FAILED):
-                    self._coming.put((kind, 0, None))  # after all that it has sent
-                    return
-                self._follow(kind, number, chunk, epoch)
-        except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
-            self._fail(error)
+    def _send(self) -> bool:
+        """Send one chunk. Return False once the wire is closed."""
+        with self._changed:
+            while (number := self._queue.next()) is None and not (self._closed or self.failure):
+                self._changed.wait(self._records.silence_s)
+                if self._records.is_silent and not (self._said_goodbye or self._closed or self.failure):
+                    self._records.tell(ALIVE, 0, 0, 0)
+            if number is None:
+                return False
+            transfer = self._queue.ready[number]
+            chunk = transfer.next_chunk
+            transfer.next_chunk += 1
+            packet = self._outgoing.packets[number]
+            if transfer.next_chunk == packet.num_chunks:
+                self._queue.has_left(number)
+            leaving = ChunkInFlight(number, transfer)
+            self._queue.in_flight.append(leaving)
+        # Without the lock: a send takes as long as the system takes to copy, and the peer answers meanwhile.
+        begin, end = packet.chunk(chunk)
+        assert transfer.memory is not None
+        self._records.tell(CHUNK, number, chunk, transfer.epoch)
+        tag = self._outgoing.first_tag[number] + chunk
+        work = self._group.send([transfer.memory[begin:end]], self._other, tag) if end > begin else None
+        with self._changed:
+            work = leaving.sent(work)
+        if work is not None:
+            work.wait()
+        return True
 
-    def _follow(self, kind: int, number: int, chunk: int, epoch: int) -> None:
-        layout = self._incoming if kind == CHUNK else self._outgoing
-        if kind not in (REQUEST, CHUNK, ACK) or not 0 <= number < len(layout.parcels):
-            raise PeerError(f"it said something unknown: {(kind, number, chunk, epoch)}")
+    def _listen(self) -> bool:
+        """Follow one record of the peer. Return False once it has left."""
+        kind, number, chunk, epoch = self._records.next()
+        if kind in (LEAVE, FAILED):
+            self._chunks.put((kind, 0, None))  # after all chunks that it has sent
+            return False
+        way = self._incoming if kind == CHUNK else self._outgoing
+        if kind not in (REQUEST, CHUNK, ACK) or not 0 <= number < len(way.packets):
+            raise PeerError(f"it sent an unknown record: {(kind, number, chunk, epoch)}")
         if kind == REQUEST:
             with self._changed:
                 self._requested.add((number, epoch))
-                self._make_ready(number, epoch)
+                self._enqueue(number, epoch)
         elif kind == CHUNK:
-            moving = self._receiving.get((number, epoch))
-            if moving is None or moving.memory is None or chunk != moving.next_chunk:
-                name = layout.parcels[number].members[0]
-                raise PeerError(f"it sends {name!r} for step {epoch}, and nobody asked for it")
-            moving.next_chunk += 1
-            self._coming.put((number, chunk, moving))
+            transfer = way.transfers.get((number, epoch))
+            if transfer is None or transfer.memory is None or chunk != transfer.next_chunk:
+                name = way.packets[number].members[0]
+                raise PeerError(f"it sends {name!r} for step {epoch}, which was not requested")
+            transfer.next_chunk += 1
+            self._chunks.put((number, chunk, transfer))
         else:
             with self._changed:
-                left = self._turns.on_the_way.popleft()
-                work = left.arrived()
+                left = self._queue.in_flight.popleft()
+                work = left.acknowledged()
                 self._changed.notify_all()
             if work is not None:
                 work.wait()
-                work = None
-            if chunk + 1 == layout.parcels[left.number].num_chunks:
-                self._finish(self._sending, left.number, left.moving)
+            if chunk + 1 == way.packets[left.number].num_chunks:
+                self._finish(way, left.number, left.transfer)
+        return True
 
-    def _take(self) -> None:
-        """Wait for the chunks that the peer has announced, in this order, until it leaves or the wire fails."""
-        try:
-            while True:
-                number, chunk, moving = self._coming.get()
-                if self.failure is not None:
-                    return
-                if moving is not None:
-                    self._arrive(number, chunk, moving)
-                elif self._left(number):
-                    return
-        except Exception as error:  # noqa: BLE001 (told to whoever waits for a transfer)
-            self._fail(error)
-
-    def _left(self, kind: int) -> bool:
-        """Take leave of a peer that has; whether nothing was missing."""
-        self._say_goodbye(LEAVE)
-        with self._changed:  # nothing can begin to move in between
-            if kind == LEAVE and not (self._sending or self._receiving):
-                self.failure = PeerError(f"{self.me}: {self.peer} has left")
-                self._changed.notify_all()
-                return True
-        raise PeerError("it has failed" if kind == FAILED else "it has left")
-
-    def _arrive(self, number: int, chunk: int, moving: Moving) -> None:
-        parcel = self._incoming.parcels[number]
-        if moving.works:
-            moving.works[chunk].wait()
-        is_last = chunk + 1 == parcel.num_chunks
+    def _receive(self) -> bool:
+        """Wait for one announced chunk. Return False once the peer has left or the wire has failed."""
+        number, chunk, transfer = self._chunks.get()
+        if self.failure is not None:
+            return False
+        if transfer is None:
+            self._leave(number)
+            return False
+        packet = self._incoming.packets[number]
+        if transfer.works:
+            transfer.works[chunk].wait()
+        is_last = chunk + 1 == packet.num_chunks
         if is_last:
-            assert moving.memory is not None
-            unpack(parcel, moving.memory, [moving.values[member][0] for member in parcel.members])
+            assert transfer.memory is not None
+            packet.unpack(transfer.memory, self._incoming.tensors(number, transfer))
             if number in self._ordered_in:
                 now_ns = perf_counter_ns()
-                self.arrived.setdefault(moving.epoch, []).extend((member, now_ns) for member in parcel.members)
-                self.arrived.pop(moving.epoch - 3, None)
-        self._records.tell(ACK, number, chunk, moving.epoch)
+                self.arrived.setdefault(transfer.epoch, []).extend((member, now_ns) for member in packet.members)
+                self.arrived.pop(transfer.epoch - 3, None)
+        self._records.tell(ACK, number, chunk, transfer.epoch)
         if is_last:
-            self._finish(self._receiving, number, moving)
+            self._finish(self._incoming, number, transfer)
+        return True
 
-    def _finish(self, of: dict[tuple[int, int], Moving], number: int, moving: Moving) -> None:
+    def _leave(self, kind: int) -> None:
+        """Answer a peer that leaves.
+
+        Raises:
+            PeerError: the peer has failed, or leaves with transfers under way.
+        """
+        self._say_goodbye(LEAVE)
+        with self._changed:  # nothing can begin in between
+            if kind == FAILED or self._outgoing.transfers or self._incoming.transfers:
+                raise PeerError("it has failed" if kind == FAILED else "it has left")
+            self.failure = PeerError(f"{self.me}: {self.peer} has left")
+            self._changed.notify_all()
+
+    def _finish(self, way: Direction, number: int, transfer: PacketTransfer) -> None:
         with self._changed:
-            of.pop((number, moving.epoch), None)
-        waiting = [done for _, done in moving.values.values()]
-        moving.values, moving.memory, moving.works = {}, None, []  # whoever is told may free it
+            way.transfers.pop((number, transfer.epoch), None)
+        waiting = [done for _, done in transfer.values.values()]
+        transfer.values, transfer.memory, transfer.works = {}, None, []  # `done` may free the value
         for done in waiting:
             done(None)
-
-    def _say_alive(self) -> None:
-        """Under the lock: unless this end has said something lately, or takes leave."""
-        if self._records.is_silent and not (self._said_goodbye or self._closed or self.failure):
-            self._records.tell(ALIVE, 0, 0, 0)
 
     def _say_goodbye(self, kind: int) -> None:
         with self._changed:
@@ -335,16 +320,16 @@ class Wire:
         self._records.tell(kind, 0, 0, 0)
 
     def _fail(self, error: Exception) -> None:
-        reason = reason_in_words(error)
+        reason = gloo_reason(error)
         with self._changed:
             if self.failure is None:
                 self.failure = PeerError(f"{self.me} lost {self.peer}: {reason}")
                 self.failure.__cause__ = error
             failure = self.failure
-            moving = (*self._sending.values(), *self._receiving.values())
+            moving = (*self._outgoing.transfers.values(), *self._incoming.transfers.values())
             waiting = [done for each in moving for _, done in each.values.values()]
-            self._sending, self._receiving = {}, {}
+            self._outgoing.transfers, self._incoming.transfers = {}, {}
             self._changed.notify_all()
-        self._coming.put((FAILED, 0, None))
+        self._chunks.put((FAILED, 0, None))
         for done in waiting:
             done(failure)

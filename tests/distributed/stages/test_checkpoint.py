@@ -17,7 +17,7 @@ from distributed.ranks import Ranks
 from distributed.stages.trained import flat, mixed, same, scattered
 from distributed.training import tensors_of
 from hocket import distribute
-from hocket.distributed.setup import captured_for
+from hocket.distributed.job import captured_for
 from hocket.distributed.stages.checkpoint import part_state
 from hocket.distributed.stages.crossings import Borders
 from hocket.errors import ExecutionError, InputError

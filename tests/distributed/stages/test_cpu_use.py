@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hocket.distributed.stages import cpu_use
-from hocket.distributed.stages.cpu_use import CpuUse, cpu_ticks
+from hocket.distributed.stages import rebalancing
+from hocket.distributed.stages.rebalancing import CpuUse, cpu_ticks
 
 BEFORE = "cpu  9 0 0 9 0 0 0 0 0 0\ncpu0 100 0 20 300 40 0 5 0 7 0\ncpu1 1 0 1 90 0 0 0 0 0 0\nintr 5\n"
 
@@ -25,7 +25,7 @@ def test_ticks_are_those_of_the_cpus_asked_for(tmp_path):
 
 def test_the_share_is_of_what_has_passed(tmp_path, monkeypatch):
     told = iter([(125, 465), (200, 565), (200, 565), None])
-    monkeypatch.setattr(cpu_use, "cpu_ticks", lambda cpus: next(told))
+    monkeypatch.setattr(rebalancing, "cpu_ticks", lambda cpus: next(told))
     use = CpuUse()
     assert use.since_last() == 0.75
     assert use.since_last() is None  # no time has passed

@@ -16,9 +16,9 @@ from distributed.stages.test_on_meta import on_meta
 from distributed.stages.trained import Work, check_as_alone, first_blocks, flat, wide, work_of
 from distributed.training import tensors_of
 from hocket import distribute
-from hocket.distributed.setup import captured_for
+from hocket.distributed.job import captured_for
 from hocket.distributed.stages.from_file import ModelFile, check_fresh, check_optimizers_begin_from_zeros
-from hocket.distributed.stages.on_meta import captured_at
+from hocket.distributed.stages.memory import captured_at
 from hocket.errors import FormatError, InputError
 
 
@@ -202,7 +202,7 @@ def test_ranks_that_read_other_files_are_refused(tmp_path):
             assert kind == "raised"
             assert "rank 1 trains something else: job 'weights' is of rank 0 here, and a file" in text, text
     with Ranks(differs, 1, paths[:1], {"rebalance": 2}) as ranks:
-        assert "with weights= nobody has all values" in ranks.end(0, 40)[1]
+        assert "cannot be combined with weights=" in ranks.end(0, 40)[1]
 
 
 WIDTH, DEPTH = 2048, 8

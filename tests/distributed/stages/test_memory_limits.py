@@ -14,7 +14,7 @@ from distributed.ranks import Ranks
 from distributed.stages.trained import alone, flat, mixed, same, work_of
 from hocket import distribute
 from hocket.checking import check, hazards
-from hocket.distributed.setup import captured_for
+from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders
 from hocket.distributed.stages.joined import joined_graph, joined_order, joined_plan
 from hocket.distributed.stages.memory_limits import (

@@ -131,7 +131,7 @@ def rank_that_refuses(rank, say):
         raise InputError("have to share a rank: planted")
 
     torch.set_num_threads(1)
-    rebalancing.divided_anew = refuse
+    rebalancing.divided_again = refuse
     rebalancing.decide = always_the_first_unit
     work = work_of("mixed", "adam")
     torch.manual_seed(21)

@@ -14,7 +14,7 @@ from distributed.stages.trained import Work, alone, check_as_alone, first_blocks
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.distributed.description import OF_RANK_0, described, difference
-from hocket.distributed.stages.on_meta import captured_at, given_memory
+from hocket.distributed.stages.memory import captured_at, given_memory
 from hocket.errors import InputError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hocket.distributed.stages.part_memory import PartMemory
+from hocket.distributed.stages.memory import PartMemory
 from hocket.tracing.state import inventory
 
 

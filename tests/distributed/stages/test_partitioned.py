@@ -28,7 +28,7 @@ from distributed.stages.trained import (
     wide,
 )
 from hocket import distribute
-from hocket.distributed.setup import captured_for
+from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders
 from hocket.errors import InputError
 

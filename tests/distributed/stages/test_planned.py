@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from distributed.stages.trained import Work
-from hocket.distributed.setup import captured_for
+from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders
 from hocket.distributed.stages.joined import check_runs
 from hocket.errors import InputError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hocket.adaptation import AssistantRules
 from hocket.adaptation.assistant_rules import RuledFlow, RuledOp
 from hocket.distributed.stages import rebalancing
-from hocket.distributed.stages.rebalancing import Rebalancer, rules_read, rules_told, written_rules
+from hocket.distributed.stages.rebalancing import Rebalancer, made_rules, rules_from
 from hocket.errors import PeerError
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op, Span, Timeline
 from hocket.ir.machine import Device
@@ -133,17 +134,17 @@ def test_a_rank_without_ops_is_as_slow_as_it_was(monkeypatch):
 def test_rank_0_writes_rules_and_others_take_none_of_another_step():
     machine = Machine((Device("rank0"), Device("rank1")), (Link("rank0", "rank1", 1e9, 5.0),))
     costs = Costs({op.name: {"1": 7.0} for op in GRAPH.ops})
-    rules = written_rules(GRAPH, costs, machine, [("a", "b")], 30.0)
+    rules = made_rules(GRAPH, costs, machine, [("a", "b")], 30.0)
     assert (rules.ops[0].unit, rules.ops[1].unit, rules.ops[2].unit) == ("a", "a", "")
     assert rules.migration_us == 30.0
-    told = json.loads(json.dumps(rules_told(rules)))
-    assert rules_read(told, GRAPH, 2) == rules
+    told = json.loads(json.dumps(asdict(rules)))
+    assert rules_from(told, GRAPH, 2) == rules
     for wrong, words in (
-        ({key: value for key, value in told.items() if key != "flows"}, "rules that are none"),
-        (told | {"theta": 2.0}, "rules that are none: .*theta"),
+        ({key: value for key, value in told.items() if key != "flows"}, "malformed rules"),
+        (told | {"theta": 2.0}, "malformed rules: .*theta"),
         (told | {"ops": told["ops"][:-1]}, "rules of another step"),
     ):
         with pytest.raises(PeerError, match=words):
-            rules_read(wrong, GRAPH, 2)
+            rules_from(wrong, GRAPH, 2)
     with pytest.raises(PeerError, match="rules of another step"):
-        rules_read(told, GRAPH, 3)
+        rules_from(told, GRAPH, 3)

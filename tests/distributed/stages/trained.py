@@ -12,7 +12,7 @@ from torch import nn
 
 from distributed.training import tensors_of
 from hocket import distribute, zoo
-from hocket.distributed.setup import captured_for
+from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders
 from hocket.tracing.captured import Captured
 

@@ -1,11 +1,11 @@
-"""What one rank of a partitioned step has of a checkpoint, in the form that `torch.distributed.checkpoint` exchanges.
+"""One rank's part of a checkpoint, in the form that `torch.distributed.checkpoint` exchanges.
 
 The form is that of ``torch.distributed.checkpoint.state_dict.get_state_dict``: parameters and buffers by the names of
-``model.state_dict()``, optimizer state by the name of its parameter. A rank gives what its part uses, without copies;
-of what several ranks have, all have the same between two steps, and one of them writes it. So the parts of all ranks
-make up the whole, whatever the number of ranks, and a plain model and optimizer read it back. Of several models the
-names are those of ``nn.ModuleDict({"model0": ..., "model1": ...})``, and several optimizers are what `get_state_dict`
-makes of a list of them: states by parameter, groups one after another.
+``model.state_dict()``, optimizer state by the name of its parameter. A rank gives the tensors of its part, without
+copies. Tensors of several ranks are equal between two steps, and one rank writes them. So the parts of all ranks make
+up the whole for any number of ranks, and an ordinary model and optimizer can read it. Several models have the names of
+``nn.ModuleDict({"model0": ..., "model1": ...})``, and several optimizers the form that `get_state_dict` gives a list of
+them: states by parameter, groups one after another.
 """
 
 from __future__ import annotations
@@ -21,24 +21,22 @@ from hocket.distributed.description import digest
 from hocket.errors import InputError
 from hocket.tracing.state import Entry, Inventory, inventory
 
-__all__ = ["LOADED", "PartToLoad", "check_alike", "part_state", "part_to_load", "told_of"]
-
 LOADED = "loaded"
 
 
 def part_state(
     model: Any, optimizer: Any, entries: Mapping[str, Entry], kept: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """What a rank has of model and optimizer: live tensors, and options of the optimizer.
+    """The state of a rank: live tensors, and options of the optimizer.
 
     Args:
         model: the module, or a list.
-        optimizer: as well.
-        entries: the places of all that outlives a step, by name.
-        kept: the names of those that have their memory here.
+        optimizer: the optimizer, or a list.
+        entries: places of everything that outlives a step, by name.
+        kept: names of the places that have memory here.
 
     Raises:
-        InputError: two optimizers keep state of one parameter; names it.
+        InputError: two optimizers keep state of one parameter, which is named.
     """
     places = inventory(model, optimizer)
     here = {id(entries[name].get()) for name in kept}
@@ -74,21 +72,21 @@ def part_state(
 
 @dataclass(frozen=True)
 class PartToLoad:
-    """What a rank takes from a checkpoint, once all ranks can.
+    """The values that a rank loads from a checkpoint.
 
     Attributes:
-        tensors: pairs of a tensor here, and of one that it becomes equal to.
-        groups: pairs of a group of an optimizer, and of one whose options it takes.
+        tensors: pairs of a tensor here, and its new value.
+        groups: pairs of a group of an optimizer here, and one with its new options.
     """
 
     tensors: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     groups: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...]
 
     def take(self) -> None:
-        """Take it, into the memory that is there."""
+        """Load the values into the existing tensors and groups."""
         with torch.no_grad():
             for own, new in self.tensors:
-                own.copy_(new)  # of what was loaded in place it is the same memory
+                own.copy_(new)  # the same memory if torch has loaded it in place
         for group, options in self.groups:
             group.update({key: value for key, value in options.items() if key != "params"})
 
@@ -96,10 +94,10 @@ class PartToLoad:
 def part_to_load(
     model: Any, optimizer: Any, entries: Mapping[str, Entry], kept: Collection[str], state: Mapping[str, Any]
 ) -> PartToLoad:
-    """What a rank takes of what `part_state` gives; nothing is changed yet.
+    """Compare a state of the form of `part_state` with this rank's, and return what to load. Nothing changes yet.
 
     Raises:
-        InputError: a tensor or a group is missing, or is not like the one that is here; names it.
+        InputError: a tensor or a group is missing, or differs in shape or dtype, and is named.
     """
     if not isinstance(state, Mapping):
         raise InputError(f"distribute: expected a mapping, as state_dict() gives it, got {type(state).__name__}")
@@ -114,16 +112,16 @@ def part_to_load(
     return PartToLoad(tuple(pairs), tuple(zip(groups, new_groups, strict=True)))
 
 
-def told_of(entries: Mapping[str, Entry], state: Mapping[str, Any], fails: bool) -> list[int]:
-    """What a rank tells the others of what it is about to load: digests that tell other contents, below 2^63.
+def digests_of(entries: Mapping[str, Entry], state: Mapping[str, Any], fails: bool) -> list[int]:
+    """Hashes below 2^63 of a state to load, by which ranks compare their states.
 
-    The first says whether it can be loaded, the second is of the options, and then there is one for each place; 0 where
-    nothing is given.
+    The first number is 1 if the rank cannot load it. The second is a hash of the options, and a hash for each place
+    follows, or 0 if the state lacks it.
 
     Args:
-        entries: the places of all that outlives a step, by name; alike on all ranks.
-        state: what is given.
-        fails: it cannot be loaded.
+        entries: places of everything that outlives a step, by name. The same on all ranks.
+        state: the state to load.
+        fails: True if it cannot be loaded.
     """
     if fails:
         return [1] + [0] * (len(entries) + 1)
@@ -141,15 +139,15 @@ def told_of(entries: Mapping[str, Entry], state: Mapping[str, Any], fails: bool)
     return found
 
 
-def check_alike(told: Mapping[int, Sequence[int]], names: Sequence[str]) -> None:
-    """Return if all ranks can load what they were given, and it is one checkpoint as far as two of them have the same.
+def check_alike(hashes: Mapping[int, Sequence[int]], names: Sequence[str]) -> None:
+    """Return if all ranks can load their states, and no two ranks have different values of a place.
 
     Args:
-        told: for each rank what `told_of` says.
-        names: of the places.
+        hashes: for each rank the result of `digests_of`.
+        names: names of the places.
 
     Raises:
-        InputError: names the ranks, and what differs.
+        InputError: a rank cannot load, or two ranks differ. The ranks and the place are named.
 
     Example:
         >>> check_alike({0: [0, 7, 5, 0], 1: [0, 7, 6, 9]}, ["w", "b"])
@@ -157,14 +155,14 @@ def check_alike(told: Mapping[int, Sequence[int]], names: Sequence[str]) -> None
         ...
         hocket.errors.InputError: distribute: rank 0 and rank 1 load different checkpoints: 'w' differs
     """
-    for rank, values in told.items():
+    for rank, values in hashes.items():
         if values[0]:
             raise InputError(
                 f"distribute: rank {rank} cannot load what it was given, so no rank does; its error says why"
             )
     for at, name in enumerate(("options of the optimizer", *names), 1):
         first: tuple[int, int] | None = None
-        for rank, values in told.items():
+        for rank, values in hashes.items():
             if not values[at]:
                 continue
             if first is not None and values[at] != first[1]:

@@ -1,16 +1,16 @@
-r"""What crosses the borders between ranks that run parts of one captured step, and which ops have to share a rank.
+r"""Values that cross between ranks that run parts of one captured step, and ops that must share a rank.
 
-Memory that is written has one home, the rank of all ops that write it. Who reads it elsewhere gets a copy::
+Memory that is written has one home, the rank of all ops that write it. Ranks that read it elsewhere get a copy::
 
     value of an op          home   f --> f:0 ----> [send f:0]
                             other          [recv f:0] --> g
 
     lasting, step t         home   forward ---> update w ---> [send w]            for step t + 1
-                            other  [recv w] ---> forward ---> backward            the one that was sent in step t - 1
+                            other  [recv w] ---> forward ---> backward            sent in step t - 1
 
-A copy is made once a step. So whoever sees memory between two writes shares their rank, and so does whoever sees
-lasting memory after it was written; who reads it before that may be anywhere. Ops that draw random numbers share a
-rank, too: the generator is memory that they all write.
+A copy is made once a step. So ops that read memory between two writes share the rank of the writes, and so do ops that
+read lasting memory after it was written. Ops that read it before may be at any rank. Ops that draw random numbers share
+a rank, too: the generator is memory that they all write.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.cut import Arrival, Departure, cut
 from hocket.tracing.division import Division
 
-__all__ = ["Borders", "Crossing", "rank_name"]
-
 
 def rank_name(rank: int) -> str:
-    """What a rank is called in plans and machines."""
+    """The name of a rank in plans and machines."""
     return f"rank{rank}"
 
 
@@ -41,12 +39,12 @@ class Crossing:
     """A value that goes from its home to another rank in each step.
 
     Attributes:
-        buffer: of the graph of the whole step.
-        home: the rank that makes it, or writes it.
-        to: the rank that gets a copy.
-        size_bytes: of the value.
-        lasts: it outlives the step, and is sent for the next one.
-        since: how many times ops had moved before it crossed; wires carry each name once.
+        buffer: buffer of the graph of the whole step.
+        home: rank that writes it.
+        to: rank that gets a copy.
+        size_bytes: size of the value.
+        lasts: True if it outlives the step, and is sent for the next one.
+        since: number of migrations before. It makes the name unique on the wire.
     """
 
     buffer: str
@@ -59,20 +57,20 @@ class Crossing:
     @property
     def send(self) -> str:
         """The name of the op that sends it."""
-        return f"send:{self._what}"
+        return f"send:{self._name}"
 
     @property
     def recv(self) -> str:
-        """The name of the op that receives it; on the wire it has this name, too."""
-        return f"recv:{self._what}"
+        """The name of the op that receives it, and of the value on the wire."""
+        return f"recv:{self._name}"
 
     @property
-    def _what(self) -> str:
+    def _name(self) -> str:
         return f"{'_'.join(self.buffer.split())}:{self.to}" + (f"~{self.since}" if self.since else "")
 
 
 class Borders:
-    """A captured step, seen as what may be divided between ranks.
+    """Constraints and crossings of divisions of a captured step between ranks.
 
     Args:
         captured: the whole step.
@@ -93,21 +91,21 @@ class Borders:
 
     @cached_property
     def together(self) -> tuple[tuple[tuple[str, ...], str], ...]:
-        """Ops that have to share a rank, two or more at a time, each with the reason."""
+        """Sets of two or more ops that must share a rank, each with the reason."""
         return tuple((ops, why) for ops, why in (*self._of_memory(), *self._unseen()) if len(set(ops)) > 1)
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph of the step, which says `together` what its buffers do not show: of its partitions, all can run."""
+        """The graph, with constraints in `together` that its buffers do not show, so that its partitions can run."""
         found = dict.fromkeys(tuple(dict.fromkeys(ops)) for ops, _ in self._unseen())
         return replace(self._graph, together=tuple(ops for ops in found if len(ops) > 1))
 
     def check(self, rank_of: Mapping[str, int], num_ranks: int) -> None:
-        """Return if ops may be divided so.
+        """Return if a division can run.
 
         Raises:
-            InputError: an op without a rank, an unknown op, a rank that is not there, ops on two ranks that have to
-                share one, or two places that share memory; names them.
+            InputError: an op without a rank, an unknown op, an unknown rank, ops on two ranks that must share one, or
+                two places that share memory. They are named.
         """
         self._check_shared_memory()
         for name in self._graph.by_name:
@@ -127,14 +125,14 @@ class Borders:
                 )
 
     def home_of(self, rank_of: Mapping[str, int]) -> dict[str, int]:
-        """For each buffer the rank that writes it; of one that no op writes, the first rank that reads it."""
+        """Map each buffer to the rank that writes it, or to the first rank that reads it if no op writes it."""
         found = {buffer: min(rank_of[op] for op in ops) for buffer, ops in self._touching.items()}
         return found | {buffer: rank_of[ops[0]] for buffer, ops in self._writers.items()}
 
     def crossings(self, rank_of: Mapping[str, int], num_ranks: int, since: int = 0) -> tuple[Crossing, ...]:
-        """All that crosses, each once for each rank that gets it: what its ops read, and what the step returns.
+        """All crossings: for each rank the values that its ops read, and the results of the step.
 
-        `since` is how many times ops have moved (see `Crossing`).
+        `since` is the number of migrations before (see `Crossing`).
         """
         home = self.home_of(rank_of)
         wanted: dict[tuple[str, int], None] = {}
@@ -154,10 +152,10 @@ class Borders:
         )
 
     def part(self, rank_of: Mapping[str, int], crossings: Sequence[Crossing], rank: int) -> Captured:
-        """What a rank runs.
+        """The part of a rank.
 
         Raises:
-            InputError: it could not compute as the whole step does; names op and buffer.
+            InputError: the part could not compute as the whole step does. Op and buffer are named.
         """
         return cut(
             self.captured,
@@ -167,7 +165,7 @@ class Borders:
         )
 
     def _check_shared_memory(self) -> None:
-        """Each place has memory of its own, or a copy of the one would not be a copy of the other."""
+        """Refuse places that share memory: a copy of one would not be a copy of the other."""
         roots, slot_of = self.captured.trace.roots, self.captured.lowered.slot_of
         inputs = self.captured.program.inputs
         seen: dict[int, str] = {}
@@ -180,7 +178,7 @@ class Borders:
 
     @cached_property
     def _buffer_of(self) -> dict[int, str]:
-        """For each slot that comes with the value of some buffer, that buffer."""
+        """Map each slot that can be received with the value of a buffer to that buffer."""
         found: dict[int, str] = {}
         for buffer, slot in self._whole.slots.items():
             if not self._travels(slot):
@@ -192,11 +190,11 @@ class Borders:
         return found
 
     def _travels(self, slot: int) -> bool:
-        """Whether a value can be received: an op makes it, and it fills its memory without gaps, in whatever order."""
+        """True if a value can be received: no op makes it, or it fills its memory without gaps, in any order."""
         return slot not in self._whole.maker or self._whole.has_dense_value(slot)
 
     def _read_by(self, name: str) -> Iterator[str]:
-        """The buffers that an op reads, or takes a value of."""
+        """The buffers that an op reads, or whose values it reads."""
         program = self.captured.program
         yield from self._graph[name].reads
         for slot in program.by_name[name].reads:
@@ -205,7 +203,7 @@ class Borders:
 
     @cached_property
     def _returned(self) -> tuple[str, ...]:
-        """The buffers that hold what the step returns."""
+        """The buffers that hold the results of the step."""
         found = []
         for kind, slot, _ in self.captured.results:
             if kind == "number":
@@ -237,7 +235,7 @@ class Borders:
                     yield (maker, action.name), "the one takes a value of the other that cannot be sent"
 
     def _of_replaced(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """What a step binds anew stays with those that read it in the next step."""
+        """Ops that make a tensor that the step binds again, with the ops that read it in the next step."""
         program, slot_of = self.captured.program, self.captured.lowered.slot_of
         slot_at = {source: slot for slot, source in program.inputs.items()}
         replaced: dict[Any, Any] = {**self.captured.trace.rebound, **self.captured.trace.gradients}

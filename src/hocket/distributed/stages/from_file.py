@@ -1,12 +1,12 @@
-"""Values of parameters and buffers from a safetensors file, of which each rank reads what its part uses.
+"""`ModelFile`: values of parameters and buffers in a safetensors file, of which each rank reads those of its part.
 
-A model that fits into no process's memory has its values nowhere but in a file. Then every rank begins on the meta
-device, captures on fake tensors, and reads the tensors that it keeps::
+If no process can hold a model, its values are only in a file. Every rank begins on the meta device, captures on fake
+tensors, and reads the tensors that it keeps::
 
     header, beginnings --digest--> alike at all ranks    capture | divide | memory for a part | read the part
 
-Names and shapes are compared with the model's before anything else, in the words of ``load_state_dict``. That ranks on
-several machines read the same file is told by its header and by the first bytes of each tensor; no more is compared.
+Names and shapes are compared with the model's before anything else, with the messages of ``load_state_dict``. Ranks on
+several machines compare the headers of their files and the first bytes of each tensor, and no more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.distributed.setup import captured_for
+from hocket.distributed.job import captured_for
 from hocket.distributed.state import begin_from_zeros
 from hocket.errors import InputError
 from hocket.loading import open_weights
@@ -29,26 +29,24 @@ from hocket.loading.weights import StoredTensor
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry, as_tuple, inventory
 
-__all__ = ["ModelFile", "check_fresh", "check_optimizers_begin_from_zeros"]
-
-# Of each tensor so many bytes tell one checkpoint from another.
+# Bytes at the start of each tensor that tell one checkpoint from another.
 BEGINNING_BYTES = 4096
 
 
 class ModelFile:
-    """The file that a model's values are in, opened.
+    """An open file with a model's values.
 
     Args:
-        model: the module; it may be on the meta device.
+        model: the module, which may be on the meta device.
         file: a safetensors file, the index of several, or a folder with either.
 
     Attributes:
-        stored: where the value of each place is, by the place's name.
-        digest: other for files with other tensors, or with tensors that begin otherwise.
+        stored: the stored tensor of each place, by the name of the place.
+        digest: hash of the header and of the start of each tensor.
 
     Raises:
-        InputError: several models, or names, shapes or dtypes that are not the model's; names them.
-        FormatError: a header that cannot be right.
+        InputError: several models, or names, shapes or dtypes that are not the model's. They are named.
+        FormatError: a malformed header.
         OSError: there is no such file.
     """
 
@@ -68,17 +66,17 @@ class ModelFile:
             raise
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         self._weights.close()
 
     def read(self, entries: Iterable[Entry]) -> int:
-        """Read the values of these places into their memory; those that are not in the file stay as they are.
+        """Read the values of these places into their memory. Places that are not in the file do not change.
 
         Returns:
-            How many bytes were read.
+            The number of bytes read.
 
         Raises:
-            FormatError: the file ends before.
+            FormatError: the file is too short.
         """
         size_bytes = 0
         for entry in entries:
@@ -108,10 +106,10 @@ class ModelFile:
 
 
 def check_fresh(model: Any, optimizer: Any) -> None:
-    """Return if no optimizer has a state yet: one whose parameters have no values has none that can be told.
+    """Return if no optimizer has state yet.
 
     Raises:
-        InputError: one has; names it.
+        InputError: an optimizer has state, which is named.
     """
     found = next((e for e in inventory(model, optimizer).tensors if e.kind == "state"), None)
     if found is not None:
@@ -122,12 +120,12 @@ def check_fresh(model: Any, optimizer: Any) -> None:
 
 
 def check_optimizers_begin_from_zeros(captured: Captured) -> None:
-    """Return if the captured step makes of a state of zeros what each optimizer makes in its first step.
+    """Return if a planned step from zero state does the same as each optimizer's first step.
 
     No rank has the values of the model, so optimizers of the same class and options are tried on a small one.
 
     Raises:
-        InputError: it does not, or no other optimizer can be made of these options.
+        InputError: the results differ, or no second optimizer can be made from these options.
     """
     for optimizer in captured.trace.places.optimizers:
         models = [_small_model() for _ in optimizer.param_groups]
@@ -154,7 +152,7 @@ def check_optimizers_begin_from_zeros(captured: Captured) -> None:
 
 
 def _small_model() -> nn.Module:
-    """Of values that are not drawn: the generator stays as it is."""
+    """A model with fixed values, which leaves the random generator alone."""
     model = nn.utils.skip_init(nn.Linear, 3, 2)
     with torch.no_grad():
         for parameter in model.parameters():

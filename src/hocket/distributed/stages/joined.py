@@ -1,10 +1,9 @@
-"""The plan of all ranks that run parts of one step, as one: legal and free of hazards before anything runs.
+"""The plan of all ranks that run parts of one step: checked as one plan before anything runs.
 
-A lane of cores for each rank, and for each pair of ranks that exchange something a lane of sends at the one end and a
-lane of receives at the other. Everything keeps the places that it has in one order of the whole step: an op its own, a
-send that of the last op that writes what it carries, and a receive that of its send, or before all where that was of
-the step before. So lanes cannot wait for each other in a circle, and `joined_graph` lets `hocket.check` and the hazard
-checker say so.
+It has a lane of cores for each rank, and for each pair of ranks that exchange values a lane of sends at one end and a
+lane of receives at the other. All lanes follow one order of the whole step: a send comes after the last op that writes
+its value, and a receive after its send, or before all ops if the value was sent in the step before. So lanes cannot
+wait for each other in a circle. `joined_graph` lets `hocket.check` and the hazard checker verify that.
 """
 
 from __future__ import annotations
@@ -17,22 +16,11 @@ from hocket.distributed.stages.crossings import Borders, Crossing, rank_name
 from hocket.ir import Buffer, Carried, Edge, Graph, Lane, Op, Plan
 from hocket.tracing.captured import Captured
 
-__all__ = [
-    "check_runs",
-    "checked_parts",
-    "joined_graph",
-    "joined_order",
-    "joined_plan",
-    "link_name",
-    "plan_of_rank",
-    "ranks_of",
-]
-
 SENDS, RECEIVES = "out", "in"
 
 
 def link_name(home: int, to: int) -> str:
-    """The link that values take from one rank to another."""
+    """The name of the link from one rank to another."""
     return f"{rank_name(home)}->{rank_name(to)}"
 
 
@@ -44,9 +32,9 @@ def joined_plan(
     Args:
         graph: the whole step.
         order: its ops, in a topological order.
-        rank_of: which rank runs each of them.
-        crossings: what they exchange.
-        width: threads of each rank.
+        rank_of: rank of each op.
+        crossings: values that ranks exchange.
+        width: number of threads of each rank.
     """
     written = _written(graph, order)
     lanes = []
@@ -65,15 +53,15 @@ def joined_plan(
 
 
 def joined_order(graph: Graph, order: Sequence[str], crossings: Sequence[Crossing]) -> tuple[str, ...]:
-    """All ops in one order: a send follows the last op that writes what it carries, and its receive follows the send.
+    """All ops in one order: a send follows the last op that writes its value, and its receive follows the send.
 
-    What was sent in the step before is received first. Whatever else waits for ops before it in this order, no circle
-    of waits comes of that, though a send is over only when its receive has begun.
+    Values that were sent in the step before are received first. Ops may wait for any op before them in this order
+    without a circle of waits, though a send is over only when its receive has begun.
 
     Args:
         graph: the whole step.
         order: its ops, in a topological order.
-        crossings: what ranks exchange.
+        crossings: values that ranks exchange.
     """
     written = _written(graph, order)
     of_place: dict[int, list[str]] = {}
@@ -87,7 +75,7 @@ def joined_order(graph: Graph, order: Sequence[str], crossings: Sequence[Crossin
 
 
 def plan_of_rank(plan: Plan, rank: int) -> Plan:
-    """The lanes of the joined plan that one rank runs."""
+    """The lanes of one rank in the joined plan."""
     name = rank_name(rank)
 
     def is_here(lane: Lane) -> bool:
@@ -101,9 +89,9 @@ def plan_of_rank(plan: Plan, rank: int) -> Plan:
 
 
 def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Graph:
-    """The ops of all parts with what they send each other; each part has its own copies of all memory.
+    """The ops of all parts and their transfers. Each part has its own copies of all memory.
 
-    A receive waits for its send: of the same step, or of the step before where the value outlives the step.
+    A receive waits for its send in the same step, or in the step before if the value outlives the step.
     """
     ops: list[Op] = []
     edges: list[Edge] = []
@@ -128,11 +116,11 @@ def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Gr
 def checked_parts(
     borders: Borders, rank_of: Mapping[str, int], crossings: Sequence[Crossing], plan: Plan, num_ranks: int
 ) -> list[Captured]:
-    """What each rank runs of a step, after all of them together were looked at.
+    """The parts of all ranks, checked together.
 
     Raises:
         InputError: a division that could not compute as the whole step does.
-        PlanError: the joined plan is not legal, or two ops that touch the same memory have no order.
+        PlanError: the joined plan is not legal, or two ops that use the same memory have no order.
     """
     parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
     joined = joined_graph(parts, crossings)
@@ -142,7 +130,7 @@ def checked_parts(
 
 
 def _written(graph: Graph, order: Sequence[str]) -> dict[str, int]:
-    """For each buffer that is written the place of the last op that does."""
+    """Map each written buffer to the position of the last op that writes it."""
     place = {name: at for at, name in enumerate(order)}
     written: dict[str, int] = {}
     for op in graph.ops:
@@ -162,10 +150,10 @@ def ranks_of(plan: Plan) -> dict[str, int]:
 
 
 def check_runs(captured: Captured, plan: Plan) -> None:
-    """Return if ranks, one for each lane of a plan, can run it as `hocket.distribute.stages` does.
+    """Return if `hocket.distribute.stages` can run a plan with one rank for each lane.
 
     Raises:
-        InputError, PlanError: they cannot; names ops and memory.
+        InputError, PlanError: it cannot. Ops and memory are named.
     """
     borders, rank_of, num_ranks = Borders(captured), ranks_of(plan), len(plan.lanes)
     borders.check(rank_of, num_ranks)

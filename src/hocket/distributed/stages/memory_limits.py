@@ -1,12 +1,12 @@
-"""How much memory each rank of a partitioned step holds at the most, and partitions that keep it within limits.
+"""Peak memory of each rank of a partitioned step, and waits that keep it within limits.
 
-What a rank holds depends on when values are there, and on copies of what it sends and receives, which stay until they
-are delivered and read. So a partition is judged by the peak of each rank's own part, bounded over all runs that its
-plan allows (`peak_bytes`). Nothing in a step waits for a delivery, and what is received has its memory from the step's
-beginning on; where that is too much, ops wait, and receives begin later, for as much as has to be freed for them
-(`held_back`). Where no waits are enough, other partitions are looked for (`hocket.planning.partition.within_memory`).
+The memory of a rank depends on the lifetime of values, and on copies of exchanged values, which stay until they are
+delivered and read. So a partition is judged by the peak of each rank's part over all runs that its plan allows
+(`peak_bytes`). Ops do not wait for deliveries, and received values have memory from the beginning of the step. If that
+is too much, ops wait, and receives begin later, until enough memory is free (`held_back`). If no waits are enough,
+other partitions are searched (`hocket.planning.partition.within_memory`).
 
-Memory that is not the step's (code, the Python objects of the whole graph) is not counted.
+Memory outside of the step (code, the Python objects of the whole graph) is not counted.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ from hocket.ir import Graph, Plan
 from hocket.planning.critical_path import held_back, peak_bytes, serial_peak_bytes
 from hocket.tracing.captured import Captured
 
-__all__ = ["DEFAULT_SHARE", "check_fits", "check_peaks", "held_within", "limits_of", "peaks_of"]
-
-# Of an equal share of what one process holds: what a rank may hold where nobody sets a limit and it can be kept.
+# Default limit, as a multiple of an equal share of the memory of one process. It is dropped if it cannot be kept.
 DEFAULT_SHARE = 1.3
 
 
 def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[float, ...] | None:
-    """A limit for each rank, in bytes; None: none was set.
+    """The memory limit of each rank in bytes, or None if there is none.
 
     Raises:
         InputError: a limit that is not above 0, or not one for each rank.
@@ -51,12 +49,12 @@ def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[fl
 
 
 def peaks_of(parts: Sequence[Captured], plan: Plan, order: Sequence[str]) -> tuple[float, ...]:
-    """The most bytes that each rank holds in any run that the joined plan allows.
+    """The peak memory of each rank in bytes, over all runs that the joined plan allows.
 
     Args:
-        parts: what each rank runs.
-        plan: of all ranks.
-        order: of all ops, transfers too (`joined_order`).
+        parts: parts of all ranks.
+        plan: plan of all ranks.
+        order: all ops, transfers too (`joined_order`).
     """
     return tuple(
         peak_bytes(part.graph, arrivals_apart(plan_of_rank(plan, rank)), _kept_order(part, order))
@@ -67,15 +65,15 @@ def peaks_of(parts: Sequence[Captured], plan: Plan, order: Sequence[str]) -> tup
 def held_within(
     parts: Sequence[Captured], plan: Plan, order: Sequence[str], limits: Sequence[float]
 ) -> tuple[Plan, tuple[float, ...]]:
-    """The joined plan with the waits that keep ranks within their limits, and what each then holds at the most.
+    """Add waits to the joined plan that keep ranks within their limits, and return it with the peaks of all ranks.
 
-    A rank that no waits keep so gets those with which it holds the least that this order allows.
+    If no waits keep a rank within its limit, it gets those with the smallest peak that this order allows.
 
     Args:
-        parts: what each rank runs.
-        plan: of all ranks.
-        order: of all ops, transfers too (`joined_order`).
-        limits: of each rank, in bytes.
+        parts: parts of all ranks.
+        plan: plan of all ranks.
+        order: all ops, transfers too (`joined_order`).
+        limits: limit of each rank in bytes.
     """
     peaks = []
     after = dict(plan.after)
@@ -93,10 +91,10 @@ def held_within(
 
 
 def check_fits(graph: Graph, limits: Sequence[float]) -> None:
-    """Return if each op could run somewhere, with the memory that it touches.
+    """Return if the memory of each op is within the largest limit.
 
     Raises:
-        InputError: an op that could not; names it, with its bytes.
+        InputError: an op needs more. It is named, with its bytes.
 
     Example:
         >>> from hocket.ir import Buffer, Op
@@ -116,10 +114,10 @@ def check_fits(graph: Graph, limits: Sequence[float]) -> None:
 
 
 def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
-    """Return if no rank holds more than its limit.
+    """Return if the peak of each rank is within its limit.
 
     Raises:
-        InputError: one does; names it, with both numbers of bytes.
+        InputError: a rank exceeds its limit. It is named, with both numbers of bytes.
     """
     rank = int(np.argmax(np.asarray(peaks) / np.asarray(limits)))
     if peaks[rank] > limits[rank]:

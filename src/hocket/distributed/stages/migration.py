@@ -1,12 +1,12 @@
-r"""`migrated`: ops change rank between two steps, with all that lives where they live.
+r"""`migrated`: ops change rank between two steps, with all state whose home they change.
 
-Every rank has the whole captured step, so each makes its new part by itself, and all compare what they made::
+Every rank has the whole captured step, so each makes its new part by itself, and all compare their plans::
 
-    divide anew, check all parts | lay wires | compare | state to its new homes | memory of the rest goes back
+    divide again, check all parts | add packets | compare | state to its new homes | release other memory
 
-Before a migration nothing is on its way. Then each value has one home, and copies elsewhere are current. Gradients need
-not move: a step drops those that it finds. The generator's state is everywhere after each step. Numbers of Python that
-a step counts on are refused when a job begins.
+Before a migration no transfer is under way, so each value has one home, and copies elsewhere are current. Gradients do
+not move, since a step drops those that it finds. The generator's state is the same everywhere after each step. Numbers
+of Python that a step reads are refused when a job begins.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ from typing import NamedTuple
 
 import torch
 
-from hocket.distributed.parcels import Parcel
+from hocket.distributed.packets import Packet
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.joined import joined_plan
-from hocket.distributed.stages.stage_job import StageJob, divided, relieved, step_parcels
+from hocket.distributed.stages.stage_job import StageJob, divided, trimmed
 from hocket.distributed.state import ShardState
 from hocket.errors import PeerError
-
-__all__ = ["READY", "Migration", "MovedOps", "compare", "divided_anew", "migrated"]
 
 READY = "ready"
 
 
 class MovedOps(NamedTuple):
-    """Ops that went from one rank to another as one."""
+    """Ops that moved together from one rank to another."""
 
     ops: tuple[str, ...]
     source: int
@@ -39,15 +37,15 @@ class MovedOps(NamedTuple):
 
 @dataclass(frozen=True)
 class Migration:
-    """What moved between two steps of a job.
+    """Ops and state that moved between two steps of a job.
 
     Attributes:
-        step: how many steps had run.
-        moved: which ops, from where, to where.
-        size_bytes: parameters, buffers and optimizer state that went along, of all ranks.
-        took_us: on this rank.
-        why: the numbers that it was decided by.
-        refused: why the ops stayed where they were; empty: they moved.
+        step: number of steps before.
+        moved: ops, with their old and new ranks.
+        size_bytes: parameters, buffers and optimizer state that moved, over all ranks.
+        took_us: duration at this rank.
+        why: the measurements behind the decision.
+        refused: the reason why the ops stayed where they were, or empty if they moved.
 
     Example:
         >>> print(Migration(20, (MovedOps(("mm", "add"), 1, 0),), 4096, 2e4, "rank1 is slow"))
@@ -75,83 +73,87 @@ class Migration:
         )
 
 
-def divided_anew(job: StageJob, rank_of: Mapping[str, int], order: Sequence[str]) -> StageJob:
-    """The job as it is when ops have moved; nothing has happened yet.
+def divided_again(job: StageJob, rank_of: Mapping[str, int], order: Sequence[str]) -> StageJob:
+    """The job after a migration that has not happened yet.
 
     Args:
-        job: as it is now.
-        rank_of: the new rank of each op.
+        job: the present job.
+        rank_of: new rank of each op.
         order: all ops, in a topological order.
 
     Raises:
-        InputError, PlanError: it could not compute as the whole step does; says why.
+        InputError, PlanError: the division could not compute as the whole step does.
     """
-    ranks, since = job.peers.num_workers, job.since + 1
-    borders = Borders(job.captured)
-    borders.check(rank_of, ranks)
+    since, borders = job.since + 1, Borders(job.captured)
+    borders.check(rank_of, job.num_ranks)
     width = next(lane.width for lane in job.plan.lanes if lane.kind == "cores")
-    crossings = borders.crossings(rank_of, ranks, since)
+    crossings = borders.crossings(rank_of, job.num_ranks, since)
     plan = joined_plan(job.captured.graph, order, rank_of, crossings, width)
-    return divided(job.captured, borders, job.peers, job.wires, plan, job.memory, all_parts=True, since=since)
+    return divided(job, borders, plan, job.memory, all_parts=True, since=since)
 
 
 def migrated(before: StageJob, after: StageJob) -> tuple[StageJob, int]:
-    """Bring everything to where it lives from now on; every rank calls this at the same time, and no step runs.
+    """Move all state to its new home. Every rank calls this at the same time, while no step runs.
 
     Args:
-        before: the job as it is; nothing is on its way.
-        after: what `divided_anew` has made of it.
+        before: the present job, with no transfer under way.
+        after: the job that `divided_again` returned.
 
     Returns:
-        The job as it goes on, and how many bytes of state went from one rank to another.
+        The new job, and the number of bytes of state that went from one rank to another.
 
     Raises:
-        PeerError: a rank is gone or silent, or has made another division; names it.
+        PeerError: a rank is gone or silent, or has made another division, and is named.
     """
-    here, ranks = before.peers.rank, range(before.peers.num_workers)
-    arriving = {rank: _arriving(before, after, rank) for rank in ranks}
+    here = before.rank
+    arriving = {rank: _arriving(before, after, rank) for rank in range(before.num_ranks)}
+
+    def moving(source: int, target: int) -> ShardState:
+        entries = tuple(after.entries[name] for name in arriving[target].get(source, ()))
+        return ShardState(target, entries, f"moved~{after.since}/")
+
     for rank, wire in after.wires.items():
-        outgoing = [*step_parcels(after, here, rank), *_parcels(after, _moving(after, arriving, here, rank))]
-        incoming = [*step_parcels(after, rank, here), *_parcels(after, _moving(after, arriving, rank, here))]
+        outgoing = [*after.step_packets(here, rank), *_packets(after, moving(here, rank))]
+        incoming = [*after.step_packets(rank, here), *_packets(after, moving(rank, here))]
         if rank == 0:
-            outgoing += _parcels(after, after.homed_at(here))
+            outgoing += _packets(after, after.homed_at(here))
         if here == 0:
-            incoming += _parcels(after, after.homed_at(rank))
+            incoming += _packets(after, after.homed_at(rank))
         wire.add(outgoing, incoming)
-    compare(before, after.plan_digest)
+    compare_plans(before, after.plan_digest)
     after.memory.restore(after.kept)
     for rank, wire in after.wires.items():
-        _moving(after, arriving, here, rank).post(wire)
+        moving(here, rank).post(wire)
     for rank, wire in after.wires.items():
-        _moving(after, arriving, rank, here).receive(wire)
+        moving(rank, here).receive(wire)
     after.memory.keep(after.kept)
     moved = sum(after.memory.size_bytes(name) for of in arriving.values() for names in of.values() for name in names)
-    return relieved(after), moved
+    return trimmed(after), moved
 
 
-def compare(job: StageJob, digest: int) -> None:
-    """Return when all ranks have come so far, if they have made the same plan.
+def compare_plans(job: StageJob, digest: int) -> None:
+    """Wait until all ranks have reached this point, and check that they have made the same plan.
 
     Args:
-        job: as it is.
-        digest: of the plan (`StageJob.plan_digest`); 0: there is none, and nothing moves.
+        job: the present job.
+        digest: hash of the plan (`StageJob.plan_digest`), or 0 if ops do not move.
 
     Raises:
-        PeerError: a rank is gone or silent, or has made another one; names it.
+        PeerError: a rank is gone or silent, or has made another plan, and is named.
     """
     mine = torch.tensor([digest], dtype=torch.int64)
     for rank, theirs in job.exchanged(READY, mine).items():
         if not torch.equal(theirs, mine):
             raise PeerError(
-                f"{job.peers.name(job.peers.rank)} moves ops to other places than {job.peers.name(rank)}: all ranks "
-                "decide by the same numbers"
+                f"{job.membership.me} moves ops to other places than {job.membership.name(rank)}: all ranks decide by "
+                "the same numbers"
             )
 
 
 def _arriving(before: StageJob, after: StageJob, rank: int) -> dict[int, list[str]]:
-    """What a rank gets, by the rank that it comes from: of what it becomes the home, and what it did not have.
+    """Names of state that a rank receives, by source: state that changes its home to it, and state that it lacked.
 
-    What the home sends for each step comes as at the beginning (`StageJob.first_values`).
+    Values that the home sends in each step come as at the beginning (`RunningPart`).
     """
     kept_before, kept_after = before.kept_at(rank), after.kept_at(rank)
     copied = {each.buffer for each in after.crossings if each.lasts and each.to == rank}
@@ -164,11 +166,6 @@ def _arriving(before: StageJob, after: StageJob, rank: int) -> dict[int, list[st
     return found
 
 
-def _moving(after: StageJob, arriving: Mapping[int, Mapping[int, list[str]]], source: int, target: int) -> ShardState:
-    entries = tuple(after.entries[name] for name in arriving[target].get(source, ()))
-    return ShardState(target, entries, f"moved~{after.since}/")
-
-
-def _parcels(job: StageJob, state: ShardState) -> list[Parcel]:
-    """One for each tensor, as large as it is where it has its memory."""
-    return [Parcel((state.name_of(entry),), (job.memory.size_bytes(entry.name),)) for entry in state.tensors]
+def _packets(job: StageJob, state: ShardState) -> list[Packet]:
+    """One packet for each tensor, of its size when it has memory."""
+    return [Packet((state.name_of(entry),), (job.memory.size_bytes(entry.name),)) for entry in state.tensors]

@@ -1,9 +1,9 @@
-"""What rank 0 does for all: profiles the step, divides it between ranks, writes the rules by which ops may move."""
+"""`StagePlanner`: at rank 0, profiles a step, divides it between ranks, and makes the rules by which ops may move."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from hocket.distributed.stages.memory_limits import (
     held_within,
     peaks_of,
 )
-from hocket.distributed.stages.rebalancing import rules_read, rules_told, written_rules
+from hocket.distributed.stages.rebalancing import made_rules, rules_from
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.ir import Costs, Device, Graph, Link, Machine, Plan
 from hocket.planning.critical_path import serial_peak_bytes
@@ -28,22 +28,20 @@ from hocket.profiling import profile
 from hocket.profiling.analytic import estimate, measure_rates
 from hocket.tracing.captured import Captured
 
-__all__ = ["StagePlanner", "machine_of_ranks"]
-
 
 @dataclass
 class StagePlanner:
-    """Plans on rank 0; on other ranks it takes what that tells.
+    """Makes the plan of all ranks, at rank 0.
 
     Attributes:
-        given: a rank for each op, or a plan with a lane for each rank; None: ops are profiled and partitioned.
-        search: how, as arguments of the partitioner.
-        estimates: whether costs are estimated, not profiled: where no rank has all values.
-        profiles: whether ops are profiled whatever is given: who may move them has to know their costs.
-        partition: what was found, where it was searched for.
-        costs, machine: what it was made from.
-        limits: bytes that each rank may hold; None: none was set.
-        peaks_bytes: how much each rank holds at the most, as predicted.
+        given: a rank for each op, or a plan with a lane for each rank. None: ops are profiled and partitioned.
+        search: arguments of the partitioner.
+        profiles: True: ops are profiled even if a partition is given, since moving ops needs their costs.
+        partition: the partition that was found, unless one was given.
+        costs, machine: input of the partitioner.
+        limits: memory limit of each rank in bytes, or None.
+        estimates: True: costs are estimated, since no rank has all values.
+        peaks_bytes: predicted peak memory of each rank.
     """
 
     given: Plan | Mapping[str, int] | None
@@ -57,16 +55,16 @@ class StagePlanner:
     peaks_bytes: tuple[float, ...] = ()
 
     def plan(self, captured: Captured, borders: Borders, num_ranks: int, bytes_per_s: float) -> Plan:
-        """The plan of all ranks.
+        """Make the plan of all ranks.
 
         Args:
             captured: the whole step.
-            borders: of it.
-            num_ranks: how many there are.
-            bytes_per_s: between any two of them.
+            borders: its borders.
+            num_ranks: number of ranks.
+            bytes_per_s: rate of the link between any two ranks.
 
         Raises:
-            InputError: the division that was given cannot be run, or a rank would hold more than it may.
+            InputError: the given division cannot run, or a rank would exceed its memory limit.
         """
         if self.limits is not None:
             check_fits(captured.graph, self.limits)
@@ -78,7 +76,7 @@ class StagePlanner:
             self.machine = machine_of_ranks(num_ranks, threads, bytes_per_s)
             machine = Machine.of(cores=threads)
             if self.estimates:
-                with torch.random.fork_rng(devices=[]):  # it draws what it computes with
+                with torch.random.fork_rng(devices=[]):  # it draws random operands
                     machine = measure_rates(machine)
                 self.costs = estimate(captured.graph, machine)
             else:
@@ -96,7 +94,7 @@ class StagePlanner:
         plan, self.peaks_bytes = joined.held(wanted)
         if self.limits is not None:
             check_peaks(self.peaks_bytes, self.limits)
-        elif max(self.peaks_bytes) > fair_bytes:  # waits are only paid for where they are enough
+        elif max(self.peaks_bytes) > fair_bytes:  # waits that do not suffice would only cost time
             plan, self.peaks_bytes = joined.plan, joined.peaks
         return plan
 
@@ -113,18 +111,19 @@ class StagePlanner:
         return partitioned_within(problem, self.search, wanted, held, peaks, is_promise=self.limits is not None)
 
     def rules(self, job: StageJob) -> AssistantRules:
-        """The rules by which ops of a job may move, those that rank 0 writes; every rank asks for them.
+        """Return the rules by which ops of a job may move, which rank 0 makes. Every rank calls it.
 
         Raises:
-            PeerError: rank 0 has failed, or tells something else.
+            PeerError: rank 0 has failed, or announces malformed rules.
         """
-        peers, graph = job.peers, job.captured.graph
-        if peers.rank == 0:
+        graph = job.captured.graph
+        if job.rank == 0:
             assert self.costs is not None
             assert self.machine is not None
             together = [ops for ops, _ in Borders(job.captured).together]
-            peers.tell("rules", rules_told(written_rules(graph, self.costs, self.machine, together, job.dividing_us)))
-        return rules_read(peers.told("rules", by=0), graph, peers.num_workers)
+            rules = made_rules(graph, self.costs, self.machine, together, job.dividing_us)
+            job.membership.announce("rules", asdict(rules))
+        return rules_from(job.membership.announced("rules", by=0), graph, job.num_ranks)
 
 
 def _ranks_by(found: Partition) -> dict[str, int]:
@@ -132,7 +131,7 @@ def _ranks_by(found: Partition) -> dict[str, int]:
 
 
 class _Joined:
-    """The plan of all ranks, and what each holds at the most."""
+    """The plan of all ranks, and the peak memory of each."""
 
     def __init__(
         self, borders: Borders, order: Sequence[str], rank_of: Mapping[str, int], num_ranks: int, threads: int
@@ -148,12 +147,12 @@ class _Joined:
         return peaks_of(self._parts, self.plan, self._order)
 
     def held(self, limits: Sequence[float]) -> tuple[Plan, tuple[float, ...]]:
-        """With the waits that keep limits; see `held_within`."""
+        """The plan with waits that keep memory limits, and the peaks. See `held_within`."""
         return held_within(self._parts, self.plan, self._order, limits)
 
 
 def machine_of_ranks(num_ranks: int, threads: int, bytes_per_s: float) -> Machine:
-    """Equal devices, as many as ranks, and a link each way between any two.
+    """A machine with an equal device for each rank, and a link each way between any two.
 
     Example:
         >>> [link.channel for link in machine_of_ranks(2, 1, 1e9).links]

@@ -1,15 +1,17 @@
-"""What a rank measures of its own steps, and which ops move by what all ranks have measured.
+"""`Rebalancer`: measures a rank's steps, and decides by the measurements of all ranks which ops move.
 
-Rank 0 writes the rules (`hocket.adaptation`): ops with what they were profiled at, flows, units that move as one. Every
-so many steps all ranks tell each other how much of their cores was used, by anybody, and how long their ops took over
-what was planned; and each makes the same decision. Where that was to leave all ops, it is not asked again until some
-number is another one, by more each time: the search costs as much as a step of a large model.
+Rank 0 makes the rules (`hocket.adaptation`): profiled ops, flows, and units that move together. After every few steps
+all ranks exchange the use of their cores by all processes, and the ratio of measured to planned op times. Each makes
+the same decision. After a decision to leave all ops, the next search waits until some measurement differs, by more
+each time, since a search costs as much as a step of a large model.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,34 +20,63 @@ from hocket.adaptation import AssistantRules, DeviceShare, OpMove, assistant_rul
 from hocket.adaptation.assistant_rules import RESOURCES, RuledFlow, RuledOp
 from hocket.adaptation.assistants import order_of, predicted_step_us, transfer_delay
 from hocket.adaptation.units import units_of
-from hocket.distributed.stages.cpu_use import CpuUse
 from hocket.distributed.stages.crossings import rank_name
-from hocket.distributed.stages.migration import Migration, MovedOps, compare, divided_anew, migrated
+from hocket.distributed.stages.migration import Migration, MovedOps, compare_plans, divided_again, migrated
 from hocket.distributed.stages.stage_job import StageJob
 from hocket.errors import InputError, PeerError, PlanError
 from hocket.ir import Costs, Graph, Machine, Timeline
 
-__all__ = ["NUM_SHARES", "SHARES", "Rebalancer", "rebalanced", "rules_read", "rules_told", "written_rules"]
-
 SHARES = "shares"
-# The use of three resources, how long ops took over what was planned, and how long a step took.
+# The use of three resources, measured over planned op time, and the step time.
 NUM_SHARES = len(RESOURCES) + 2
-# The last steps before each look: one of them may have been disturbed.
+# Number of steps measured before each decision: one of them may have been disturbed.
 MEASURED_STEPS = 5
-# By so much a rank has to be slower or faster than when it was decided to leave all ops; twice as much each time.
+# Relative change of a rank's speed after which ops may move again, doubled after each decision to leave all ops.
 SAME = 0.1
+PROC_STAT = Path("/proc/stat")
+# Columns of a line of /proc/stat: user nice system idle iowait irq softirq steal. Guests are in user and nice already.
+IDLE = (3, 4)
+COLUMNS = 8
+
+
+class CpuUse:
+    """Measures the use of the CPUs that this process may run on, by all processes."""
+
+    def __init__(self) -> None:
+        self._last = cpu_ticks(os.sched_getaffinity(0))
+
+    def since_last(self) -> float | None:
+        """The share of time, from 0 to 1, that the CPUs were busy since the last call, or None if it is unknown."""
+        before, self._last = self._last, cpu_ticks(os.sched_getaffinity(0))
+        if before is None or self._last is None or self._last[1] <= before[1]:
+            return None
+        return min(1.0, max(0.0, (self._last[0] - before[0]) / (self._last[1] - before[1])))
+
+
+def cpu_ticks(cpus: Collection[int], stat: Path = PROC_STAT) -> tuple[int, int] | None:
+    """Busy ticks and all ticks of some CPUs since the system began, or None if the system does not report them."""
+    try:
+        lines = stat.read_text().splitlines()
+    except OSError:
+        return None
+    wanted = {f"cpu{cpu}" for cpu in cpus}
+    rows = [list(map(int, line.split()[1 : COLUMNS + 1])) for line in lines if line.split(" ", 1)[0] in wanted]
+    if not rows or any(len(row) < COLUMNS for row in rows):
+        return None
+    whole = sum(map(sum, rows))
+    return whole - sum(row[column] for row in rows for column in IDLE), whole
 
 
 class Rebalancer:
-    """Decides on one rank, as on all others, which ops move.
+    """Decides which ops move. All ranks make the same decision.
 
     Args:
-        rules: those of rank 0.
-        rank: of this process.
-        every_steps: how many steps lie between two looks.
+        rules: rules of rank 0.
+        rank: rank of this process.
+        every_steps: number of steps between two decisions.
 
     Attributes:
-        shares: what all ranks measured, at the last look.
+        shares: measurements of all ranks at the last decision.
     """
 
     def __init__(self, rules: AssistantRules, rank: int, every_steps: int) -> None:
@@ -60,9 +91,9 @@ class Rebalancer:
         self._cpus = CpuUse()
 
     def note(self, steps: int, timeline: Callable[[], Timeline]) -> None:
-        """The step has run that makes it so many; its timeline is asked for where it counts.
+        """Record that step number `steps` has run. Its timeline is read if a decision follows soon.
 
-        Up to where the first look would be, all is warming up.
+        The first `every_steps` steps are warm-up.
         """
         if steps == self._every_steps:
             self._cpus.since_last()
@@ -70,21 +101,21 @@ class Rebalancer:
             self._timelines.append(timeline())
 
     def is_due(self, steps: int) -> bool:
-        """Whether all ranks look before the next step."""
+        """True if all ranks decide before the next step."""
         return bool(self._timelines) and steps % self._every_steps == 0
 
     def moves(self, job: StageJob, steps: int) -> tuple[OpMove, ...]:
-        """What moves now; none in most steps. Every rank asks at the same time.
+        """Decide which ops move now, mostly none. Every rank calls it at the same time.
 
         Raises:
             PeerError: a rank is gone or silent.
         """
         mine = self._measured(steps)
         numbers = [*map(mine.of, RESOURCES), mine.slowdown, mine.step_us]
-        told = job.exchanged(SHARES, torch.tensor(numbers, dtype=torch.float64))
+        measured = job.exchanged(SHARES, torch.tensor(numbers, dtype=torch.float64))
         self.shares = tuple(
             DeviceShare(compute, memory, network, slowdown, mine.steps, step_us)
-            for compute, memory, network, slowdown, step_us in (values.tolist() for values in told.values())
+            for compute, memory, network, slowdown, step_us in (values.tolist() for values in measured.values())
         )
         if mine.steps < self.rules.settle_steps or (self._left and self._is_like(self._left)):
             return ()
@@ -94,12 +125,12 @@ class Rebalancer:
         return found
 
     def leave(self) -> None:
-        """By the numbers of the last look all ops stay where they are."""
-        self._times_left = self._times_left + 1 if self._left and self._has_same_givers(self._left) else 0
+        """Record the decision to leave all ops where they are, by the last measurements."""
+        self._times_left = self._times_left + 1 if self._left and self._has_same_overload(self._left) else 0
         self._left = self.shares
 
     def begin(self, steps: int) -> None:
-        """Measure anew: ops have moved, or the first step is about to run."""
+        """Begin new measurements, after ops have moved."""
         self._moved_at, self._timelines, self._left = steps, [], ()
         self._cpus.since_last()
 
@@ -118,7 +149,7 @@ class Rebalancer:
         return tuple(MovedOps(tuple(ops), source, target) for (_, source, target), ops in found.items())
 
     def why(self, before: Mapping[str, int], after: Mapping[str, int]) -> str:
-        """The numbers by which it was decided, in words."""
+        """The measurements behind a decision, as text."""
         slowdown = [share.slowdown for share in self.shares]
         delay = transfer_delay(self.shares, self.rules, self._assignment(before))
         was, becomes = (
@@ -132,7 +163,7 @@ class Rebalancer:
         return f"{ranks}, transfers {delay:.1f}; predicted step {was:.1f} ms before, {becomes:.1f} ms after"
 
     def _measured(self, steps: int) -> DeviceShare:
-        """What this rank's last steps say, by the one of them in which its ops took the median time."""
+        """The measurements of this rank, from the recorded step in which its ops took the median time."""
         here = rank_name(self._rank)
         took_us = [sum(s.duration_us for s in t.spans if s.lane == here) for t in self._timelines]
         median = sorted(range(len(took_us)), key=took_us.__getitem__)[len(took_us) // 2]
@@ -145,18 +176,18 @@ class Rebalancer:
         if took_us[median]:
             self._slowdown = share.slowdown
         self._timelines = []
-        # A rank that has no ops is as slow as it was when it had some.
+        # A rank without ops keeps its last slowdown.
         return dataclasses.replace(share, slowdown=self._slowdown, step_us=step_us)
 
     def _is_like(self, before: Sequence[DeviceShare]) -> bool:
-        """Whether the same devices give, and none is much slower or faster than it was."""
+        """True if the same devices are overloaded, and no device is much slower or faster than before."""
         much = SAME * 2.0**self._times_left
-        return self._has_same_givers(before) and all(
+        return self._has_same_overload(before) and all(
             abs(now.slowdown - then.slowdown) <= much * then.slowdown
             for now, then in zip(self.shares, before, strict=True)
         )
 
-    def _has_same_givers(self, before: Sequence[DeviceShare]) -> bool:
+    def _has_same_overload(self, before: Sequence[DeviceShare]) -> bool:
         theta = self.rules.theta
         return all(
             (now.of(resource) > theta) == (then.of(resource) > theta)
@@ -169,48 +200,48 @@ class Rebalancer:
 
 
 def rebalanced(
-    look: Rebalancer, job: StageJob, steps: int, stop: Callable[[], None]
+    rebalancer: Rebalancer, job: StageJob, steps: int, stop: Callable[[], None]
 ) -> tuple[StageJob, Migration | None]:
-    """Look, decide, and have ops move; every rank does so at the same time.
+    """Measure, decide, and move ops. Every rank calls it at the same time.
 
     Args:
-        look: decides.
-        job: as it is.
-        steps: how many have run.
-        stop: called before anything moves; returns when nothing is on its way.
+        rebalancer: decides.
+        job: the present job.
+        steps: number of steps that have run.
+        stop: called before anything moves. Waits until no transfer is under way.
 
     Returns:
-        The job as it goes on, the same where nothing has moved; and what moved or was refused, if anything was to.
+        The new job, or the same one if no op has moved, and the migration or its refusal, if one was decided.
 
     Raises:
-        PeerError: a rank is gone or silent, or decides otherwise; names it.
+        PeerError: a rank is gone or silent, or decides otherwise, and is named.
     """
-    if not (moves := look.moves(job, steps)):
+    if not (moves := rebalancer.moves(job, steps)):
         return job, None
-    rank_of, order = look.placed(moves, job.rank_of)
-    planned = Migration(steps, look.as_units(moves), 0, 0.0, look.why(job.rank_of, rank_of))
+    rank_of, order = rebalancer.placed(moves, job.rank_of)
+    planned = Migration(steps, rebalancer.as_units(moves), 0, 0.0, rebalancer.why(job.rank_of, rank_of))
     try:
-        after = divided_anew(job, rank_of, order)
+        after = divided_again(job, rank_of, order)
     except (InputError, PlanError) as error:
-        compare(job, 0)  # all ranks refuse
-        look.leave()
+        compare_plans(job, 0)  # all ranks refuse
+        rebalancer.leave()
         return job, dataclasses.replace(planned, refused=str(error))
     stop()
     after, size_bytes = migrated(job, after)
     return after, dataclasses.replace(planned, size_bytes=size_bytes)
 
 
-def written_rules(
+def made_rules(
     graph: Graph, costs: Costs, machine: Machine, together: Sequence[Sequence[str]], migration_us: float
 ) -> AssistantRules:
-    """What rank 0 writes: a device for each rank, and ops in units that may leave one.
+    """Make the rules at rank 0: a device for each rank, and ops in units that may move.
 
     Args:
         graph: the whole step.
-        costs: what it was profiled at.
-        machine: of `machine_of_ranks`.
-        together: ops that have to share a rank, some at a time.
-        migration_us: how long it takes to divide the step anew.
+        costs: its profiled costs.
+        machine: result of `machine_of_ranks`.
+        together: sets of ops that share a rank.
+        migration_us: time it takes to divide the step again.
     """
     width = machine.devices[0].cores
     takes_us = {op.name: costs.duration_us(op.name, width=width) for op in graph.ops}
@@ -218,31 +249,26 @@ def written_rules(
     return assistant_rules(graph, costs, machine, units=units, migration_us=migration_us)
 
 
-def rules_told(rules: AssistantRules) -> dict[str, Any]:
-    """Rules as what JSON can say."""
-    return dataclasses.asdict(rules)
-
-
-def rules_read(told: Mapping[str, Any], graph: Graph, num_ranks: int) -> AssistantRules:
-    """The rules that another rank told.
+def rules_from(document: Mapping[str, Any], graph: Graph, num_ranks: int) -> AssistantRules:
+    """Read the rules that rank 0 announces: the fields of `AssistantRules`.
 
     Raises:
-        PeerError: they are none for this step and so many ranks.
+        PeerError: they are malformed, or rules of another step or another number of ranks.
 
     Example:
         >>> import json
         >>> from hocket.ir import Op
         >>> rules = AssistantRules(("rank0",), (RuledOp("a", "compute", (5.0,)),))
-        >>> rules_read(json.loads(json.dumps(rules_told(rules))), Graph((Op("a"),)), 1) == rules
+        >>> rules_from(json.loads(json.dumps(dataclasses.asdict(rules))), Graph((Op("a"),)), 1) == rules
         True
     """
     try:
-        numbers = dict(told)
+        numbers = dict(document)
         devices, ops, flows = (numbers.pop(key) for key in ("devices", "ops", "flows"))
         made = [RuledOp(name, resource, tuple(takes_us), *others) for name, resource, takes_us, *others in ops]
         rules = AssistantRules(tuple(devices), tuple(made), tuple(RuledFlow(*flow) for flow in flows), **numbers)
     except (KeyError, TypeError, ValueError, InputError) as error:
-        raise PeerError(f"rank 0 tells rules that are none: {error}") from error
+        raise PeerError(f"rank 0 announced malformed rules: {error}") from error
     if {op.name for op in rules.ops} != set(graph.by_name) or len(rules.devices) != num_ranks:
-        raise PeerError("rank 0 tells rules of another step")
+        raise PeerError("rank 0 announced rules of another step")
     return rules

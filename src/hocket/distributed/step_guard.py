@@ -1,8 +1,8 @@
-"""Is the step only what its graph says? It is watched before it is captured, and guarded from then on.
+"""`StepGuard`: watch a step before its capture, and guard the Python state that it reads from then on.
 
-As in `hocket.schedule` (`hocket.pystate`), but with no way back to the user's own step: all ranks run parts of
-it. So a step that writes Python state, or asks a clock, is refused by name; and a call before which something that the
-step reads has changed is refused, too.
+`hocket.schedule` does the same (`hocket.pystate`), but falls back to the user's own step, which ranks that run parts of
+it cannot do. So a step that writes Python state or reads a clock is refused by name, and so is a call before which
+something that the step reads has changed.
 """
 
 from __future__ import annotations
@@ -21,22 +21,20 @@ from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory
 
-__all__ = ["StepGuard"]
-
-# Where `signature_of` says which gradients are there: the step drops those that it finds.
+# Index of the gradients in `signature_of`. Whether they exist does not matter, since the step drops them.
 GRADIENTS = 5
 
 
 class StepGuard:
-    """Watches a step on one batch, whose effects on models and optimizers it undoes.
+    """Watches a step on one batch, and undoes its effects on models and optimizers.
 
     Args:
-        step: the user's own.
+        step: the user's own step.
         model, optimizer: what it trains, each one or a list.
-        batch: what it is called with.
+        batch: argument of the step.
 
     Raises:
-        CaptureError: it writes or asks something that its graph would not.
+        CaptureError: the step has an effect or an input that its graph would not have.
     """
 
     def __init__(self, step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> None:
@@ -56,14 +54,14 @@ class StepGuard:
             raise CaptureError("distribute: the step appends to a list; return what is to be kept")
 
     def begin(self) -> None:
-        """From now on everything that the step reads stays as it is."""
+        """Guard everything that the step reads from now on."""
         self._guards = Guards(self._watch.look(), self._watch)
 
     def check_call(self, captured: Captured, batch: Any) -> None:
-        """Return if a call with this batch is like the one that was captured, and what the step reads is as it was.
+        """Return if a call is like the captured one, and the step reads the same values.
 
         Raises:
-            StaleCaptureError: it is not; nothing was run.
+            StaleCaptureError: something differs, and nothing was run.
         """
         found, expected = signature_of(captured.trace.places, batch), captured.signature
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
@@ -77,10 +75,10 @@ class StepGuard:
         self.check()
 
     def check(self) -> None:
-        """Return if what the step reads is as it was.
+        """Return if the step reads the same values as in the first call.
 
         Raises:
-            StaleCaptureError: it is not; names what changed.
+            StaleCaptureError: a value has changed, which is named.
         """
         assert self._guards is not None
         if not self._guards.hold() and not self._guards.renew() and (changes := self._guards.changes()):

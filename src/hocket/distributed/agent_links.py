@@ -1,4 +1,4 @@
-"""An agent's way to the servers: it finds the job, compares what it has with it, and asks all servers as one."""
+"""`AgentLinks`: an agent's connections to the servers of a job, which it treats as one."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import TCPStore
 
-from hocket.distributed.desk import (
+from hocket.distributed.agent_server import (
     ANSWER,
-    ASK,
+    INDICES,
     JOB_KEY,
     JOINED_KEY,
     MEASURE,
     ORDER,
-    PLACES,
+    REQUEST,
     SEND,
     TAKE,
     agent_key,
-    agent_parcels,
-    fixed_name,
-    pull_name,
+    agent_packets,
 )
+from hocket.distributed.job import PROBE, PROBE_BYTES
 from hocket.distributed.membership import connected, meet_at, waited
-from hocket.distributed.parcels import packed
+from hocket.distributed.packets import pack
 from hocket.distributed.parts import server_name
-from hocket.distributed.setup import PROBE, PROBE_BYTES
-from hocket.distributed.versions import NEWEST, Value, of_server, values_told
+from hocket.distributed.versions import NEWEST, Value, announced_values, of_server
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError, VersionGoneError
-
-__all__ = ["AgentLinks", "connect"]
 
 
 class AgentLinks:
     """Wires of one agent to all servers.
 
     Attributes:
-        values: all that the job has.
-        wires: by the number of the server.
+        values: all values of the job.
+        wires: wires by the number of the server.
         timeout_s: how long a server is waited for.
     """
 
     def __init__(self, values: Sequence[Value], wires: Sequence[Wire], timeout_s: float) -> None:
         self.values, self.wires, self.timeout_s = tuple(values), tuple(wires), timeout_s
 
-    def first(self) -> None:
-        """Have all servers keep the newest version for this agent, and wait for the first one, as long as for a server.
+    def begin(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Wait for the first version, have all servers keep the newest one, and receive the values that never change.
 
         Raises:
-            PeerError: none has been published in this time, or a server is gone or silent.
+            PeerError: no version is published within the timeout, or a server is gone or silent.
         """
-        self._ask(self.wires[:1], TAKE, NEWEST)
+        self._request(self.wires[:1], TAKE, NEWEST)
         try:
             self.wires[0].get(ANSWER, torch.empty(3, dtype=torch.int64), self.timeout_s)
         except TimeoutError:
             raise PeerError(f"agent: the job has published no version for {self.timeout_s:g} s") from None
         self.take(None)
+        for server, wire in enumerate(self.wires):
+            for value in of_server(self.values, server, changes=False):
+                if value.name in tensors:
+                    wire.get(value.fixed_name, tensors[value.name])
 
     def take(self, number: int | None) -> int:
-        """Have all servers keep one version for this agent, and say which.
+        """Have all servers keep one version for this agent, and return its number.
 
         Args:
-            number: of the version; one that is to come is waited for. None: the newest that all have.
+            number: number of the version, which is waited for if it is to come. None: the newest that all have.
 
         Raises:
             VersionGoneError: a server does not have it any more, or never had.
@@ -86,44 +86,37 @@ class AgentLinks:
                     f"agent: version {wanted} is gone, or was never published; the servers have {oldest} to {newest}"
                 )
 
-    def fixed(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Receive what does not change, which servers send with the first version that they grant; raises as `take`."""
-        for server, wire in enumerate(self.wires):
-            for value in of_server(self.values, server, changes=False):
-                if value.name in tensors:
-                    wire.get(fixed_name(value.name), tensors[value.name])
-
     def send(self) -> None:
         """Let all servers send the version that they have granted."""
-        self._ask(self.wires, SEND)
+        self._request(self.wires, SEND)
 
     def order(self, names: Sequence[str]) -> None:
-        """Say in which order values are to come, once; each server has its own of them."""
+        """Set, once, the order in which values are to come. Each server gets its own part of it."""
         for server, wire in enumerate(self.wires):
             values = of_server(self.values, server, changes=True)
             place = {value.name: index for index, value in enumerate(values)}
             wanted = [values[place[name]] for name in names if name in place]
-            wire.add((), packed((pull_name(value.name), value.size_bytes) for value in wanted), ordered=True)
-            places = [place[value.name] for value in wanted]
-            self._ask([wire], ORDER)
-            wire.put(PLACES, torch.tensor(places + [-1] * (max(1, len(values)) - len(places))))
+            wire.add((), pack((value.pull_name, value.size_bytes) for value in wanted), ordered=True)
+            indices = [place[value.name] for value in wanted]
+            self._request([wire], ORDER)
+            wire.put(INDICES, torch.tensor(indices + [-1] * (max(1, len(values)) - len(indices))))
             wire.get(ANSWER, torch.empty(3, dtype=torch.int64))
 
     def rates(self) -> list[float]:
-        """Bytes per second from each server, while all of them send."""
+        """Measure the bytes per second from each server, while all of them send."""
         began = time.perf_counter()
-        self._ask(self.wires, MEASURE)
+        self._request(self.wires, MEASURE)
         for wire in self.wires:
             wire.get(PROBE, torch.empty(PROBE_BYTES, dtype=torch.uint8))
         return [PROBE_BYTES / (time.perf_counter() - began)] * len(self.wires)
 
     def close(self) -> None:
-        """Take leave."""
         for wire in self.wires:
             wire.close()
 
     def _granted(self, wires: Sequence[Wire], number: int) -> list[tuple[int, int, int]]:
-        self._ask(wires, TAKE, number)
+        """Request a version, and return for each server the granted, the oldest and the newest one."""
+        self._request(wires, TAKE, number)
         found = []
         for wire in wires:
             answer = torch.empty(3, dtype=torch.int64)
@@ -132,22 +125,22 @@ class AgentLinks:
             found.append((granted, oldest, newest))
         return found
 
-    def _ask(self, wires: Sequence[Wire], command: int, number: int = 0) -> None:
+    def _request(self, wires: Sequence[Wire], command: int, number: int = 0) -> None:
         for wire in wires:
-            wire.post(ASK, torch.tensor([command, number]))
+            wire.post(REQUEST, torch.tensor([command, number]))
 
 
 def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> AgentLinks:
-    """Find the job at an address, compare, and lay a wire to each server.
+    """Find the job at an address, compare its values with the agent's, and connect to each server.
 
     Args:
-        address: ``HOST:PORT`` of the job's store: what torchrun tells its ranks as MASTER_ADDR and MASTER_PORT.
-        tensors: the agent's own parameters and buffers.
+        address: ``HOST:PORT`` of the job's store, which torchrun gives its ranks as MASTER_ADDR and MASTER_PORT.
+        tensors: parameters and buffers of the agent.
         timeout_s: how long the job is waited for.
 
     Raises:
-        InputError: an address that is none.
-        PeerError: nobody answers there, or the job has another model, or another torch.
+        InputError: the address is malformed.
+        PeerError: no job answers there, or it has another model or another torch.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -155,17 +148,16 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
     wires: list[Wire] = []
     try:
         store = TCPStore(host, int(port), None, is_master=False, timeout=timedelta(seconds=timeout_s))
-        job = json.loads(
-            waited(store, JOB_KEY, f"agent: there is no job with parameter servers at {address}", timeout_s)
-        )
+        missing = f"agent: there is no job with parameter servers at {address}"
+        job = json.loads(waited(store, JOB_KEY, missing, timeout_s))
         if job["torch"] != torch.__version__:
             raise PeerError(f"agent: the job runs torch {job['torch']}, and this is {torch.__version__}")
-        values = values_told(job["values"], job["servers"], tensors)
+        values = announced_values(job["values"], job["servers"], tensors)
         number = store.add(JOINED_KEY, 1)
         for server in range(job["servers"]):
             key = agent_key(number, server)
             wires.append(connected(store, key, 1, f"agent {number}", server_name(server), timeout_s))
-            outgoing, incoming = agent_parcels(values, server)
+            outgoing, incoming = agent_packets(values, server)
             wires[-1].add(incoming, outgoing)
             meet_at(store, key, 1, server_name(server), timeout_s)
     except (RuntimeError, KeyError, TypeError, ValueError) as error:

@@ -1,0 +1,214 @@
+"""`JoinedJob` and `JobStep`: the start, errors and end that all steps of several processes share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+from hocket.arguments import spreading
+from hocket.distributed.membership import Membership
+from hocket.distributed.step_guard import StepGuard
+from hocket.distributed.wire import Wire
+from hocket.errors import ExecutionError, InputError, PeerError
+from hocket.execution import EXECUTORS
+from hocket.execution.base import Executor
+from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.tracing import capture
+from hocket.tracing.captured import Captured
+from hocket.tracing.state import Entry
+
+# Commands that rank 0 sends, or that all ranks agree on.
+STEP, GATHER, CLOSE, PUBLISH, REJOIN, SAVE, LOAD = range(7)
+# Names of values on wires: commands with rank 0's rates, and bytes by which a link is measured.
+COMMANDS, PROBE = "commands", "probe"
+PROBE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class JoinedJob:
+    """A captured step and the wires of this rank.
+
+    Attributes:
+        membership: place of this rank in the job.
+        captured: the whole step.
+        wires: wire to each other rank, by the number of the worker or server there.
+    """
+
+    membership: Membership
+    captured: Captured
+    wires: Mapping[int, Wire]
+
+    @cached_property
+    def rates(self) -> tuple[Entry, ...]:
+        """Numbers among the optimizers' options (rates, decays), without those that schedulers add."""
+        numbers = [entry for entry in self.captured.trace.places.numbers if entry.kind == "group"]
+        return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+
+    @property
+    def command_bytes(self) -> int:
+        return 8 * (2 + len(self.rates))
+
+    def send_command(self, command: int, argument: int = 0) -> None:
+        """Rank 0 sends a command and its rates to the ranks it has wires to, without waiting."""
+        values = torch.tensor([command, argument, *(float(entry.get()) for entry in self.rates)], dtype=torch.float64)
+        for wire in self.wires.values():
+            wire.post(COMMANDS, values)
+
+    def receive_command(self) -> tuple[int, int]:
+        """Wait for rank 0's next command and its argument, and take over its rates. Whole numbers stay integers.
+
+        Raises:
+            PeerError: rank 0 is gone or silent.
+        """
+        values = torch.empty(2 + len(self.rates), dtype=torch.float64)
+        self.wires[0].get(COMMANDS, values)
+        command, argument, *rates = values.tolist()
+        for entry, rate in zip(self.rates, rates, strict=True):
+            is_whole = isinstance(entry.get(), int) and float(rate).is_integer()
+            entry.set(int(rate) if is_whole else rate)
+        return int(command), int(argument)
+
+    def close(self) -> None:
+        """Leave the job once all posted values have arrived. Raises as `Membership.leave`."""
+        self.membership.leave(self.wires)
+
+    def failed(self, error: BaseException) -> PeerError:
+        """Leave the job after an error, and return what to raise."""
+        return self.membership.failed(self.wires, error)
+
+
+AnyJob = TypeVar("AnyJob", bound=JoinedJob)
+
+
+class JobStep(ABC, Generic[AnyJob]):
+    """A step that this process runs together with others. An error ends it, and is raised by all further calls."""
+
+    def __init__(self, step: Any, model: Any, optimizer: Any, membership: Membership, executor: str) -> None:
+        self.steps = 0
+        self.plan: Plan | None = None
+        self.costs: Costs | None = None
+        self.machine: Machine | None = None
+        self._step, self._model, self._optimizer = spreading(step), model, optimizer
+        self._membership, self._kind = membership, executor
+        self._job: AnyJob | None = None
+        self._guard: StepGuard | None = None
+        self._executor: Executor | None = None
+        self._failure: PeerError | None = None
+        self._closed = False
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until no transfer is under way. Raises `PeerError` if a rank is gone."""
+
+    @abstractmethod
+    def _join(self, batch: Any) -> AnyJob:
+        """Capture the step, and connect to the other ranks."""
+
+    @abstractmethod
+    def _prepare(self, job: AnyJob) -> None:
+        """Make the plan and the executor."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process. Rank 0 plans and gathers."""
+        return self._membership.rank
+
+    def timeline(self) -> Timeline:
+        """Return when each op and each transfer of the last step ran at this rank."""
+        if self._executor is None:
+            raise ExecutionError("no step has run yet")
+        return self._executor.timeline()
+
+    def close(self) -> None:
+        """Leave the job once all transfers have arrived. Parameters are then those after all steps.
+
+        Raises:
+            PeerError: a rank is gone.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._job is not None and self._failure is None:
+                self.synchronize()
+                with self._exchanging():
+                    self._end(self._job)
+                    self._job.close()
+        finally:
+            if self._executor is not None:
+                self._executor.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None and self._job is not None:
+            self._failed(error)
+        self.close()
+
+    def _begun(self, batch: Any) -> AnyJob:
+        """Return the job, which the first call starts on its batch."""
+        if self._closed or self._failure is not None:
+            raise self._failure or ExecutionError("distribute: the step was closed")
+        if self._job is None:
+            with self._membership.reporting_errors():
+                self._guard = self._watched(batch)
+            self._job = self._join(batch)
+            with self._ending_on_error():
+                self._prepare(self._job)
+                self._guard.begin()
+        return self._job
+
+    def _watched(self, batch: Any) -> StepGuard:
+        return StepGuard(self._step, self._model, self._optimizer, batch)
+
+    def _end(self, job: AnyJob) -> None:
+        """Tell the other ranks that the job is over, before this one leaves."""
+
+    @contextmanager
+    def _exchanging(self) -> Iterator[None]:
+        """End the job if a rank is lost while values are exchanged between two steps."""
+        try:
+            yield
+        except PeerError as error:
+            raise self._failed(error) from error
+
+    @contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        """End the job on any error."""
+        try:
+            yield
+        except BaseException as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: BaseException) -> PeerError:
+        """Return the error that ended the job: the first one."""
+        if self._failure is None:
+            assert self._job is not None
+            self._failure = self._job.failed(error)
+        return self._failure
+
+
+def captured_for(step: Any, model: Any, optimizer: Any, batch: Any) -> Captured:
+    """Capture a step while each trained parameter has a gradient, so that adding to an existing gradient shows."""
+    models = model if isinstance(model, (list, tuple)) else [model]
+    bare = [p for one in models for p in one.parameters() if p.requires_grad and p.grad is None]
+    for parameter in bare:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        return capture(step, model, optimizer, batch)
+    finally:
+        for parameter in bare:
+            parameter.grad = None
+
+
+def check_choice(what: str, given: str, available: Sequence[str] = EXECUTORS, prefix: str = "distribute") -> None:
+    """Raise an `InputError` unless an option has one of the available values."""
+    if given not in available:
+        raise InputError(f"{prefix}: unknown {what} {given!r}; available: {', '.join(available)}")
