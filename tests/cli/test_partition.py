@@ -82,7 +82,7 @@ def test_what_cannot_be_is_said(hocket, files):
     found = hocket(*words, "--devices", 7)
     assert (found.status, found.out) == (1, "")
     assert "7 devices, and only 6 ops" in found.error
-    assert "all were tried" in hocket(*words, "--devices", 4).error
+    assert "all were ruled out" in hocket(*words, "--devices", 4).error
     assert "--costs" in hocket("partition", "mlp", "--costs", "costs.json").error
     assert hocket("partition", "none.json").status == 2
     (files / "slow.json").write_text(

@@ -210,13 +210,16 @@ def test_what_the_class_of_a_batch_says_is_guarded():
     captured(make, lambda number: Scaled(torch.randn(4, 6), torch.randn(4, 3)), 26)
 
 
-def test_a_batch_that_the_step_writes_to_keeps_it_eager():
+def test_a_batch_that_the_step_writes_to_is_written_to_by_each_step():
+    seen: list[bool] = []
+
     def read(batch: Any) -> Any:
+        seen.append(hasattr(batch, "seen"))
         batch.seen = True
         return batch.x, batch.y
 
-    fast = ran(program(read), lambda number: argparse.Namespace(x=torch.randn(4, 6), y=torch.randn(4, 3)))
-    assert "puts other values into its batch" in fast.why
+    captured(program(read), lambda number: argparse.Namespace(x=torch.randn(4, 6), y=torch.randn(4, 3)))
+    assert not any(seen)
 
 
 def tokenizer() -> Any:
@@ -229,7 +232,7 @@ def tokenizer() -> Any:
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_what_a_tokenizer_gives_may_be_a_batch_unless_its_encodings_are_read(asks):
+def test_what_a_tokenizer_gives_may_be_a_batch_also_where_its_encodings_are_read(asks):
     words = tokenizer()
 
     def make() -> Program:
@@ -250,8 +253,7 @@ def test_what_a_tokenizer_gives_may_be_a_batch_unless_its_encodings_are_read(ask
     def batch(number: int) -> Any:
         return words([" ".join("ab"[(number + place) % 2] for place in range(4))] * 3, return_tensors="pt")
 
-    fast = (ran if asks else captured)(make, batch)
-    assert ("BatchEncoding.word_ids" in fast.why) == asks
+    captured(make, batch)
 
 
 # ------------------------------------------------------------------------------------------------ arrays of numpy

@@ -16,6 +16,7 @@ from hocket.autotune.verification import differ
 from hocket.errors import CaptureError, InputError
 from support.schedules import decide, state, twin
 
+NUM_TRIED = 3 * (WATCHED_STEPS + 1)  # the whole step is watched, then each way to divide it
 
 @pytest.mark.parametrize("planner", ["auto", "serial", "list"])
 def test_every_call_is_a_training_step_and_none_is_lost(planner: str) -> None:
@@ -76,21 +77,20 @@ def test_what_cannot_be_captured_stays_eager_with_a_reason() -> None:
         return loss
 
     fast = hocket.schedule(step, model, optimizer)
-    for number in range(1, 7):
+    for _ in range(NUM_TRIED):
         before = model.weight.detach().clone()
         fast(torch.randn(8, 4))
         assert not torch.equal(before, model.weight)
-        assert fast.decided == (number > WATCHED_STEPS)
         assert fast.verdict == "eager"
+    assert fast.decided
     assert re.search(r"could not be captured: .*test_schedule\.py:\d+ .*data-dependent", fast.why)
     with pytest.raises(InputError, match="there is no plan"):
         _ = fast.plan
     strict = hocket.schedule(step, model, optimizer, strict=True)
-    for _ in range(WATCHED_STEPS):
-        strict(torch.randn(8, 4))
-    before = model.weight.detach().clone()
     with pytest.raises(CaptureError, match=r"test_schedule\.py:\d+ .*data-dependent"):
-        strict(torch.randn(8, 4))
+        for _ in range(NUM_TRIED):
+            before = model.weight.detach().clone()
+            strict(torch.randn(8, 4))
     assert not torch.equal(before, model.weight), "it was made, since it was recorded while it ran"
 
 
