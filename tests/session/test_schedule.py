@@ -18,6 +18,7 @@ from support.schedules import decide, state, twin
 
 NUM_TRIED = 3 * (WATCHED_STEPS + 1)  # the whole step is watched, then each way to divide it
 
+
 @pytest.mark.parametrize("planner", ["auto", "serial", "list"])
 def test_every_call_is_a_training_step_and_none_is_lost(planner: str) -> None:
     eager, planned = twin()
