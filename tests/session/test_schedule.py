@@ -88,11 +88,18 @@ def test_what_cannot_be_captured_stays_eager_with_a_reason() -> None:
     with pytest.raises(InputError, match="there is no plan"):
         _ = fast.plan
     strict = hocket.schedule(step, model, optimizer, strict=True)
-    with pytest.raises(CaptureError, match=r"test_schedule\.py:\d+ .*data-dependent"):
+    weights = [model.weight.detach().clone()]
+
+    def train() -> None:
         for _ in range(NUM_TRIED):
-            before = model.weight.detach().clone()
-            strict(torch.randn(8, 4))
-    assert not torch.equal(before, model.weight), "it was made, since it was recorded while it ran"
+            try:
+                strict(torch.randn(8, 4))
+            finally:
+                weights.append(model.weight.detach().clone())
+
+    with pytest.raises(CaptureError, match=r"test_schedule\.py:\d+ .*data-dependent"):
+        train()
+    assert not torch.equal(weights[-2], weights[-1]), "it was made, since it was recorded while it ran"
 
 
 def test_report_writes_page_and_trace(tmp_path) -> None:
