@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["PROGRAMS"]
+__all__ = ["PROGRAMS", "Batch", "Function", "Maker", "Twice", "images", "matrix", "sequence"]
 
 Maker = Callable[[], nn.Module]
 Batch = Callable[[int], tuple[Any, ...]]
@@ -65,15 +65,15 @@ class Recurrent(nn.Module):
         return state
 
 
-def _matrix(number: int) -> tuple[Any, ...]:
+def matrix(number: int) -> tuple[Any, ...]:
     return (torch.randn(4, 4, generator=torch.Generator().manual_seed(number)),)
 
 
 def _leaf(number: int) -> tuple[Any, ...]:
-    return (_matrix(number)[0].requires_grad_(),)
+    return (matrix(number)[0].requires_grad_(),)
 
 
-def _images(number: int) -> tuple[Any, ...]:
+def images(number: int) -> tuple[Any, ...]:
     return (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(number)),)
 
 
@@ -81,7 +81,7 @@ def _words(number: int) -> tuple[Any, ...]:
     return (torch.randint(0, 10, (2, 6), generator=torch.Generator().manual_seed(number)),)
 
 
-def _sequence(number: int) -> tuple[Any, ...]:
+def sequence(number: int) -> tuple[Any, ...]:
     return (torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(number)),)
 
 
@@ -216,27 +216,27 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 _MODELS: dict[str, tuple[Maker, Batch]] = {
-    "mlp": (_sequential(_linear, nn.ReLU, _linear, nn.Tanh, _linear), _matrix),
+    "mlp": (_sequential(_linear, nn.ReLU, _linear, nn.Tanh, _linear), matrix),
     "mlp_leaf": (_sequential(_linear, nn.ReLU, _linear), _leaf),
-    "batch_norm": (_sequential(_linear, lambda: nn.BatchNorm1d(4), nn.ReLU, _linear), _matrix),
-    "batch_norm_eval": (_evaluated(_sequential(_linear, lambda: nn.BatchNorm1d(4), _linear)), _matrix),
-    "conv": (_sequential(_conv, lambda: nn.BatchNorm2d(4), nn.ReLU, lambda: nn.MaxPool2d(2)), _images),
-    "conv_group_norm": (_sequential(_conv, lambda: nn.GroupNorm(2, 4), nn.SiLU, lambda: nn.AvgPool2d(2)), _images),
-    "conv_dropout": (_sequential(_conv, lambda: nn.Dropout2d(0.3), nn.Flatten, lambda: nn.Linear(256, 3)), _images),
-    "deconv": (_sequential(lambda: nn.ConvTranspose2d(3, 2, 2, 2), nn.LeakyReLU, nn.Flatten), _images),
-    "upsample": (_sequential(_conv, lambda: nn.Upsample(scale_factor=2), nn.Sigmoid), _images),
+    "batch_norm": (_sequential(_linear, lambda: nn.BatchNorm1d(4), nn.ReLU, _linear), matrix),
+    "batch_norm_eval": (_evaluated(_sequential(_linear, lambda: nn.BatchNorm1d(4), _linear)), matrix),
+    "conv": (_sequential(_conv, lambda: nn.BatchNorm2d(4), nn.ReLU, lambda: nn.MaxPool2d(2)), images),
+    "conv_group_norm": (_sequential(_conv, lambda: nn.GroupNorm(2, 4), nn.SiLU, lambda: nn.AvgPool2d(2)), images),
+    "conv_dropout": (_sequential(_conv, lambda: nn.Dropout2d(0.3), nn.Flatten, lambda: nn.Linear(256, 3)), images),
+    "deconv": (_sequential(lambda: nn.ConvTranspose2d(3, 2, 2, 2), nn.LeakyReLU, nn.Flatten), images),
+    "upsample": (_sequential(_conv, lambda: nn.Upsample(scale_factor=2), nn.Sigmoid), images),
     "embedding": (_sequential(lambda: nn.Embedding(10, 8), lambda: nn.LayerNorm(8), lambda: nn.Linear(8, 4)), _words),
-    "lstm_cell": (lambda: Recurrent(nn.LSTMCell), _matrix),
-    "gru_cell": (lambda: Recurrent(nn.GRUCell), _matrix),
-    "rnn_cell": (lambda: Recurrent(nn.RNNCell), _matrix),
-    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), _sequence),
-    "attention": (lambda: Function(_attention), _sequence),
-    "counter": (lambda: Method(_count), _matrix),
-    "frozen": (lambda: _sequential(_linear, nn.ReLU, _linear)().requires_grad_(False), _matrix),
-    "none": (_sequential(nn.Identity, nn.Identity), _matrix),
+    "lstm_cell": (lambda: Recurrent(nn.LSTMCell), matrix),
+    "gru_cell": (lambda: Recurrent(nn.GRUCell), matrix),
+    "rnn_cell": (lambda: Recurrent(nn.RNNCell), matrix),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), sequence),
+    "attention": (lambda: Function(_attention), sequence),
+    "counter": (lambda: Method(_count), matrix),
+    "frozen": (lambda: _sequential(_linear, nn.ReLU, _linear)().requires_grad_(False), matrix),
+    "none": (_sequential(nn.Identity, nn.Identity), matrix),
 }
 
 PROGRAMS: dict[str, tuple[Maker, Batch]] = {
-    **{name: (partial(Function, function), _matrix) for name, function in _FUNCTIONS.items()},
+    **{name: (partial(Function, function), matrix) for name, function in _FUNCTIONS.items()},
     **_MODELS,
 }

@@ -62,6 +62,11 @@ class Decision:
         return self.best or next(iter(self.candidates), None)
 
     @property
+    def is_clear(self) -> bool:
+        """Whether one was faster, or nothing had to be compared."""
+        return self.low is None or self.high is None or not self.low <= 1 <= self.high
+
+    @property
     def expected_ms(self) -> float:
         """The median step time that the decision stands on."""
         return self.best.step_ms if self.best else median(self.eager_ms)

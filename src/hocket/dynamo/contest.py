@@ -5,7 +5,8 @@ in the loop, so both run in turns there and the faster one stays::
 
     first call    "bitwise": both run forward and backward on copies; where bits differ, the original stays
     searching     the compiled graph runs, and its regions find plans; where none is planned, the original stays
-    in turns      blocks of cycles by each; the faster one stays, the original in a draw
+    in turns      blocks of cycles by each until it is clear which is faster; that stays, the original in a draw
+    searching     again, where a compiled graph stayed and one of its regions has drifted
 
 A *cycle* is the time from one call to the next, with the backward, the update and all else in between. Calls before one
 backward belong to one cycle. Where no gradient is taken, a cycle is the call alone.
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from hocket.autotune.comparison import speedup_interval
 from hocket.autotune.remembered import Remembered
 from hocket.dynamo.outcome import difference
 from hocket.dynamo.region import Region
@@ -34,6 +36,8 @@ __all__ = ["Contest"]
 log = logging.getLogger(__name__)
 
 NUM_ROUNDS = 6
+# Where it is not clear after as many, there are more, up to this number of times.
+MAX_ATTEMPTS = 3
 # Cycles of a block; the first one finds caches and threads as the other contender left them, and is not counted.
 BLOCK = 4
 # The compiled graph has to be faster by this.
@@ -78,7 +82,7 @@ class Contest:
         self._stays: Callable[..., Any] | None = None
         self._stage = "first" if needs_equal_bits else "searching"
         self._busy = threading.Lock()
-        self._num_failed = self._num_calls = 0
+        self._num_failed = self._num_calls = self._num_attempts = 0
         self._turns: list[tuple[str, bool]] = []
         self._cycle: _Cycle | None = None
         self._times_ms: dict[str, list[float]] = {"original": [], "compiled": []}
@@ -130,15 +134,19 @@ class Contest:
         self._num_calls += 1
         called = [region for region in self._made if region.was_called]
         if self._is_known:
-            self._keep_compiled()
+            self._keep_compiled("it is remembered to be faster than the graph as it stands")
         elif not called or not all(region.is_final or self._num_calls > MAX_SEARCHED for region in called):
             return
         elif all(region.verdict != "planned" for region in called):
-            self._keep_original("no region has a plan that is faster")
+            reason = f"no region has a plan that is faster ({called[0].why})"
+            self._keep(Remembered("eager", reason, None, None, None, (), None))
+            self._keep_original(reason)
         elif not NUM_ROUNDS:
-            self._keep_compiled()
+            self._keep_compiled("")
         else:
-            self._stage, self._turns = "turns", _turns(self._seed)
+            self._stage, self._num_attempts = "turns", 0
+            self._times_ms = {"original": [], "compiled": []}
+            self._turns = _turns(self._seed)
 
     def _take_turn(self) -> None:
         """Let the next cycle begin if the last one is over, and decide after all of them."""
@@ -156,18 +164,33 @@ class Contest:
     def _decide(self) -> None:
         original_ms, compiled_ms = (tuple(self._times_ms[label]) for label in ("original", "compiled"))
         speedup = lower_quartile(original_ms) / lower_quartile(compiled_ms)
-        reason = f"with regions it takes {1 / speedup:.2f}x of the time of the graph as it stands"
-        kind = "regions" if speedup >= MIN_SPEEDUP else "eager"
-        self._keep(Remembered(kind, reason, speedup, None, None, original_ms, None))
-        if kind == "eager":
-            self._keep_original(reason)
+        low, high = speedup_interval(original_ms, compiled_ms)
+        self._num_attempts += 1
+        is_clear = not low <= 1 <= high
+        if not is_clear and self._num_attempts < MAX_ATTEMPTS:
+            self._turns = _turns(f"{self._seed}{self._num_attempts}")
+            return
+        is_faster = is_clear and speedup >= MIN_SPEEDUP
+        reason = f"with regions {speedup:.2f}x as fast as the graph as it stands ({low:.2f} to {high:.2f})"
+        self._keep(Remembered("regions" if is_faster else "eager", reason, speedup, low, high, original_ms, None))
+        if is_faster:
+            self._keep_compiled(reason)
         else:
-            log.info("hocket: a graph is compiled: %s", reason)
-            self._keep_compiled()
+            self._keep_original(reason)
 
-    def _keep_compiled(self) -> None:
-        self._stays, self._stage, self._cycle = self._compiled, "compiled", None
-        self._original = self._compiled
+    def _keep_compiled(self, reason: str) -> None:
+        for region in self._made:
+            region.compared = reason
+            region.on_drift = self._search_again
+        self._stage, self._cycle = "compiled", None
+        self._stays = self._compiled
+        log.info("hocket: a graph is compiled: %s", reason)
+
+    def _search_again(self) -> None:
+        """A region of the compiled graph searches for another plan: both are timed again after that."""
+        if self._stage == "compiled":
+            self._stage, self._num_calls, self._is_known = "searching", 0, False
+            self._stays = None
 
     def _keep_original(self, reason: str) -> None:
         self._stays, self._stage, self._cycle = self._original, "original", None

@@ -40,11 +40,10 @@ class Outputs:
     order: tuple[int, ...]
     moves: bool
 
-    def picker(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-        """Picks the outputs from the computed values, the inputs and the constants in one list."""
-        if len(self.order) > 1:
-            return operator.itemgetter(*self.order)
-        return lambda found: tuple(found[place] for place in self.order)
+    def put_together(self, computed: Sequence[Any], passed: Sequence[Any]) -> tuple[Any, ...]:
+        """The graph's result, of computed values and the inputs at `inputs`."""
+        found = (*computed, *passed, *self.constants)
+        return tuple(found[place] for place in self.order)
 
 
 def unchanged(graph: fx.GraphModule) -> Callable[..., Any]:

@@ -4,9 +4,12 @@ Dynamo and AOTAutograd have guarded what the graph depends on, and it is a funct
 Python is watched, recorded or put back. The variants, the search, the verification and the audits are those of a step
 (`hocket.autotune`)::
 
-    call ──> fast path     the native check knows the inputs: begin, empty the list, run, finish
+    call ──> native call   the check knows the inputs: begin, empty the list, run, put the result together
              pool          searches, audits, notes times; meets other shapes and numbers
              plain         the graph op by op: busy in another thread, not plannable, or no plan is faster
+
+A search that other load on the machine disturbed, so that it was not clear which is faster, is made again after
+`PAUSE` calls. So is that of a region whose planned calls have drifted (`hocket.adaptation`).
 
 Each call that runs a plan empties the list before the first op, so that inputs are freed after their last use.
 """
@@ -16,17 +19,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import fx
 
-from hocket.adaptation import DriftLimits
+from hocket.adaptation import DriftDetector, DriftLimits
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.store import DecisionStore
+from hocket.autotune.variant import Variant
 from hocket.dynamo.graphs import Outputs, boxed, computing, why_unplannable
 from hocket.ir import Machine
 from hocket.pystate.watch import PurityWatch
@@ -38,6 +42,11 @@ log = logging.getLogger(__name__)
 
 # Planned calls in a row that leave the pool out; then it gets their times, and audits what is due.
 MAX_FAST = 100
+# Calls op by op before a search that was not clear is made again, and how often that is done.
+PAUSE = 100
+MAX_UNCLEAR = 2
+# Calls that a search takes, about.
+NUM_SEARCHED = 60
 _NEVER = 2**62
 _ALIVE: WeakSet[Region] = WeakSet()
 
@@ -93,6 +102,8 @@ class Region:
         verdict: ``"searching"``, ``"planned"`` or ``"plain"``.
         why: the reason.
         was_called: there was a call.
+        compared: speed of the compiled graph over the graph as it stands; empty before that is known.
+        on_drift: called when another plan is searched for.
     """
 
     def __init__(
@@ -108,15 +119,17 @@ class Region:
         self.kind = kind
         self.verdict, self.why = "searching", "the first calls are recorded and compared"
         self.was_called = False
+        self.compared = ""
+        self.on_drift: Callable[[], object] = lambda: None
         self._plain = plain
-        self._pass = outputs.inputs
-        self._constants = list(outputs.constants)
-        self._picked = outputs.picker()
-        self._moves = outputs.moves
-        self._keeps_batches = numerics == "close"  # whose forms are compiled later
+        self._outputs = outputs
+        self._forgets_batches = numerics != "close"  # whose forms are compiled later
         self._busy = threading.Lock()
-        self._pool: VariantPool | None = VariantPool(_config(compute, numerics, cache), lambda: None)
+        self._settings = _config(compute, numerics, cache)
+        self._pool: VariantPool | None = VariantPool(self._settings, lambda: None)
         self._fast: _FastCall | None = None
+        self._drift = _Drift()
+        self._num_unclear = self._left_to_pause = 0
         _ALIVE.add(self)
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -125,16 +138,13 @@ class Region:
         if self._pool is None or not self._busy.acquire(blocking=False):
             return self._plain(inputs)
         try:
-            kept = [inputs[place] for place in self._pass]
-            fast = self._fast
-            found = NotImplemented if fast is None else fast(inputs)
-            if found is NotImplemented:
-                found = self._by_pool(inputs)
-            else:
-                found = list(found)
+            if self._fast is not None:
+                found = self._fast(inputs)
+                if found is not NotImplemented:
+                    return found
+            return self._by_pool(inputs)
         finally:
             self._busy.release()
-        return self._picked([*found, *kept, *self._constants])
 
     @property
     def is_final(self) -> bool:
@@ -147,27 +157,50 @@ class Region:
         with self._busy:
             self._give_up(reason)
 
-    def _by_pool(self, inputs: list[Any]) -> list[Any]:
+    def _by_pool(self, inputs: list[Any]) -> Any:
         """A call that is searched for, audited or met for the first time."""
         pool = self._pool
         assert pool is not None
         if self._fast is not None:
-            self._fast.note()
-            self._fast = None
+            fast, self._fast = self._fast, None
+            if self._drift.note(fast.note(), pool.current):
+                log.info("hocket: the calls of a %s graph have drifted: plans are searched again", self.kind)
+                pool = self._begin_anew()
+                self.on_drift()
+        if self._left_to_pause:
+            self._left_to_pause -= 1
+            return self._plain(inputs)
+        passed = [inputs[place] for place in self._outputs.inputs]
         found = pool(list(inputs))
         inputs.clear()
+        if pool.current.settled:
+            self._settle(pool)
+        return self._outputs.put_together(found, passed)
+
+    def _settle(self, pool: VariantPool) -> None:
         variant = pool.current
-        if variant.settled:
-            best = variant.decision.best
-            if best is None and not self._moves and variant.is_final:
+        best = variant.decision.best
+        if best is not None:
+            self.verdict, self.why = "planned", variant.decision.reason
+            self._fast = _FastCall.of(pool, self._outputs)
+            if self._forgets_batches:
+                for captured in (*variant.forms.values(), best.captured):
+                    captured.example.value = None  # activations
+        elif not self._outputs.moves and variant.is_final:
+            if variant.decision.is_clear or self._num_unclear >= MAX_UNCLEAR:
                 self._give_up(variant.decision.reason)
-            elif best is not None:
-                self.verdict, self.why = "planned", variant.decision.reason
-                self._fast = _FastCall.of(pool)
-                if not self._keeps_batches:
-                    for captured in (*variant.forms.values(), best.captured):
-                        captured.forget_batch()
-        return list(found)
+            else:
+                self._num_unclear += 1
+                self._left_to_pause = PAUSE
+                self._begin_anew()
+
+    def _begin_anew(self) -> VariantPool:
+        """Forget the plan; the next call is recorded."""
+        if self._pool is not None:
+            self._pool.close()
+        self.verdict = "searching"
+        self._pool = VariantPool(self._settings, lambda: None)
+        return self._pool
 
     def _give_up(self, reason: str) -> None:
         """Run the graph as it stands from now on."""
@@ -180,44 +213,53 @@ class Region:
 
 
 class _FastCall:
-    """Planned calls of one variant, as native calls on a list that is emptied before the ops run."""
+    """Planned calls of one variant, each of them one native call, until Python is needed next."""
 
-    def __init__(self, variant: Any, check: Any, step: Any, left: int) -> None:
-        self._variant, self._holds, self._left = variant, check.holds, left
-        self._begin, self._run, self._finish = step
-        self._times_ms: list[float] = []
-        self._pid = os.getpid()
+    def __init__(self, variant: Variant, call: Any) -> None:
+        self._variant, self._call = variant, call
 
     @staticmethod
-    def of(pool: VariantPool) -> _FastCall | None:
+    def of(pool: VariantPool, outputs: Outputs) -> _FastCall | None:
         """None where the pool has to make the next call."""
         variant = pool.current
         left = variant.calls_until_audit(MAX_FAST)
-        step = variant.decision.best.executor.boxed() if variant.decision.best is not None else None
-        check = pool.recognised
-        return None if left < 1 or step is None or check is None else _FastCall(variant, check, step, left)
+        best, check = variant.decision.best, pool.recognised
+        if left < 1 or best is None or check is None:
+            return None
+        call = best.executor.boxed(check, outputs.inputs, list(outputs.constants), outputs.order, left)
+        return None if call is None else _FastCall(variant, call)
 
     def __call__(self, inputs: list[Any]) -> Any:
-        if not self._left or os.getpid() != self._pid:
-            return NotImplemented
-        start = perf_counter()
-        if not self._holds(inputs) or not self._begin(inputs):
-            return NotImplemented
-        inputs.clear()
-        self._left -= 1
         try:
-            self._run()
+            return self._call(inputs)
         except BaseException as error:
-            self._variant.decision.best.executor.annotate(error)
+            best = self._variant.decision.best
+            if best is not None:
+                best.executor.annotate(error)
             raise
-        found = self._finish()
-        self._times_ms.append((perf_counter() - start) * 1e3)
-        return found
 
-    def note(self) -> None:
-        """Tell the variant what these calls took."""
-        self._variant.note_direct(self._times_ms, None)
-        self._left = 0
+    def note(self) -> list[float]:
+        """Tell the variant what these calls took, in milliseconds."""
+        times_ms: list[float] = self._call.times_ms()
+        self._variant.note_direct(times_ms, None)
+        return times_ms
+
+
+class _Drift:
+    """Follows the planned calls of a region, each variant by itself."""
+
+    def __init__(self) -> None:
+        self._watches: WeakKeyDictionary[Variant, DriftDetector] = WeakKeyDictionary()
+
+    def note(self, times_ms: Sequence[float], variant: Variant) -> bool:
+        """Whether calls of this variant take another time than when its plan was chosen."""
+        if not variant.settled or not variant.decision.eager_ms:
+            return False  # a plan that was not compared with eager
+        watch = self._watches.get(variant)
+        if watch is None:
+            searched_ms = NUM_SEARCHED * max(variant.decision.eager_ms)
+            watch = self._watches[variant] = DriftDetector(variant.decision.expected_ms, searched_ms)
+        return sum(watch.observe(time_ms) is not None for time_ms in times_ms) > 0
 
 
 def _config(compute: Callable[[list[Any]], Any], numerics: str, cache: Any) -> TunerConfig:
@@ -236,7 +278,7 @@ def _config(compute: Callable[[list[Any]], Any], numerics: str, cache: Any) -> T
         machine=Machine.here(),
         executor="auto",
         clock=perf_counter,
-        drift=DriftLimits(rest_steps=_NEVER),  # activations are not kept for another search
+        drift=DriftLimits(rest_steps=_NEVER),  # a region records anew, since it keeps no activations
         store=DecisionStore.of(cache),
         numerics=numerics,
         is_region=True,

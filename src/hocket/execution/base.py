@@ -6,7 +6,7 @@ Who waits for whom is worked out in `hocket.ir.waits`, which every executor read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -132,10 +132,17 @@ class Executor(ABC):
         """
         return None
 
-    def boxed(self) -> tuple[Callable[[Any], bool], Callable[[], Any], Callable[[], list[Any]]] | None:
-        """Native calls for the three parts of a step: begin with a batch, run, and the leaves of its result.
+    def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
+        """The step as a native call on a list of inputs, which is emptied before the first op; None where it has none.
 
-        Between the first two the batch may be emptied. None where that cannot be, or where Python has more to put back.
+        It answers NotImplemented, with nothing changed, where the step has to go the usual way.
+
+        Args:
+            condition: a native condition on the inputs.
+            passed: positions of inputs that are returned.
+            constants: values that are returned.
+            order: of each output the position in: leaves of the step's result, then these inputs, then constants.
+            num: calls after which it answers NotImplemented.
         """
         return None
 

@@ -211,8 +211,9 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     if (result.kind == 'n') return tape_.value(place).boxed();
     const auto& tensor = slots_->slots_[place].toTensor();
     if (result.kind == 't') return py::cast(tensor);
-    // One that is in no other hands needs no other face.
-    auto own = tensor.use_count() == 1 && result.kind != 'i' ? tensor : tensor.detach();
+    // One that is in no other hands needs no other face, but a view of a tensor that requires a gradient does too.
+    const bool is_own = tensor.use_count() == 1 && result.kind != 'i' && !tensor.requires_grad();
+    auto own = is_own ? tensor : tensor.detach();
     if (result.kind == 'g') hocket::give_spent_graph(own, result.name, result.message);
     if (result.kind == 'l') own.requires_grad_();
     return result.kind == 'i' ? py::cast(own).attr("item")() : py::cast(own);

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -44,11 +45,9 @@ class SharedMemory {
       const auto found = steady_.find(input.seen);
       if (found != steady_.end() ? found->second != input.memory : is_steady_class_[static_cast<size_t>(input.memory)])
         return false;
-      for (const auto& [address, memory] : fresh_)
-        if ((address == input.seen) != (memory == input.memory)) return false;
       if (found == steady_.end()) fresh_.emplace_back(input.seen, input.memory);
     }
-    return true;
+    return is_one_to_one();
   }
 
  private:
@@ -57,6 +56,23 @@ class SharedMemory {
     int memory;
     bool is_steady;
   };
+
+  // Whether equal addresses have equal classes, and the other way round. Sorted, equal ones are neighbours: a backward
+  // reads hundreds of activations, of which each has another address in every step.
+  bool is_one_to_one() {
+    std::sort(fresh_.begin(), fresh_.end());
+    address_of_.assign(is_steady_class_.size(), nullptr);
+    const void* last = nullptr;
+    int last_class = -1;
+    for (const auto& [address, memory] : fresh_) {
+      if (address == last && memory != last_class) return false;
+      auto& known = address_of_[static_cast<size_t>(memory)];
+      if (known != nullptr && known != address) return false;
+      known = last = address;
+      last_class = memory;
+    }
+    return true;
+  }
 
   bool learn() {
     steady_.clear();
@@ -78,7 +94,8 @@ class SharedMemory {
   bool is_known_ = false;
   std::unordered_map<const void*, int> steady_;  // of steady inputs: address -> class
   std::vector<char> is_steady_class_;
-  std::vector<std::pair<const void*, int>> fresh_;
+  std::vector<std::pair<const void*, int>> fresh_;  // address and class of the others that share no steady storage
+  std::vector<const void*> address_of_;             // by class
 };
 
 }  // namespace hocket

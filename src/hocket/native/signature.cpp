@@ -76,11 +76,12 @@ class Signature : public hocket::Places, public hocket::Condition {
   // The value of leaf `i` does not count where `free[i]`; its type does.
   Signature(const py::object& batch, const std::vector<bool>& free) : pattern_(batch.ptr()), switches_(Switches::now()) {
     if (!pattern_.read(batch.ptr(), now_) || free.size() != now_.size()) throw py::value_error("not this batch");
-    first_ = places_of(now_);
+    std::unordered_map<PyObject*, size_t> first;
     for (size_t i = 0; i < now_.size(); i++) {
       Leaf leaf;
       if (THPVariable_Check(now_[i])) {
         leaf.meta.emplace(THPVariable_Unpack(now_[i]));
+        leaf.first = first.try_emplace(now_[i], i).first->second;
       } else if (!free[i]) {
         leaf.value = py::reinterpret_borrow<py::object>(now_[i]);
       }
@@ -111,8 +112,7 @@ class Signature : public hocket::Places, public hocket::Condition {
                     : leaf.value && !hocket::equal(now_[i], leaf.value.ptr()))
         return false;
     }
-    if (now_.size() > 1 && places_of(now_) != first_) return false;
-    if (!(Switches::now() == switches_) || !read()) return false;
+    if (!places_hold() || !(Switches::now() == switches_) || !read()) return false;
     for (const auto& [place, value] : expected_)
       if (at(place) != value.ptr() && !hocket::equal(at(place), value.ptr())) return false;
     for (const auto& [place, state] : parameters_)
@@ -124,6 +124,12 @@ class Signature : public hocket::Places, public hocket::Condition {
   struct Leaf {
     std::optional<hocket::Meta> meta;  // of a tensor
     py::object value;                  // of what is none; empty where it does not count
+    size_t first = 0;                  // the first place of this tensor
+  };
+  struct Seen {
+    PyObject* tensor = nullptr;
+    size_t place = 0;
+    uint64_t call = 0;
   };
 
   static int state_of(PyObject* parameter) {
@@ -131,19 +137,29 @@ class Signature : public hocket::Places, public hocket::Condition {
     return 2 * impl->requires_grad() + impl->grad().defined();
   }
 
-  // Of each tensor its first place: one that stands twice is one tensor to the step.
-  static std::vector<size_t> places_of(const std::vector<PyObject*>& leaves) {
-    std::vector<size_t> places;
-    std::unordered_map<PyObject*, size_t> first;
-    for (size_t i = 0; i < leaves.size(); i++)
-      if (THPVariable_Check(leaves[i])) places.push_back(first.try_emplace(leaves[i], i).first->second);
-    return places;
+  // Whether each tensor that stands twice does so at the places at which it did: it is one tensor to the step.
+  //
+  // A hash table that is not emptied between calls: an entry of another call has another number.
+  bool places_hold() {
+    size_t bits = 4;
+    while (size_t{1} << bits < 2 * now_.size()) bits++;
+    if (seen_.size() != size_t{1} << bits) seen_.assign(size_t{1} << bits, {});
+    num_calls_++;
+    for (size_t i = 0; i < now_.size(); i++) {
+      if (!leaves_[i].meta) continue;
+      auto at = static_cast<size_t>(reinterpret_cast<uintptr_t>(now_[i]) * 0x9E3779B97F4A7C15u >> (64 - bits));
+      while (seen_[at].call == num_calls_ && seen_[at].tensor != now_[i]) at = (at + 1) & (seen_.size() - 1);
+      if (seen_[at].call != num_calls_) seen_[at] = {now_[i], i, num_calls_};
+      if (seen_[at].place != leaves_[i].first) return false;
+    }
+    return true;
   }
 
   hocket::BatchPattern pattern_;
   Switches switches_;
   std::vector<Leaf> leaves_;
-  std::vector<size_t> first_;
+  std::vector<Seen> seen_;
+  uint64_t num_calls_ = 0;
   std::vector<std::pair<int, py::object>> expected_;
   std::vector<std::pair<int, int>> parameters_;
   std::vector<PyObject*> now_;

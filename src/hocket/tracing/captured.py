@@ -40,6 +40,13 @@ class Frame:
     numbers: list[Any]
 
 
+@dataclass
+class ExampleBatch:
+    """The batch that a step was captured with; None once it was let go of."""
+
+    value: Any
+
+
 @dataclass(frozen=True, eq=False)
 class Captured:
     """One training step as a graph, bound to the model and the optimizer it came from.
@@ -48,7 +55,7 @@ class Captured:
         graph: the ops, their roles, and what must come before what.
         program: the same ops for an executor.
         step: the user's own step.
-        batch: the batch it was captured with.
+        example: the batch it was captured with; all forms of a step share it.
         trace: what the recorders saw.
         lowered: which slot holds which value of the trace.
         signature: what must be so again for the graph to stand for the step.
@@ -59,12 +66,17 @@ class Captured:
     graph: Graph
     program: Program
     step: Callable[[Any], Any]
-    batch: Any
+    example: ExampleBatch
     trace: Trace
     lowered: Lowered
     signature: tuple[Any, ...]
     stand_ins: dict[int, torch.Tensor]
     wide: Captured | None = None
+
+    @property
+    def batch(self) -> Any:
+        """The batch it was captured with."""
+        return self.example.value
 
     def fits(self, batch: Any) -> bool:
         """Whether this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
@@ -186,10 +198,6 @@ class Captured:
         if self.trace.sinks:
             run_sinks(self.trace.sinks, further[0])
         return result
-
-    def forget_batch(self) -> None:
-        """Let go of the batch that it was captured with. It cannot be rehearsed or captured in another form then."""
-        object.__setattr__(self, "batch", None)
 
     def late_values(self, found: Sequence[Any]) -> list[Any]:
         """Values of the late tape, whose inputs are the last of the `results`."""
@@ -346,7 +354,7 @@ def captured_from(
     lowered = lower(trace, split_backward=split, pays=pays)
     made = made or {}
     stand_ins = {slot: made[source] for slot, source in lowered.program.inputs.items() if source in made}
-    return Captured(lowered.graph, lowered.program, step, batch, trace, lowered, signature, stand_ins)
+    return Captured(lowered.graph, lowered.program, step, ExampleBatch(batch), trace, lowered, signature, stand_ins)
 
 
 def relowered(captured: Captured, *, split: bool, pays: Any = None, native_ops: Any = None) -> Captured:

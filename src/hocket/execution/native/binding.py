@@ -6,7 +6,7 @@ They have to equal `Captured.begin` and `Captured.finish`, see ``native/binding.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,14 +73,16 @@ class Binding:
         """Put everything in its place, and return what the step returns."""
         return self._returned(self._native.finish())
 
-    def boxed(self) -> tuple[Callable[[Any], bool], Callable[[], list[Any]]] | None:
-        """Begin with a batch, and the leaves of the result; None where Python has more to read or to put back."""
+    def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
+        """Whole steps as native calls on a list that is emptied; None where Python has more to read or to put back.
+
+        For the arguments see `Executor.boxed`.
+        """
         num_leaves = len(self._captured.trace.result.leaves)
         if not self._is_plain or self._guards is not None or num_leaves != len(self._captured.results):
             return None
         self._expect_numbers()
-        native, nothing = self._native, []  # type: ignore[var-annotated]
-        return lambda batch: native.begin(batch, nothing), native.finish
+        return load().BoxedCall(condition, self._native, list(passed), constants, list(order), num)
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
         """Return whole steps as native calls under these native conditions, or None if the batch has guards in Python.

@@ -93,9 +93,10 @@ class NativeLanes(Executor):
             return None
         return self._binding.direct(conditions, num_calls)
 
-    def boxed(self) -> tuple[Callable[[Any], bool], Callable[[], Any], Callable[[], list[Any]]] | None:
-        bound = self._binding.boxed() if self._binding is not None and self._pid == os.getpid() else None
-        return None if bound is None else (bound[0], self._core.run_begun, bound[1])
+    def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
+        if self._binding is None or self._pid != os.getpid():
+            return None
+        return self._binding.boxed(condition, passed, constants, order, num)
 
     def run(self, frame: Frame) -> None:
         self._claimed()
