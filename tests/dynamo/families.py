@@ -19,11 +19,12 @@ _UNARY = """abs acos acosh angle asinh atan ceil cos cosh deg2rad digamma erf er
 lgamma log log10 log1p log2 logit neg positive rad2deg reciprocal relu round rsqrt sigmoid sign signbit sin sinc sinh
 sqrt square tan tanh trunc isnan isfinite logical_not"""
 _ACTIVATIONS = """celu elu gelu glu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu6 selu silu
-softmin softplus softshrink softsign tanhshrink"""
+softplus softshrink softsign tanhshrink"""
 _BINARY = """add atan2 copysign div eq fmax fmin fmod ge gt hypot le logaddexp logical_and lt maximum minimum mul ne
 pow remainder sub xlogy"""
 _REDUCTIONS = "amax amin argmax argmin logsumexp mean nansum prod std sum var any all count_nonzero"
 _SHAPED: dict[str, Callable[[Any], Any]] = {
+    "softmin": lambda y: F.softmin(y, dim=1),
     "flip": lambda y: y.flip(0, 1),
     "roll": lambda y: y.roll((1, 2), (0, 1)),
     "rot90": lambda y: torch.rot90(y),

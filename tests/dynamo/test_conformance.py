@@ -45,7 +45,11 @@ def test_regions_leave_eagers_bits(name: str) -> None:
     assert "planned" in verdicts or not regions
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# Every sixth program, of all families, in the quick tests.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if place % 6 else []) for place, name in enumerate(FAMILIES)],
+)
 def test_families_leave_eagers_bits(name: str) -> None:
     make, batch = FAMILIES[name]
     with made_regions() as regions:

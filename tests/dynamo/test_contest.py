@@ -157,7 +157,7 @@ def test_verdicts_are_remembered(tmp_path: Any, caplog: pytest.LogCaptureFixture
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh())
     first = _compiled(model, cache=tmp_path)
-    for _ in range(300):
+    for _ in range(600):
         first(torch.ones(2, 4)).sum().backward()
     assert "a graph" in caplog.text
     known = set(regions())
