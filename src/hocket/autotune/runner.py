@@ -59,6 +59,7 @@ class StepRunner:
         self._config = config
         self._backend = backend
         self._proven: WeakKeyDictionary[Captured, list[Plan]] = WeakKeyDictionary()
+        self._num_compared: WeakKeyDictionary[Executor, int] = WeakKeyDictionary()
         self._was_eager = True
 
     def start(self) -> None:
@@ -125,8 +126,7 @@ class StepRunner:
     def _timed(self, executor: Executor | None, form: str, batch: Any) -> float:
         if executor is None:
             return self._took_ms(self.eager, batch)
-        proven = executor.plan in self._proven.get(executor.captured, ())
-        if not proven or executor.captured.moved(batch):
+        if not self._is_proven(executor) or executor.captured.moved(batch):
             return self._first_planned(executor, form, batch)
         if self._was_eager:
             trim_heap()
@@ -160,10 +160,20 @@ class StepRunner:
         times_ms = []
         moved = bool(executor.captured.moved(batch))
 
-        def planned(batch: Any) -> Any:
+        def timed(batch: Any) -> Any:
             results = []
             times_ms.append(self._took_ms(lambda batch: results.append(executor(batch)), batch))
             return results[0]
+
+        def planned(batch: Any) -> Any:
+            if executor.num_first_runs == 1:
+                return timed(batch)
+            repeated, (result,) = verify(executor.captured, timed, [batch], eager=executor.launched)
+            if executor.failure:
+                raise PlanFailedError(executor.failure)
+            if not repeated.equal:
+                raise PlanFailedError(repeated.error or f"its graph repeats its ops wrongly ({repeated.where})")
+            return result
 
         found = self._verified(executor, form, batch, planned)
         if found.equal or (self._backend.tolerance and not found.error and not moved):
@@ -188,7 +198,13 @@ class StepRunner:
             )
         if found.equal or (tolerance and not found.error):
             self._proven.setdefault(captured, []).append(executor.plan)
+            self._num_compared[executor] = self._num_compared.get(executor, 0) + 1
         return found
+
+    def _is_proven(self, executor: Executor) -> bool:
+        if executor.num_first_runs > 1:
+            return self._num_compared.get(executor, 0) >= executor.num_first_runs
+        return executor.plan in self._proven.get(executor.captured, ())
 
 
 def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any], Any], batch: Any) -> Any:

@@ -66,7 +66,7 @@ class StreamBackend(Backend):
         return [one_stream, ("critical-path", {})]
 
     def predict(self, captured: Captured, plan: Plan, costs: Costs) -> Timeline:
-        made, outside = as_launched(captured, plan)
+        made, outside = as_launched(captured, plan, self.device)
         return simulate(captured.graph, made, costs, self.machine, launches="graph", outside=outside)
 
     def synchronize(self) -> None:

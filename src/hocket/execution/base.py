@@ -90,10 +90,14 @@ class Executor(ABC):
     Attributes:
         starts_with_prologue: the executor makes the views of inputs itself, in `run`.
         keeps_time: it measures when the ops of every step ran.
+        failure: why every op is called by itself where that is not what the executor is for. Empty if it is not so.
+        num_first_runs: runs that are compared with eager before a plan counts as proven.
     """
 
     starts_with_prologue = False
     keeps_time = True
+    num_first_runs = 1
+    failure = ""
     failed_op = ""  # in the last step that raised
 
     def __init__(self, captured: Captured, plan: Plan, graph: Graph | None = None) -> None:
@@ -112,6 +116,14 @@ class Executor(ABC):
         frame = self.begin(batch)
         self.run(frame)
         return self.captured.finish(frame)
+
+    def launched(self, batch: Any) -> Any:
+        """One training step like a call, in which every op is called by itself, whatever the executor has made of them.
+
+        Raises:
+            StaleCaptureError: as for a call. Nothing was run.
+        """
+        return self(batch)
 
     def begin(self, batch: Any) -> Frame:
         """Return the argument of `run` for this batch, for callers that act between the two.

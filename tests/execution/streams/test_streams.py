@@ -16,7 +16,7 @@ from hocket.checking import check as check_plan
 from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.execution.streams import CudaDevice, GraphedLanes, StreamLanes, as_launched
-from hocket.execution.streams.graphs import changing
+from hocket.execution.streams.graph_parts import graph_parts
 from hocket.execution.streams.launch_plan import drops
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan, synchronisation
@@ -105,7 +105,7 @@ def test_a_value_is_dropped_on_the_stream_that_made_it_after_all_its_readers(nam
 
 def test_updates_with_numbers_of_their_step_stay_outside_the_graph():
     _, _, captured = captured_twins(JOBS["small net"], True)
-    outside = changing(captured)
+    outside = graph_parts(captured, Deferred(0)).after
     roles = {captured.graph[op].role for op in outside}
     assert "update" in roles
     assert not roles & {"activation_grad", "weight_grad"}
@@ -114,13 +114,13 @@ def test_updates_with_numbers_of_their_step_stay_outside_the_graph():
 def test_a_plan_as_a_graph_launches_it_is_one_for_the_same_step():
     _, _, captured = captured_twins(JOBS["small net"], True)
     chance = random.Random(5)
-    order, outside = random_order(captured.graph, chance), changing(captured)
+    order, outside = random_order(captured.graph, chance), graph_parts(captured, Deferred(0)).after
     # As a limit on memory may ask: an op of the graph waits for one that stays outside of it.
     first = next(op for op in order if op in outside)
     last = [op for op in order[order.index(first) :] if op not in outside][-1]
     plan = replace(on_streams(on_lanes(order, 3, chance)), after={last: (first,)})
     check_plan(captured.graph, plan)
-    made, found = as_launched(captured, plan)
+    made, found = as_launched(captured, plan, Deferred(0))
     assert found == outside
     check_plan(captured.graph, made)
     sync = synchronisation(captured.graph, made)

@@ -51,6 +51,10 @@ class StreamDevice(ABC):
         """Return the time between two timed events, after waiting for both."""
 
     @abstractmethod
+    def owns(self, where: torch.Tensor | torch.device) -> bool:
+        """Return True if a tensor, or what is made at a place, is in the memory of this device."""
+
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait on the host until all streams are done."""
 
@@ -60,6 +64,9 @@ class StreamDevice(ABC):
 
         Nothing has run when this returns. Memory of the ops stays allocated as long as the replay exists. Each replay
         records the timed events that `work` records.
+
+        Raises:
+            Exception: the launches cannot be captured. Nothing has run, and the current stream is what it was.
         """
 
 
@@ -105,17 +112,30 @@ class CudaDevice(StreamDevice):
         second.synchronize()
         return 1e3 * float(first.elapsed_time(second))
 
+    def owns(self, where: torch.Tensor | torch.device) -> bool:
+        place = where.device if isinstance(where, torch.Tensor) else where
+        return place.type == "cuda" and place.index in (None, self.index)
+
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.index)
 
     def graph(self, work: Callable[[], None]) -> Callable[[], None]:
         made = torch.cuda.CUDAGraph()
-        # Memory that other work gives back during the capture must not be mistaken for the graph's.
-        torch.cuda.synchronize(self.index)
-        with torch.cuda.graph(made, capture_error_mode="thread_local"):
-            work()
+        before = self.current()
+        # The model's device need not be the current one, and a graph of another device's stream is empty.
+        with torch.cuda.device(self.index):
+            # Memory that other work gives back during the capture must not be mistaken for the graph's.
+            torch.cuda.synchronize(self.index)
+            try:
+                with torch.cuda.graph(made, capture_error_mode="thread_local"):
+                    work()
+            except BaseException:
+                # Torch raises at the capture's end before it goes back to the stream of the caller.
+                torch.cuda.set_stream(before)
+                raise
 
         def replay() -> None:
-            made.replay()
+            with torch.cuda.device(self.index):
+                made.replay()
 
         return replay

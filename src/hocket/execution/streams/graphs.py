@@ -3,40 +3,47 @@
 A replay launches everything at once at little cost for the host. But a graph repeats the addresses and the numbers that
 it was captured with. So
 
-- the batch is copied into the tensors of the capture. Parameters and state have to keep their addresses, and the
-  graph is captured again if one was replaced.
-- ops whose arguments change between steps (a learning rate, a bias correction) and all that depend on them are launched
-  one by one on their streams, after the graph. Usually these are the updates. An optimizer that keeps its numbers on
-  the device (``capturable=True``) has none::
+- the batch, and state that the step binds anew, are copied into tensors of the graph's own. Everything else has to keep
+  its address, and the graph is captured again if it was replaced.
+- ops that a graph cannot hold (`hocket.execution.streams.graph_parts`) are launched one by one, before or after it. An
+  optimizer that keeps its numbers on the device (``capturable=True``) has none.
 
-      replay | forward, backward | --> launched: updates with this step's learning rate
+The capture belongs to the first run, so a schedule compares replays with ops that are launched one by one. Where a
+capture fails, that is how all steps run from then on, and a schedule that sees it in the first runs stays eager. A step
+at whose begin a gradient of the last replay is still in use, which the next one would write over, runs so, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from hocket.execution.streams.device import StreamDevice
+from hocket.execution.streams.graph_parts import graph_parts, input_tensors
 from hocket.execution.streams.lanes import Launch, StreamLanes
 from hocket.execution.streams.launch_plan import launch_plan_of
 from hocket.ir import Graph, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
-from hocket.tracing.program import Action
-from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
 
-__all__ = ["GraphedLanes", "as_launched", "changing"]
+__all__ = ["GraphedLanes", "as_launched"]
 
-# Steps launched op by op before the capture: libraries choose their kernels and make their workspaces in them.
+log = logging.getLogger(__name__)
+
+# Steps on copies before the capture: libraries choose their kernels and make their workspaces in them.
 WARM_UP = 2
+# Captures because something has another address, before everything is launched one by one.
+MAX_CAPTURES = 8
 
 
 class GraphedLanes(StreamLanes):
     """Runs a plan on streams as one CUDA graph. See `StreamLanes` for the arguments."""
+
+    num_first_runs = 3  # whether a replay follows its inputs shows only after the first one
 
     def __init__(
         self,
@@ -49,43 +56,64 @@ class GraphedLanes(StreamLanes):
         timed: bool = False,
     ) -> None:
         super().__init__(captured, plan, machine, graph, device=device, timed=timed)
-        outside = changing(captured, graph)
         program, order = captured.program, self._whole.part.order
-        self._inside = Launch(
-            self, launch_plan_of(program, self._graph, plan, [op for op in order if op not in outside])
+        parts = graph_parts(captured, self.device, graph)
+        self._before, self._inside, self._after = (
+            Launch(self, launch_plan_of(program, self._graph, plan, [op for op in order if op in ops]))
+            for ops in (parts.before, parts.inside, parts.after)
         )
-        self._outside = Launch(self, launch_plan_of(program, self._graph, plan, [op for op in order if op in outside]))
-        needed = set(program.kept).union(*(program.by_name[op].reads for op in self._outside.part.order))
-        filled = {slot for op in self._inside.part.order for slot in program.by_name[op].fills}
-        self._handed_over = tuple(sorted(needed & filled))
+        needed = set(program.kept)
+        self._leaves_after = _filled(self, parts.after, needed)
+        needed.update(*(program.by_name[op].reads for op in parts.after))
+        self._leaves_inside = _filled(self, parts.inside, needed)
+        needed.update(*(program.by_name[op].reads for op in parts.inside))
+        self._leaves_before = _filled(self, parts.before, needed)
+        bound = {source: slot for source, slot in (*captured.rebound, *captured.gradients) if slot is not None}
+        tensors = input_tensors(captured)
+        self._copied = {
+            slot
+            for slot, source in captured.inputs
+            if slot in tensors and self.device.owns(tensors[slot])
+            # What is written in place keeps its address, and must not be a copy.
+            if type(source) is BatchLeaf or bound.get(source, slot) != slot
+        }
+        self._copied.update(self._leaves_before)
+        writes = {root for note in captured.trace.notes.values() for root in note.writes}
+        root_of = {captured.lowered.slot_of[node]: root for node, root in captured.trace.roots.items()}
+        self._written_back = {slot for slot in self._copied if slot in tensors and root_of[slot] in writes}
         self._results = {
             captured.lowered.slot_of[leaf] for kind, leaf in captured.trace.result.leaves if kind == "tensor"
         }
-        self._replay: Callable[[], None] | None = None
-        self._seen: dict[int, tuple[int, ...]] = {}
-        self._static: list[Any] = []
-        self._given: dict[int, Any] = {}
-        self._steps = 0
+        # Slots whose value is held by its place alone when the next step begins, or by nothing.
+        read = {source for _, source in captured.inputs}
+        self._places_that_hold = {slot: int(source in read) for source, slot in bound.items()}
+        self._is_warm = False
+        self._num_captures = 0
+        self._forget()
 
     def run(self, frame: Frame) -> None:
-        if self._steps < WARM_UP or not self._inside.part.order:
-            super().run(frame)
-            self._steps += 1
-            return
-        self._give(frame)
-        if self._replay is None or self._moved(frame):
-            self._capture(frame)
-        assert self._replay is not None
+        if not self._is_warm:
+            self._warm_up()
         self._start_time()
-        self._replay()
-        for slot in self._handed_over:
-            frame.values[slot] = self._given[slot]
-        if self._outside.part.order:
-            self._outside(frame)
-        for slot in self._results.intersection(self._handed_over):
-            # The next replay writes over it; what the caller gets is his.
-            frame.values[slot] = frame.values[slot].clone()
-        self._steps += 1
+        if not self._inside.part.order:
+            self._whole(frame)
+            return
+        self._launch(self._before, frame, self._leaves_before)
+        if self._may_replay(frame):
+            self._give(frame)
+            assert self._replay is not None
+            self._replay()
+            self._hand_over(frame)
+        else:
+            self._launch(self._inside, frame, self._leaves_inside)
+        self._launch(self._after, frame, self._leaves_after)
+        for slot in self._results.intersection(self._leaves_inside):
+            frame.values[slot] = frame.values[slot].clone()  # the next replay writes over the graph's own
+
+    def launched(self, batch: Any) -> Any:
+        frame = self.begin(batch)
+        self._whole(frame)
+        return self.captured.finish(frame)
 
     def timeline(self) -> Timeline:
         """When each op ran in one further step, made on copies of everything by a graph that records events.
@@ -98,44 +126,113 @@ class GraphedLanes(StreamLanes):
         if self.timed:
             return super().timeline()
         timed = GraphedLanes(self.captured, self.plan, graph=self._graph, device=self.device, timed=True)
-        index = self.device.index
-        with torch.random.fork_rng(devices=[] if index is None else [index]):
-            frame = self.captured.rehearse()
-            for _ in range(WARM_UP + 1):
-                timed.run(frame)
+        with self._random_numbers_kept():
+            timed.run(self.captured.rehearse())
             found = timed.timeline()
         timed.close()
         return found
 
     def close(self) -> None:
         super().close()
-        self._steps = 0
-        self._replay, self._static, self._given, self._seen = None, [], {}, {}
+        self._is_warm = False
+        self._forget()
+
+    def release(self) -> None:
+        """Give back the memory of the graph. It is captured again when it is needed."""
+        self.device.synchronize()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._replay: Callable[[], None] | None = None
+        self._seen: dict[int, tuple[int, ...]] = {}
+        self._static: list[Any] = []
+        self._given: dict[int, Any] = {}
+        self._num_holders: dict[int, int] = {}
+
+    def _warm_up(self) -> None:
+        """Make a few steps on copies, launched one by one: nothing of the user's changes."""
+        self._is_warm = True
+        try:
+            with self._random_numbers_kept():
+                for _ in range(WARM_UP):
+                    self._whole(self.captured.rehearse())
+            self.device.synchronize()
+        except Exception as error:  # noqa: BLE001  # such as too little memory for the copies
+            self._fail(error)
+
+    def _random_numbers_kept(self) -> Any:
+        index = self.device.index
+        return torch.random.fork_rng(devices=[] if index is None else [index])
+
+    def _may_replay(self, frame: Frame) -> bool:
+        """Return True if a replay may make this step, after a capture if it needs one."""
+        if self.failure:
+            return False
+        if self._replay is not None and not self._moved(frame):
+            return not self._is_held_elsewhere()
+        try:
+            self._num_captures += 1
+            if self._num_captures > MAX_CAPTURES:
+                raise RuntimeError(f"tensors of the step had other addresses {MAX_CAPTURES} times")
+            self._capture(frame)
+        except Exception as error:  # noqa: BLE001  # whatever it is, nothing of the step has run
+            self._fail(error)
+            return False
+        return True
+
+    def _fail(self, error: Exception) -> None:
+        self._forget()
+        self.failure = f"{type(error).__name__}: {error}"
+        log.info("hocket: the step's ops are launched one by one, without a CUDA graph: %s", self.failure)
+
+    def _launch(self, launch: Launch, frame: Frame, leaves: tuple[int, ...]) -> None:
+        """Launch the ops of one part one by one, and keep what others need of them."""
+        if not launch.part.order:
+            return
+        kept = dict.fromkeys(leaves)
+        launch(Frame(_Keeping(frame.values, kept), frame.numbers))
+        for slot, value in kept.items():
+            frame.values[slot] = value
 
     def _give(self, frame: Frame) -> None:
-        """Copy the batch to where the graph reads it."""
-        for slot, source in self.captured.inputs:
-            if type(source) is BatchLeaf and self._static:
-                self._static[slot].copy_(frame.values[slot], non_blocking=True)
-                frame.values[slot] = self._static[slot]
+        """Copy what may be another tensor in each step to where the graph reads it."""
+        for slot in self._copied:
+            self._static[slot].copy_(frame.values[slot], non_blocking=True)
+
+    def _hand_over(self, frame: Frame) -> None:
+        """Give what the graph has made to ops after it and to the caller."""
+        for slot in self._written_back:
+            frame.values[slot].copy_(self._static[slot])
+        for slot in self._leaves_before:
+            frame.values[slot] = self._static[slot]
+        for slot, given in self._given.items():
+            if slot in self._places_that_hold and slot not in self._results:
+                self._num_holders[slot] = _num_holders(given) + self._places_that_hold[slot]
+                frame.values[slot] = given.detach()
+            else:
+                frame.values[slot] = given
 
     def _moved(self, frame: Frame) -> bool:
         """Return True if an input of the graph has another address now."""
         return any(_where(frame.values[slot]) != seen for slot, seen in self._seen.items())
 
+    def _is_held_elsewhere(self) -> bool:
+        """Return True if a gradient or another value of the last replay is still in use."""
+        return any(_num_holders(self._given[slot]) > count for slot, count in self._num_holders.items())
+
     def _capture(self, frame: Frame) -> None:
         captured = self.captured
+        self._forget()
         values = list(frame.values)
-        for slot, source in captured.inputs:
-            if type(source) is BatchLeaf and not self._static:
-                values[slot] = frame.values[slot].clone()
-        # Views of the batch must be views of the copy.
+        for slot, copy in _copies({slot: frame.values[slot] for slot in self._copied}).items():
+            values[slot] = copy
+        # Views of what is copied must be views of the copy.
         captured._started(values, frame.numbers)
-        self._seen = {slot: _where(values[slot]) for slot, source in captured.inputs if type(source) is not BatchLeaf}
-        self._given = dict.fromkeys(self._handed_over)
+        self._seen = {slot: _where(values[slot]) for slot, _ in captured.inputs if slot not in self._copied}
+        self._given = dict.fromkeys(self._leaves_inside)
         static = Frame(_Keeping(values, self._given), frame.numbers)
         self._replay = self.device.graph(lambda: self._inside(static))
-        self._static = static.values
+        self._static = values
 
 
 class _Keeping(list[Any]):
@@ -151,50 +248,60 @@ class _Keeping(list[Any]):
         super().__setitem__(slot, value)
 
 
-def changing(captured: Captured, graph: Graph | None = None) -> frozenset[str]:
-    """Ops that take a number which may be another one in the next step, and all ops after them."""
-    graph = graph or captured.graph
-    found = {action.name for action in captured.program.actions if _takes_numbers(action)}
-    for name in graph.order:
-        if found.intersection(graph.predecessors[name]):
-            found.add(name)
-    return frozenset(found)
-
-
-def as_launched(captured: Captured, plan: Plan) -> tuple[Plan, frozenset[str]]:
+def as_launched(captured: Captured, plan: Plan, device: StreamDevice) -> tuple[Plan, frozenset[str]]:
     """`plan` as `GraphedLanes` runs it, for a simulation, and the ops that stay outside of the graph.
 
-    On each lane these come last, and they begin when the graph has ended. Where nothing is left for a graph the plan is
-    as it was.
+    On each lane those come first that run before the graph, and last those that begin when the graph has ended. Where
+    nothing is left for a graph the plan is as it was.
     """
-    outside = changing(captured)
-    if not outside or len(outside) == len(captured.graph):
+    parts = graph_parts(captured, device)
+    outside = parts.before | parts.after
+    if not outside or not parts.inside:
         return plan, outside
-    inside = [tuple(op for op in lane.ops if op not in outside) for lane in plan.lanes]
-    behind = [tuple(op for op in lane.ops if op in outside) for lane in plan.lanes]
-    ends = tuple(ops[-1] for ops in inside if ops)
-    # An op of the graph waits for none outside: a wait of the plan's own (for memory) is not kept across its end.
-    after = {
-        op: tuple(other for other in others if op in outside or other not in outside)
-        for op, others in plan.after.items()
-    }
-    after |= {ops[0]: (*after.get(ops[0], ()), *ends) for ops in behind if ops}
-    lanes = tuple(
-        replace(lane, ops=(*first, *then)) for lane, first, then in zip(plan.lanes, inside, behind, strict=True)
-    )
+    place = {op: number for number, ops in enumerate((parts.before, parts.inside, parts.after)) for op in ops}
+    groups = [[tuple(op for op in lane.ops if place[op] == number) for lane in plan.lanes] for number in range(3)]
+    # A wait of the plan's own (for memory) is not kept across the graph's ends.
+    after = {op: tuple(o for o in others if place[o] <= place[op]) for op, others in plan.after.items()}
+    ends: tuple[str, ...] = ()
+    for group in groups:
+        if ends:
+            after |= {ops[0]: (*after.get(ops[0], ()), *ends) for ops in group if ops}
+        ends = tuple(ops[-1] for ops in group if ops) or ends
+    lanes = tuple(replace(lane, ops=sum(ops, ())) for lane, *ops in zip(plan.lanes, *groups, strict=True))
     return replace(plan, lanes=lanes, after={op: others for op, others in after.items() if others}), outside
 
 
-def _takes_numbers(action: Action) -> bool:
-    return any(_has_number((call.args, call.kwargs)) for call in action.calls)
+def _filled(lanes: StreamLanes, ops: Iterable[str], needed: set[int]) -> tuple[int, ...]:
+    """The slots that these ops fill and that are needed after them."""
+    by_name = lanes.captured.program.by_name
+    return tuple(sorted({slot for op in ops for slot in by_name[op].fills} & needed))
 
 
-def _has_number(value: Any) -> bool:
-    if isinstance(value, TapeRef):
-        return True
-    if isinstance(value, dict):
-        return any(map(_has_number, value.values()))
-    return isinstance(value, (tuple, list)) and any(map(_has_number, value))
+def _copies(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Copies of these tensors. Those that overlap in memory go on to do so."""
+    found: dict[int, torch.Tensor] = {}
+    groups: dict[tuple[int, torch.dtype], list[int]] = {}
+    for slot, tensor in tensors.items():
+        groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(slot)
+    for slots in groups.values():
+        starts = {slot: tensors[slot].storage_offset() for slot in slots}
+        first, end = min(starts.values()), max(starts[slot] + _extent(tensors[slot]) for slot in slots)
+        span = tensors[slots[0]].as_strided((end - first,), (1,), first).clone()
+        for slot in slots:
+            found[slot] = span.as_strided(tensors[slot].shape, tensors[slot].stride(), starts[slot] - first)
+    return found
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Elements of memory from its first one to its last one."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _num_holders(tensor: torch.Tensor) -> int:
+    """The number of tensors that share this one's memory."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
 def _where(value: Any) -> tuple[int, ...]:

@@ -1,0 +1,123 @@
+"""Which ops of a step a CUDA graph can hold, and what runs before and after it.
+
+A graph repeats the addresses and the numbers that it was captured with, and it repeats nothing that the host does. So
+an op is left out if it takes a number of the tape, or touches a tensor that is not on the device: an optimizer's step
+count on the CPU, a batch that the step itself moves to the device. What depends on such an op runs after it::
+
+    before              | graph, replayed      | after
+    batch to the device | forward, backward    | updates with this step's learning rate
+
+*Before* are ops on tensors of the host that depend on none of the graph, *after* all others that are left out, and
+whatever depends on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+from hocket.execution.streams.device import StreamDevice
+from hocket.ir import Graph
+from hocket.tracing.captured import Captured
+from hocket.tracing.program import Action, Call
+from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.state import BatchLeaf
+
+__all__ = ["GraphParts", "graph_parts", "host_ops", "input_tensors"]
+
+
+@dataclass(frozen=True)
+class GraphParts:
+    """The ops of a step by where they run. Each op is in one of the three sets."""
+
+    before: frozenset[str]
+    inside: frozenset[str]
+    after: frozenset[str]
+
+
+def graph_parts(captured: Captured, device: StreamDevice, graph: Graph | None = None) -> GraphParts:
+    """Divide the ops of a step.
+
+    Args:
+        captured: the step.
+        device: runs it.
+        graph: the orders to keep, when they are not `captured.graph`'s.
+    """
+    graph = graph or captured.graph
+    of_host = host_ops(captured, device)
+    left_out = of_host.union(action.name for action in captured.program.actions if _takes_numbers(action))
+    before: set[str] = set()
+    after: set[str] = set()
+    for name in graph.order:
+        others = graph.predecessors[name]
+        if name in of_host and before.issuperset(others):
+            before.add(name)
+        elif name in left_out or not after.isdisjoint(others):
+            after.add(name)
+    return GraphParts(frozenset(before), frozenset(graph.order) - before - after, frozenset(after))
+
+
+def host_ops(captured: Captured, device: StreamDevice) -> frozenset[str]:
+    """Ops that read or make a tensor that is not in the memory of this device.
+
+    The places of the step's inputs are looked at. From there they follow by torch's rules: what is made is where
+    ``device=`` says, an op in place leaves its tensor where it is, and any other result is on the device if one of the
+    tensors read is, since a number on the CPU may be mixed with tensors of a device.
+    """
+    foreign = {slot for slot, value in input_tensors(captured).items() if not device.owns(value)}
+    found: set[str] = set()
+    for action in (captured.program.prologue, *captured.program.actions):
+        for call in action.calls:
+            if _makes_foreign(call, foreign, device):
+                foreign.update(call.outs.values())
+        touched = {slot for call in action.calls for slot in (*call.reads, *call.outs.values())}
+        if not foreign.isdisjoint(touched):
+            found.add(action.name)
+    return frozenset(found - {captured.program.prologue.name})
+
+
+def input_tensors(captured: Captured) -> dict[int, torch.Tensor]:
+    """The tensor of each input, by slot, as it is now, without those that are not there."""
+    leaves, _ = tree_flatten(captured.batch)
+    found: dict[int, torch.Tensor] = {}
+    for slot, source in captured.program.inputs.items():
+        value = leaves[source.index] if type(source) is BatchLeaf else _or_none(source)
+        value = captured.stand_ins.get(slot) if value is None else value
+        if value is not None:
+            found[slot] = value
+    return found
+
+
+def _makes_foreign(call: Call, foreign: set[int], device: StreamDevice) -> bool:
+    where = call.kwargs.get("device")
+    if where is not None:
+        return not device.owns(where)
+    schema = getattr(call.func, "_schema", None)
+    is_in_place = schema is not None and any(
+        a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
+    )
+    if is_in_place and call.reads:
+        return call.reads[0] in foreign
+    return not call.reads or all(slot in foreign for slot in call.reads)
+
+
+def _or_none(source: Any) -> Any:
+    try:
+        return source.get()
+    except LookupError:
+        return None  # state that the first step makes
+
+
+def _takes_numbers(action: Action) -> bool:
+    return any(_has_number((call.args, call.kwargs)) for call in action.calls)
+
+
+def _has_number(value: Any) -> bool:
+    if isinstance(value, TapeRef):
+        return True
+    if isinstance(value, dict):
+        return any(map(_has_number, value.values()))
+    return isinstance(value, (tuple, list)) and any(map(_has_number, value))

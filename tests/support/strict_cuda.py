@@ -1,0 +1,172 @@
+"""A CUDA device that is none and as strict as one: graphs repeat what the device does, and nothing else.
+
+Ops run on the CPU. Tensors that a test has put on the host (`StrictCuda.on_host`) and what is made of them alone stand
+for tensors on the CPU; all others for tensors on the device. A capture
+
+- runs ops on the host's tensors at once, and its replays do not run them;
+- bakes in what a device's op reads of the host, such as a number in a tensor without dimensions;
+- refuses what CUDA refuses: a number that the host reads of a tensor, copies between host and device;
+- leaves all that it was to write as it was, and makes the new tensors NaN until a replay fills them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from hocket.execution.base import below_autograd
+from hocket.execution.streams import StreamDevice
+
+__all__ = ["CaptureRefusedError", "StrictCuda"]
+
+_READ_BY_HOST = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
+_WRITES_STATISTICS = {"aten::native_batch_norm": (3, 4)}
+
+
+class CaptureRefusedError(RuntimeError):
+    """An op that may not be captured, as torch says it."""
+
+
+class StrictCuda(StreamDevice):
+    """Streams that run at once, and graphs.
+
+    Args:
+        fail_capture: called with the number of each capture and of each op in it; it may raise.
+
+    Attributes:
+        num_captures, num_replays: counted.
+    """
+
+    def __init__(self, fail_capture: Callable[[int, int], None] = lambda capture, op: None) -> None:
+        self.num_captures = self.num_replays = 0
+        self._fail_capture = fail_capture
+        self._host: dict[int, torch.UntypedStorage] = {}
+        self._graph: _Capture | None = None
+        self._current = "caller's"
+
+    def on_host(self, *tensors: torch.Tensor) -> None:
+        """From now on these stand for tensors on the CPU."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._host[storage._cdata] = storage
+
+    def note_host(self, result: Any) -> None:
+        """The host has made this."""
+        self.on_host(*(leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)))
+
+    def stream(self, priority: int) -> str:
+        return f"stream of priority {priority}"
+
+    def current(self) -> str:
+        return self._current
+
+    def event(self, timed: bool = False) -> None:
+        """There is nothing to order: all ops run when they are launched."""
+
+    def record(self, event: Any, stream: Any) -> None:
+        """No-op, likewise."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """No-op, likewise."""
+
+    def launch(self, stream: Any, work: Callable[[], None]) -> None:
+        if self._graph is None:
+            work()
+            return
+        with self._graph:
+            work()
+
+    def elapsed_us(self, first: Any, second: Any) -> float:
+        return 0.0
+
+    def owns(self, where: torch.Tensor | torch.device) -> bool:
+        return not isinstance(where, torch.Tensor) or where.untyped_storage()._cdata not in self._host
+
+    def synchronize(self) -> None:
+        if self._graph is not None:
+            raise CaptureRefusedError("CUDA error: operation not permitted when stream is capturing")
+
+    def graph(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.num_captures += 1
+        graph = self._graph = _Capture(self, lambda op, number=self.num_captures: self._fail_capture(number, op))
+        self._current = "capturing"
+        try:
+            work()
+        finally:
+            self._graph, self._current = None, "caller's"
+            graph.end()
+
+        def replay() -> None:
+            self.num_replays += 1
+            graph.replay()
+
+        return replay
+
+
+class _Capture(TorchDispatchMode):
+    """One graph: the device's ops with the tensors that they were captured with."""
+
+    def __init__(self, device: StrictCuda, check: Callable[[int], None]) -> None:
+        super().__init__()
+        self._owns, self._note_host, self._check = device.owns, device.note_host, check
+        self._ops: list[tuple[Any, Any, Any, dict[int, torch.Tensor]]] = []
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._drawn = torch.get_rng_state()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._check(len(self._ops))
+        name = func._schema.name
+        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        owned = [self._owns(tensor) for tensor in tensors]
+        if tensors and not any(owned):
+            result = func(*args, **kwargs)  # the host runs it, once
+            self._note_host(result)
+            return result
+        if name in _READ_BY_HOST or (name in ("aten::copy_", "aten::_to_copy") and not all(owned)):
+            raise CaptureRefusedError(f"CUDA error: operation not permitted when stream is capturing ({name})")
+        args, kwargs = tree_map(self._baked, (args, kwargs))
+        written = list(_written(func, args, kwargs))
+        self._before += [(tensor, tensor.clone()) for tensor in written]
+        result = func(*args, **kwargs)
+        known = {tensor.untyped_storage()._cdata for tensor in tensors}
+        made = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+        fresh = {n: tensor for n, tensor in enumerate(made) if tensor.untyped_storage()._cdata not in known}
+        self._ops.append((func, args, kwargs, fresh))
+        return result
+
+    def end(self) -> None:
+        """Undo what the capture wrote."""
+        with torch.no_grad():
+            for tensor, content in reversed(self._before):
+                tensor.copy_(content)
+            for *_, fresh in self._ops:
+                for tensor in fresh.values():
+                    if tensor.is_floating_point():
+                        tensor.fill_(float("nan"))
+        self._before.clear()
+        torch.set_rng_state(self._drawn)
+
+    def replay(self) -> None:
+        """Run the device's ops again on the same tensors."""
+        with below_autograd():
+            for func, args, kwargs, fresh in self._ops:
+                result = func(*args, **kwargs)
+                found = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+                for place, tensor in fresh.items():
+                    tensor.copy_(found[place])
+
+    def _baked(self, value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) and not self._owns(value) else value
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    statistics = _WRITES_STATISTICS.get(func._schema.name, ())
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        if (argument.alias_info is not None and argument.alias_info.is_write) or place in statistics:
+            yield from (leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor))
