@@ -284,7 +284,8 @@ class Variant:
             raise
         finally:
             self._searched_s += clock() - start
-            if self.settled and self._config.guard and self.decision.eager_ms:
+            can_drift = self._config.guard and self.decision.eager_ms and not self.backend.is_asynchronous
+            if self.settled and can_drift:
                 # Another search could find another answer.
                 self._watch = DriftDetector(self.decision.expected_ms, self._searched_s * 1e3, self._config.drift)
         return runner.result

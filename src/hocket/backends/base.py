@@ -30,12 +30,14 @@ class Backend(ABC):
         notes: lines about its times in a report.
         tolerance: the largest allowed difference of a planned step from eager's, relative to the largest value of a
             tensor. 0 requires eager's exact bits.
+        is_asynchronous: a call returns before its ops are done, so that its duration says nothing about them.
     """
 
     machine: Machine
     label: str
     notes: tuple[str, ...] = ()
     tolerance: float = ROUNDING
+    is_asynchronous = False
 
     @property
     def num_cores(self) -> int:

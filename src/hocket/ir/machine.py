@@ -140,7 +140,7 @@ class Machine:
 
     @staticmethod
     def preset(name: str) -> Machine:
-        """A machine with one GPU ``gpu0``, from published figures that its note names: p100, v100, a100 or h200.
+        """A machine with one GPU ``gpu0``, from published figures that its note names: p100, v100, a100, h100 or h200.
 
         Raises:
             InputError: there is no such file among those that come with Hocket.

@@ -5,8 +5,7 @@ it was captured with. So
 
 - the batch, and state that the step binds anew, are copied into tensors of the graph's own. Everything else has to keep
   its address, and the graph is captured again if it was replaced.
-- ops that a graph cannot hold (`hocket.execution.streams.graph_parts`) are launched one by one, before or after it. An
-  optimizer that keeps its numbers on the device (``capturable=True``) has none.
+- ops that a graph cannot hold (`hocket.execution.streams.graph_parts`) are launched one by one, before or after it.
 
 The capture belongs to the first run, so a schedule compares replays with ops that are launched one by one. Where a
 capture fails, that is how all steps run from then on, and a schedule that sees it in the first runs stays eager. A step
