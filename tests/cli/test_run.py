@@ -222,7 +222,7 @@ def test_a_machine_file_is_simulated_too(hocket, tmp_path):
 def test_what_cannot_be_simulated_is_an_error(hocket, steps):
     found = hocket("run", *TINY, "--simulate", "nosuch")
     assert found.status == 2
-    assert "expected one of a100, h200, p100, v100, got 'nosuch'; or a machine file" in found.error
+    assert "expected one of a100, h100, h200, p100, v100, got 'nosuch'; or a machine file" in found.error
     found = hocket("run", *TINY, "--simulate", "a100", "--planner", "list")
     assert found.status == 1
     assert "planner 'list' makes plans for CPU cores" in found.error

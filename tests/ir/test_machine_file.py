@@ -103,5 +103,5 @@ def test_machines_that_come_with_hocket_name_their_sources(name):
 
 
 def test_a_machine_that_nobody_knows():
-    with pytest.raises(InputError, match="expected one of a100, h200, p100, v100, got 'k20'"):
+    with pytest.raises(InputError, match="expected one of a100, h100, h200, p100, v100, got 'k20'"):
         Machine.preset("k20")

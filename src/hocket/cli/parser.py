@@ -142,7 +142,7 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
             "--simulate",
             type=gpu_machine,
             metavar="GPU",
-            help="simulated times on a GPU: p100, v100, a100, h200 or a machine file",
+            help="simulated times on a GPU: p100, v100, a100, h100, h200 or a machine file",
         ),
         _choice(
             "--numerics",
