@@ -61,8 +61,8 @@ def _set(*keys, value):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda text: text[: len(text) // 2], "not a JSON file"),
-        (lambda text: "", "not a JSON file"),
+        (lambda text: text[: len(text) // 2], "not JSON"),
+        (lambda text: "", "not JSON"),
         (lambda text: "[]", "expected an object"),
         (_set("format", value="hocket-decision/9"), "expected \"hocket-decision/1\", got 'hocket-decision/9'"),
         (_set("about", "threads", value=64), "about: it is about another step, machine or version"),

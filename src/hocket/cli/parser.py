@@ -279,6 +279,14 @@ def _verbs_of_files() -> tuple[Verb, ...]:
             ),
             "With --format json the description itself goes to stdout.",
         ),
+        Verb(
+            "cache",
+            files.cache_verb,
+            "list or delete remembered decisions and compiled libraries",
+            "hocket cache info",
+            (arg("action", choices=("info", "clear"), metavar="ACTION", help="info or clear"),),
+            "A process that has loaded a library keeps it. What is missing is made again.",
+        ),
         Verb("zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json"),
     )
 

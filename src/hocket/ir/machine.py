@@ -20,6 +20,9 @@ from hocket.ir.links import Link, NetworkCard, check_wires, read_card, read_link
 
 FORMAT = "hocket-machine/1"
 
+# Planners and the simulator hold arrays of this many places. The largest machines have a fifth.
+_MOST = {"cores": 4096, "smt": 64, "priorities": 64, "cores_per_cache": 4096}
+
 _KNOWN = Path(__file__).parent / "machines"
 _LAUNCHING = ("launch_us", "graph_launch_us", "event_us")
 
@@ -241,9 +244,10 @@ def _check(machine: Machine, source: str) -> None:
         names.add(device.name)
         if device.kind not in ("cpu", "cuda"):
             raise FormatError(source, f"{where}.kind", f"expected cpu or cuda, got {device.kind!r}")
-        for field in ("cores", "smt", "priorities", "cores_per_cache"):
-            if getattr(device, field) < 1:
-                raise FormatError(source, f"{where}.{field}", f"expected at least 1, got {getattr(device, field)}")
+        for field, most in _MOST.items():
+            if not 1 <= getattr(device, field) <= most:
+                found = getattr(device, field)
+                raise FormatError(source, f"{where}.{field}", f"expected at least 1 and at most {most}, got {found}")
         for field in ("flops_per_s", "bytes_per_s", "memory_bytes"):
             value = getattr(device, field)
             if value is not None:
