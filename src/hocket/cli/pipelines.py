@@ -13,6 +13,7 @@ from hocket.cli.console import UsageError, emit, table
 from hocket.cli.servers import start_ranks, started_by_torchrun
 from hocket.cli.steps import run_verb
 from hocket.cli.targets import Target, wait_policy, working
+from hocket.ir.limits import usable_cpus
 from hocket.reporting.words import count_text, duration_text, quantity_text
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
 
     from hocket.distributed.pipelines.run import run_pipeline
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cpus()
     torch.set_num_threads(args.threads or max(1, cores // args.ranks))
     job = target.job()
     dist.init_process_group("gloo")
