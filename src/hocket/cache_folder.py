@@ -47,13 +47,17 @@ _CHECKSUM_CHARACTERS = 32
 def cache_folder(name: str) -> Path:
     """The folder with this name in the user's cache folder, which need not exist.
 
-    A process without a home directory has one in the folder for temporary files.
+    A process without a home directory has one in the folder for temporary files, which may not be writable either.
     """
     try:
         return user_cache_path("hocket", appauthor=False) / name
     except RuntimeError:
         user = os.getuid() if hasattr(os, "getuid") else "cache"
-        return Path(tempfile.gettempdir()) / f"hocket-{user}" / name
+    try:
+        temporary = tempfile.gettempdir()
+    except FileNotFoundError:
+        temporary = "/tmp"
+    return Path(temporary) / f"hocket-{user}" / name
 
 
 def native_folder() -> Path:

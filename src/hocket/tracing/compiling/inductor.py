@@ -29,7 +29,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.errors import CaptureError
-from hocket.tracing.compiling.building import compile_kernels, link, num_cores
+from hocket.ir.limits import usable_cpus
+from hocket.tracing.compiling.building import compile_kernels, link
 from hocket.tracing.compiling.decompositions import decompositions
 from hocket.tracing.compiling.events import arranged
 from hocket.tracing.compiling.functional import functional_graph, plain_op
@@ -154,7 +155,7 @@ def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
     """
     waiting, running, worst = list(tasks), set[int](), 0
     while waiting or running:
-        while waiting and len(running) < num_cores():
+        while waiting and len(running) < usable_cpus():
             task = waiting.pop(0)
             if child := os.fork():
                 running.add(child)
