@@ -54,7 +54,8 @@ def ideal_start(problem: PartitionProblem, most_us: float = np.inf) -> NDArray[n
         load = takes_us[end, device] - takes_us[begin, device] + border_us * problem.transfer_price[device]
         load[held[end] - held[begin] > problem.memory_limit_bytes[device]] = np.inf
         loads[device] = load
-    least_us, chain, used = most_us, None, ()
+    used: tuple[int, ...] = ()
+    least_us, chain = most_us, None
     for order in _orders(problem):
         found_us, found = _best_chain(loads, begin, end, len(ideals), order)
         if found_us < least_us:
