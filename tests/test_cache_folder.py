@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 import hocket
-from hocket.cache_folder import cache_folder, is_sealed, private_folder, seal
+from hocket import native
+from hocket.cache_folder import (
+    MAX_BUILDS,
+    bound_builds,
+    cache_folder,
+    is_sealed,
+    make_folder,
+    private_folder,
+    seal,
+)
 
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -35,8 +44,11 @@ def test_a_private_folder_is_for_its_owner(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         folder = private_folder(tmp_path / "a" / "b")
+        make_folder(tmp_path / "c" / "d" / "e")
     finally:
         os.umask(before)
+    for made in ("a", "c", "c/d", "c/d/e"):  # in a folder that others may write to they could exchange what it has
+        assert (tmp_path / made).stat().st_mode & 0o777 == 0o700
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
     assert private_folder(folder).stat().st_mode & 0o777 == 0o700
@@ -50,7 +62,10 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         private_folder(folder)
 
 
-@pytest.mark.parametrize("damage", ["half", "zeros", "foreign", "gone", "no checksum", "bad checksum"])
+DAMAGES = ("half", "zeros", "foreign", "gone", "no checksum", "bad checksum", "pipe", "device", "folder", "writable")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_not_sealed(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "core.so"
     content = bytes(range(256)) * 16
@@ -64,10 +79,86 @@ def test_a_damaged_file_is_not_sealed(tmp_path: Path, damage: str) -> None:
         beside.unlink()
     elif damage == "bad checksum":
         beside.write_bytes(b"\xff\xfe")
+    elif damage == "pipe":
+        beside.unlink()
+        os.mkfifo(beside)
+    elif damage == "device":
+        file.unlink()
+        file.symlink_to("/dev/zero")
+    elif damage == "folder":
+        file.unlink()
+        file.mkdir()
+    elif damage == "writable":
+        file.chmod(0o666)
     else:
         half = len(content) // 2
         file.write_bytes({"half": content[:half], "zeros": content[:half] + bytes(half), "foreign": b"ELF"}[damage])
     assert not is_sealed(file)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("suffix", ["", ".checksum"])
+def test_a_library_of_another_user_is_not_loaded(tmp_path, suffix):
+    file = tmp_path / "core.so"
+    file.write_bytes(b"core")
+    seal(file)
+    os.chown(f"{file}{suffix}", 54321, 54321)
+    assert not is_sealed(file)
+
+
+def test_old_builds_are_deleted(tmp_path):
+    builds = []
+    for number in range(MAX_BUILDS + 3):
+        builds.append(tmp_path / f"{number}.so")
+        builds[-1].write_bytes(b"core")
+        seal(builds[-1])
+        os.utime(builds[-1], (number, number))
+    bound_builds(builds, builds[0])
+    left = {each.name for each in tmp_path.iterdir()}
+    kept = [builds[0], *builds[3:]]
+    assert left == {name for each in kept for name in (each.name, f"{each.name}.checksum")}
+
+
+LOAD_CORE = """
+import shutil, sys
+if sys.argv[1:] == ["without"]:
+    shutil.which = lambda name: None
+from hocket import native
+print(native.available().why or native.load().__file__)
+"""
+
+
+def core_of(folder: Path, *words: str) -> str:
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder)}
+    command = [sys.executable, "-c", LOAD_CORE, *words]
+    return subprocess.check_output(command, env=environment, text=True).strip()
+
+
+def test_a_core_that_is_there_needs_no_compiler(tmp_path):
+    native.load()
+    built = Path(native.load().__file__).parent
+    shutil.copytree(built, tmp_path / built.name)
+    assert core_of(tmp_path, "without") == str(tmp_path / built.name / f"{built.name}.so")
+    (tmp_path / built.name / f"{built.name}.so").write_bytes(b"damaged")
+    assert core_of(tmp_path, "without") == ("native lanes need a C++ compiler (apt install g++); Python lanes are used")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["zeros", "half", "objects"])
+def test_a_damaged_core_is_built_again(tmp_path, damage):
+    native.load()
+    built = Path(native.load().__file__).parent
+    folder = tmp_path / built.name
+    shutil.copytree(built, folder)
+    file = folder / f"{built.name}.so"
+    content = file.read_bytes()
+    half = len(content) // 2
+    file.write_bytes(content[:half] + (b"" if damage == "half" else bytes(half)))
+    if damage == "objects":
+        for each in folder.glob("*.o"):
+            each.write_bytes(b"half an object")
+    assert core_of(tmp_path) == str(file)
+    assert is_sealed(file)
 
 
 @pytest.mark.slow

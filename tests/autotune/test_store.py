@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from hocket.autotune.store import DecisionStore, user_folder
 from hocket.errors import InputError
 from hocket.ir import Costs
 from hocket.ir.costs import Share
+from support.mutations import mutated
 
 ABOUT = {"graphs": {"": "abc"}, "threads": 2, "torch": "2.13.0"}
 COSTS = Costs({"a": {"1": 2.0, "gpu0": 1.0}}, {"a": {"1": 0.5}}, shares={"a": {"gpu0": Share(0.5, 0.25)}})
@@ -61,8 +63,8 @@ def _set(*keys, value):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda text: text[: len(text) // 2], "not a JSON file"),
-        (lambda text: "", "not a JSON file"),
+        (lambda text: text[: len(text) // 2], "not JSON"),
+        (lambda text: "", "not JSON"),
         (lambda text: "[]", "expected an object"),
         (_set("format", value="hocket-decision/9"), "expected \"hocket-decision/1\", got 'hocket-decision/9'"),
         (_set("about", "threads", value=64), "about: it is about another step, machine or version"),
@@ -86,6 +88,17 @@ def test_a_file_that_does_not_read_is_ignored_with_one_line_that_names_it(tmp_pa
     assert str(file) in record.message
     DecisionStore(tmp_path).keep(ABOUT, PLANNED)
     assert DecisionStore(tmp_path).find(ABOUT) == PLANNED
+
+
+def test_mutated_files_are_found_or_ignored_with_one_line(tmp_path, caplog):
+    DecisionStore(tmp_path).keep(ABOUT, PLANNED)
+    (file,) = tmp_path.iterdir()
+    sound = file.read_bytes()
+    for case in range(300):
+        file.write_bytes(mutated(sound, random.Random(case)))
+        caplog.clear()
+        found = DecisionStore(tmp_path).find(ABOUT)
+        assert len(caplog.records) == (found is None), case
 
 
 def test_where_nothing_can_be_written_it_is_said_and_the_decision_stands(tmp_path, caplog, monkeypatch):

@@ -207,3 +207,29 @@ def test_plan_orders_received_parameters(hocket, tmp_path):
     found = hocket("plan", *files, "--order", "tac")
     assert found.status == 2
     assert "--order is no option of the planner list" in found.err
+
+
+def test_the_cache_is_listed_and_cleared(hocket, cache_folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    sizes = {"decisions/a.json": 10, "compiled/b/kernels.so": 20, "partition/partition-1.so": 30}
+    for name, size in sizes.items():
+        path = cache_folder / "hocket" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(size))
+    for name in ("hocket_lanes_1/core.so", "another/core.so"):
+        path = tmp_path / "extensions" / name
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(40))
+    found = hocket("cache", "info", "--format", "json").json["cache"]
+    assert {kind: one["bytes"] for kind, one in found.items()} == {
+        "decisions": 10,
+        "compiled": 20,
+        "native": 40,
+        "partition": 30,
+    }
+    assert all(one["entries"] == 1 for one in found.values())
+    assert "decisions" in hocket("cache", "info").out
+    assert hocket("cache", "clear", "--format", "json").json["cleared"] == found
+    assert not any(one["bytes"] for one in hocket("cache", "info", "--format", "json").json["cache"].values())
+    assert (tmp_path / "extensions" / "another" / "core.so").exists()
+    assert hocket("cache", "destroy").status == 2

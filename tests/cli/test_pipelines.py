@@ -14,6 +14,7 @@ from distributed.ranks import Ranks
 from hocket.cli import main, pipelines
 from hocket.distributed.pipelines.step import micro_batches_of
 from hocket.errors import InputError
+from tiny_sizes import TINY_SIZES
 
 from .conftest import TINY
 
@@ -111,15 +112,46 @@ def printed_by(rank, say, words):
     return out.getvalue()
 
 
-def test_a_step_runs_in_stages_with_eagers_gradients(hocket, monkeypatch):
-    """Its ranks are forked; torchrun starts them in the slow test, and for `hocket ps`."""
-    printed = []
+@pytest.fixture
+def printed(monkeypatch):
+    """What each rank prints; ranks are forked. Torchrun starts them in the slow test, and for `hocket ps`."""
+    found = []
 
     def start_ranks(args, count):
         with Ranks(printed_by, count, args.words) as ranks:
-            printed.extend(ranks.returned(120))
+            found.extend(ranks.returned(120))
 
     monkeypatch.setattr(pipelines, "start_ranks", start_ranks)
+    return found
+
+
+ENTRIES = [
+    name if name in ("mlp", "transformer") else pytest.param(name, marks=pytest.mark.slow) for name in TINY_SIZES
+]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_partition_runs_on_ranks_with_eagers_bits(hocket, printed, tmp_path, name):
+    sizes = [word for key, value in TINY_SIZES[name].items() for word in ("--set", f"{key}={value}")]
+    target = (name, "--batch-size", 2, *sizes)
+    words = ("--devices", 2, "--objective", "load", "--budget-s", 1, "-o", tmp_path / "parts.txt")
+    assert hocket("partition", *target, *words).status == 0
+    words = ("--ranks", 2, "--partition", tmp_path / "parts.txt", "--runs", 3, "--format", "json")
+    assert hocket("run", *target, *words).status == 0
+    assert printed[1:] == [""]
+    found = json.loads(printed[0])
+    assert found["is_bitwise"]
+    assert min(found["ops"]) > 0
+    assert len(found["steps_us"]) == 3
+
+
+def test_a_partition_of_another_number_of_parts_is_refused(hocket, made):
+    found = hocket("run", *TINY, "--ranks", 4, "--partition", made["plan"])
+    assert found.status == 2
+    assert "parts, and --ranks is 4" in found.error
+
+
+def test_a_step_runs_in_stages_with_eagers_gradients(hocket, printed):
     words = (*TINY, "--set", "depth=4", "--ranks", 2, "--microbatches", 4, "--runs", 2, "--format", "json")
     assert hocket("run", *words).status == 0
     assert printed[1:] == [""]
@@ -176,9 +208,12 @@ def test_what_cannot_be_a_pipeline_is_refused_in_one_line(hocket, tmp_path, name
         (("--memory-bytes", 1000), "--memory-bytes are of a pipeline: add --ranks"),
         (("--microbatches", 2), "add --ranks"),
         (("--schedule", "gpipe"), "add --ranks"),
+        (("--partition", "plan.txt"), "add --ranks"),
+        (("--partition", "plan.txt", "--ranks", 2, "--schedule", "gpipe"), "--partition: not with --microbatches"),
+        (("--partition", "plan.txt", "--ranks", 2, "--plan", "plan.txt"), "--plan: not with --ranks"),
     ],
 )
-def test_words_that_do_not_go_together(hocket, words, message):
+def test_words_that_do_not_go_together(hocket, made, words, message):
     found = hocket("run", *TINY, *words)
     assert found.status == 2
     assert message in found.error

@@ -210,7 +210,7 @@ def test_what_cannot_be_read_is_named(hocket, made, tmp_path):
         (("check", made["costs"], made["plan"]), 'costs.json: format: expected "hocket-graph/1"'),
         (("check", made["graph"], made["costs"]), "costs.json: line 1: expected 'hocket-plan/1'"),
         (("check", made["graph"], "bytes"), "bytes: not a plan"),
-        (("bounds", made["graph"], "bytes"), "bytes: not a JSON file"),
+        (("bounds", made["graph"], "bytes"), "bytes: not JSON"),
         (("plan", made["graph"], made["costs"], "--machine", made["costs"]), "costs.json: format: expected"),
     ):
         found = hocket(*words)
@@ -254,16 +254,49 @@ def test_what_needs_no_torch_does_not_load_it(made):
     assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0, 0, 0, 0, 2]"
 
 
-@pytest.mark.parametrize("words", [("plan", "graph.json", "costs.json"), ("bounds", "graph.json", "costs.json")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "graph.json", "costs.json"),
+        ("bounds", "graph.json", "costs.json"),
+        ("machine", "--format", "json"),
+        ("zoo",),
+    ],
+)
 def test_a_reader_who_leaves_is_no_traceback(made, words):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "hocket", *words]
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
-    assert done.returncode == 1
+    assert done.returncode == 141
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
+
+
+def test_options_may_stand_between_the_files(hocket, made, tmp_path):
+    hocket("simulate", made["graph"], made["plan"], made["costs"], "-o", "t.json")
+    for number, words in enumerate(
+        [
+            (made["graph"], made["plan"], made["costs"], "--machine", made["machine"], "-o", "0", "t.json"),
+            ("-o", "1", made["graph"], made["plan"], "--title", "x", made["costs"], "t.json", "t.json"),
+        ]
+    ):
+        found = hocket("report", *words)
+        assert (found.status, found.out) == (0, f"report: {number}/index.html\n")
+        assert len(list((tmp_path / str(number)).glob("timeline-*.json"))) == 1 + number
+    assert (
+        "unrecognized arguments: more"
+        in hocket("bounds", made["graph"], "--format", "json", made["costs"], "more").error
+    )
+
+
+def test_an_error_is_one_line_of_a_page_at_most(hocket, made):
+    made["graph"].write_text(made["graph"].read_text().replace('"name": "', f'"name": "{"x y" * 10_000}', 1))
+    found = hocket("bounds", made["graph"], made["costs"])
+    assert found.status == 1
+    assert len(found.err.splitlines()) == 1
+    assert len(found.error) < 1100
 
 
 def test_tiny_target_is_what_the_other_tests_take_it_for(hocket):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 
 import pytest
 
 from hocket.errors import FormatError
 from hocket.ir import Costs, Graph, Machine, Op, Span, Timeline
-from hocket.ir._fields import save_document
+from hocket.ir._fields import MAX_FILE_BYTES, save_document
 
 NOUNS = {
     "graph": Graph((Op("a"),)),
@@ -58,7 +60,7 @@ def test_truncated_file_and_duplicate_key(tmp_path, noun):
     NOUNS[noun].save(path)
     text = path.read_text()
     path.write_text(text[: len(text) // 2])
-    with pytest.raises(FormatError, match=r"noun\.json: not a JSON file"):
+    with pytest.raises(FormatError, match=r"noun\.json: not JSON"):
         type(NOUNS[noun]).load(path)
     path.write_text(text.replace('"format"', '"format": "x", "format"', 1))
     with pytest.raises(FormatError, match=r"noun\.json: .*'format' appears twice"):
@@ -74,10 +76,52 @@ def test_not_an_object(tmp_path, noun, text):
         type(NOUNS[noun]).load(path)
 
 
+HOSTILE = {
+    "nested too deeply": b'{"format": ' + b"[" * 100_000,
+    "nested too deeply ": b'{"a":' * 100_000,
+    "at most 100 digits, got one of 401": b'{"format": ' + b"9" * 401 + b"}",
+    "at most 100 digits, got one of 5001": b'{"format": -' + b"9" * 5000 + b"}",
+    "surrogates not allowed": b'{"format": "\\ud800"}',
+}
+
+
+@each_noun
+@pytest.mark.parametrize("expected", HOSTILE)
+def test_hostile_json_is_one_clear_error(tmp_path, noun, expected):
+    path = tmp_path / "noun.json"
+    path.write_bytes(HOSTILE[expected])
+    with pytest.raises(FormatError, match=f"noun.json: not JSON: .*{expected.strip()}"):
+        type(NOUNS[noun]).load(path)
+
+
+@each_noun
+def test_a_number_that_no_float_holds_is_refused_in_every_field(tmp_path, noun):
+    path = tmp_path / "noun.json"
+    NOUNS[noun].save(path)
+    text = path.read_text()
+    places = [match.span() for match in re.finditer(r"\b\d+(\.\d+)?\b(?=[,\s])", text)]
+    for begin, end in places:
+        path.write_text(text[:begin] + "9" * 99 + "e300" + text[end:])
+        with pytest.raises(FormatError, match=r"noun\.json: "):
+            type(NOUNS[noun]).load(path)
+
+
+@each_noun
+def test_only_regular_files_of_bounded_size_are_read(tmp_path, noun):
+    pipe, link, large = (tmp_path / name for name in ("pipe", "link", "large"))
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/zero")
+    with large.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    for path, expected in ((pipe, "regular file"), (link, "regular file"), (large, "expected at most 67108864 bytes")):
+        with pytest.raises(FormatError, match=expected):
+            type(NOUNS[noun]).load(path)
+
+
 def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "noun.json"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(FormatError, match=r"noun\.json: not a JSON file"):
+    with pytest.raises(FormatError, match=r"noun\.json: not JSON"):
         Graph.load(path)
 
 

@@ -87,6 +87,9 @@ def test_of_and_here():
         Machine.of(cores=2, speed=3.0)
     with pytest.raises(FormatError, match="cores"):
         Machine.of(cores=0)
+    for field in ({"cores": 10**12}, {"cores": 2, "smt": 10**9}, {"cores": 2, "cores_per_cache": 10**6}):
+        with pytest.raises(FormatError, match=f"{list(field)[-1]}: expected at least 1 and at most"):
+            Machine.of(**field)
     here = Machine.here()
     assert here.cores == len(here.devices[0].cpus)
 

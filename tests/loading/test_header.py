@@ -51,7 +51,14 @@ def test_what_safetensors_writes_is_read_as_it_was(tensors):
         (raw(b"[" * 50_000 + b"]" * 50_000), "header: not JSON"),
         (raw([1, 2]), "expected an object, got list"),
         (raw({"__metadata__": {"a": 1}}), "__metadata__: expected an object of strings"),
-        (raw(b'{"a": {}, "a": {}}'), "'a' stands there twice"),
+        (raw(b'{"a": {}, "a": {}}'), "'a' appears twice"),
+        (
+            raw(b'{"a": {"shape": [' + b"9" * 5000 + b"]}}"),
+            "header: not JSON: expected whole numbers of at most 100 digits",
+        ),
+        (raw({"a": entry(shape=(10**18,) * 64)}, bytes(8)), "a: F32 of shape"),
+        (raw({"a": entry(shape=(2**63,))}, bytes(8)), "a: expected a shape"),
+        (raw(b'{"\\ud800": {}}'), "header: not JSON"),
         (raw({"a": {"dtype": "F32"}}), "a: expected dtype, shape and data_offsets"),
         (raw({"a": entry(more=1)}, bytes(8)), "a: expected dtype, shape and data_offsets, and nothing else"),
         (raw({"a": entry(dtype="F33")}, bytes(8)), "a: expected a dtype of BOOL"),
@@ -77,6 +84,18 @@ def test_a_file_that_cannot_be_right_is_named(data, words):
     if "twice" not in words and "nothing else" not in words:
         with pytest.raises((SafetensorError, KeyError, ValueError, OverflowError)):
             reference_load(data)
+
+
+def test_a_header_of_many_names_is_refused_as_fast_as_it_is_read():
+    names = [f'"{number}": {{}}' for number in range(40_000)]
+    text = "{" + ", ".join([*names, names[-1]]) + "}"
+    with pytest.raises(FormatError, match="the key '39999' appears twice"):  # by quadratic work in minutes
+        opened(raw(text.encode()))
+
+
+def test_more_axes_than_torch_has_are_refused():
+    with pytest.raises(FormatError, match="a: expected a shape of at most 64"):
+        opened(raw({"a": entry(shape=(1,) * 65, offsets=(0, 4))}, bytes(4)))
 
 
 @given(st.binary(max_size=9))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
 import threading
 
 import pytest
@@ -110,6 +112,41 @@ def test_a_stream_that_cannot_start_is_told(monkeypatch):
         model(torch.ones(2))
     load(model, Memory(data))
     assert model(torch.ones(2)).tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased/model.safetensors"])
+def test_a_name_that_is_no_file_is_told_what_is_expected(name):
+    with pytest.raises(
+        FileNotFoundError, match=r"no such file; expected the path of a safetensors file.*not looked up"
+    ):
+        load(torch.nn.Linear(2, 3), name)
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    for path in (tmp_path / "pipe", "/dev/zero", tmp_path / "zero.json"):
+        with pytest.raises(FormatError, match="expected a regular file"):
+            load(torch.nn.Linear(2, 3), path)
+    with pytest.raises(InputError, match="expected a path, got"):
+        load(torch.nn.Linear(2, 3), ["a\0b"])
+
+
+@pytest.mark.parametrize("name", ["a\0b", "../a", "/etc/passwd", "", "..", 3, "x" * 1_000_000 + "/"])
+def test_an_index_names_files_beside_it(tmp_path, name):
+    path = tmp_path / "index.json"
+    path.write_text(json.dumps({"weight_map": {"weight": name}}))
+    with pytest.raises(FormatError, match=r"weight_map: weight: expected a file beside the index") as caught:
+        load(torch.nn.Linear(2, 3), path)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"weight_map": ' + "9" * 5000 + "}", '{"a": "\\ud800"}'])
+def test_an_index_that_is_hostile_is_one_error(tmp_path, text):
+    path = tmp_path / "index.json"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=r"index\.json: not JSON"):
+        load(torch.nn.Linear(2, 3), path)
 
 
 def test_arguments_are_checked():

@@ -133,13 +133,16 @@ def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
     plan = None if reader["plan"].value is None else _read_plan(reader["plan"])
     if kind not in ("planned", "eager", "regions") or (kind == "planned" and plan is None):
         raise decision["kind"].fail(f"expected planned (with a plan), regions or eager, got {kind!r}")
+    eager_ms = _times(decision["eager_ms"])
+    if kind == "planned" and plan is not None and bool(eager_ms) != bool(plan.steps_ms):
+        raise reader["plan"]["steps_ms"].fail("expected times of the plan and of eager, or of neither")
     return Remembered(
         kind,
         decision["reason"].text(),
         decision["speedup"].optional_number(),
         decision["low"].optional_number(),
         decision["high"].optional_number(),
-        _times(decision["eager_ms"]),
+        eager_ms,
         plan,
     )
 

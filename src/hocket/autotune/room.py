@@ -15,6 +15,7 @@ import torch
 from hocket import native
 from hocket.errors import CaptureError
 from hocket.heap import trim_heap
+from hocket.ir.limits import free_bytes
 from hocket.planning.critical_path import serial_peak_bytes
 from hocket.tracing.captured import Captured
 
@@ -57,13 +58,14 @@ def float64_limit_bytes(captured: Captured) -> float:
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the memory available without swapping, or None if the system does not say."""
+    """Return the memory available without swapping, within the limits of a container or a job, or None if unknown."""
+    limit = free_bytes()
     try:
         lines = meminfo.read_text().splitlines()
     except OSError:
-        return None
-    found = [line.split() for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0][1]) * 2**10 if found else None
+        return limit
+    found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:")]
+    return min([*found, *([] if limit is None else [limit])], default=None)
 
 
 def release_memory() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.autotune.remembered import FORMAT, Remembered, document_of, read_document
-from hocket.cache_folder import cache_folder
+from hocket.cache_folder import cache_folder, make_folder
 from hocket.errors import InputError
 from hocket.ir._fields import Reader, load_document, save_document
 
@@ -95,7 +95,7 @@ class DecisionStore:
             self._documents[key] = document
             if self.folder is None:
                 return
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             save_document(self._file(key), document)
             _bound(self.folder, self._file(key))
         except (OSError, ValueError) as error:  # no room, no right; or a time that is no number

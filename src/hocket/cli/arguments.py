@@ -17,6 +17,8 @@ from hocket.errors import HocketError
 __all__ = ["Argument", "ArgumentGroup", "Verb", "arg", "count", "make_parser_of", "output", "run_command"]
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
+BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
+MAX_ERROR_CHARACTERS = 1000
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,25 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that requires full option names: an abbreviation would change its meaning with a new option."""
+    """A parser that requires full option names: an abbreviation would change its meaning with a new option.
+
+    Options may stand between the words of a verb, also before its last ones.
+    """
+
+    _is_intermixed = False
 
     def __init__(self, **settings: Any) -> None:
         settings.setdefault("formatter_class", _Help)
         super().__init__(allow_abbrev=False, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._subparsers is not None or self._is_intermixed:
+            return super().parse_known_args(args, namespace)
+        self._is_intermixed = True  # Python 3.11 parses intermixed words by calls of this method
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_intermixed = False
 
 
 def make_parser_of(
@@ -129,31 +145,37 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None = No
     """Parse `argv` (the process's own arguments if None) and do the work. Without a verb, print the help.
 
     Returns:
-        The exit status: 0 done, 1 the work failed, 2 a usage error, 130 interrupted. An error is one line on stderr,
-        after its traceback with ``--traceback``.
+        The exit status: 0 done, 1 the work failed, 2 a usage error, 130 interrupted, 141 if the reader of the output
+        has exited (``| head``). An error is one line on stderr, after its traceback with ``--traceback``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser.set_defaults(work=lambda _: parser.print_help(), traceback=False, words=words)
+    try:
+        status = _status_of(parser, words)
+        sys.stdout.flush()
+        return status
+    except (BrokenPipeError, SystemExit):  # the latter is rich's way to say the same
+        # The interpreter's last flush must not complain about it either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _status_of(parser: argparse.ArgumentParser, words: list[str]) -> int:
     try:
         args = parser.parse_args(words)
     except SystemExit as leaving:
         return int(leaving.code or 0)
     try:
         args.work(args)
-        sys.stdout.flush()
     except UsageError as error:
         return _failure(parser.prog, error, USAGE_ERROR, args.traceback)
     except BrokenPipeError:
-        # The reader of the output has exited, and the interpreter's last flush must not complain about it either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        raise
     except (HocketError, OSError) as error:
         return _failure(parser.prog, error, FAILED, args.traceback)
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except SystemExit as leaving:  # raised by rich if the reader of the output has exited
-        return int(leaving.code or 0)
     return DONE
 
 
@@ -163,5 +185,8 @@ def _failure(program: str, error: Exception, status: int, in_full: bool) -> int:
     message = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         message = f"{error.filename}: {error.strerror}"
-    print(f"{program}: error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > MAX_ERROR_CHARACTERS:
+        line = f"{line[: MAX_ERROR_CHARACTERS - 200]} ... {line[-195:]}"
+    print(f"{program}: error: {line}", file=sys.stderr)
     return status

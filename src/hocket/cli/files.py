@@ -8,10 +8,12 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from hocket.cache_folder import CHECKSUM_SUFFIX, KINDS, LOCK, cached, remove
 from hocket.checking import check
 from hocket.cli.console import Bar, UsageError, emit, note, print_json, print_tables, table
 from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
+from hocket.ir._fields import read_file
 from hocket.planning import Bounds, bounds, efficiency, plan, planners
 from hocket.reporting import plan_table, timeline_table, write_report, write_trace
 from hocket.reporting._files import write_text
@@ -21,6 +23,7 @@ from hocket.simulation import simulate
 
 __all__ = [
     "bounds_verb",
+    "cache_verb",
     "check_verb",
     "machine_verb",
     "output_file",
@@ -178,6 +181,32 @@ def machine_verb(args: Namespace) -> None:
     emit(args, machine.document(), table("machine", columns, rows, words=2), *written(target))
 
 
+def cache_verb(args: Namespace) -> None:
+    """List what is in the user's cache folder, or delete it."""
+    rows, document = [], {}
+    for kind in KINDS:
+        folder, found = cached(kind)
+        size = sum(map(_size_bytes, found))
+        number = sum(each.name != LOCK and not each.name.endswith(CHECKSUM_SUFFIX) for each in found)
+        document[kind] = {"folder": str(folder), "entries": number, "bytes": size}
+        rows.append((kind, str(folder), str(number), quantity_text(size, "B")))
+        if args.action == "clear":
+            for each in found:
+                remove(each)
+    title = "cache" if args.action == "info" else "cleared"
+    emit(args, {title: document}, table(title, ("kind", "folder", "entries", "size"), rows, words=2))
+
+
+def _size_bytes(path: Path) -> int:
+    """Size of a file or a folder. What another process deletes meanwhile has none."""
+    try:
+        if path.is_symlink() or not path.is_dir():
+            return path.lstat().st_size
+        return sum(map(_size_bytes, path.iterdir()))
+    except OSError:
+        return 0
+
+
 def output_file(path: Path | None) -> Path | None:
     """Return `path` if a file can be written there. Called before the work, so that long work is not lost."""
     if path is None:
@@ -217,7 +246,7 @@ def _machine(args: Namespace) -> Machine:
 def read_plan(path: Path) -> Plan:
     """Read a plan, or raise an `InputError` that names the line."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a plan: {error}") from None
     return Plan.parse(text, source=str(path))

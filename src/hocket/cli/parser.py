@@ -153,9 +153,15 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
         arg("--strict", action="store_true", help="fail where the step cannot be captured"),
         arg("--report", type=Path, metavar="DIR", help="write the page, the trace and all files there"),
         ArgumentGroup(
-            "as a pipeline over processes",
+            "over processes, as a pipeline or by a partition",
             (
                 arg("--ranks", type=count, metavar="K", help="cut the model into stages, for K processes"),
+                arg(
+                    "--partition",
+                    type=input_file,
+                    metavar="FILE",
+                    help="in place of stages, the parts of `hocket partition -o FILE`, with eager's bits",
+                ),
                 arg("--microbatches", type=count, metavar="M", help="parts of a batch (K)"),
                 arg("--memory-bytes", type=count, metavar="N", help="what a process may hold (any amount)"),
                 arg("--schedule", metavar="NAME", help="torch's: 1f1b, gpipe, interleaved1f1b, ... (1f1b)"),
@@ -278,6 +284,14 @@ def _verbs_of_files() -> tuple[Verb, ...]:
                 arg("--measure", action="store_true", help="measure arithmetic and memory traffic, too"),
             ),
             "With --format json the description itself goes to stdout.",
+        ),
+        Verb(
+            "cache",
+            files.cache_verb,
+            "list or delete remembered decisions and compiled libraries",
+            "hocket cache info",
+            (arg("action", choices=("info", "clear"), metavar="ACTION", help="info or clear"),),
+            "A process that has loaded a library keeps it. What is missing is made again.",
         ),
         Verb("zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json"),
     )

@@ -1,22 +1,31 @@
-"""``hocket run TARGET --ranks K``: the target's model as a pipeline over K processes."""
+"""``hocket run TARGET --ranks K``: the target's step over K processes, as a pipeline or by a partition of its ops."""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from statistics import median
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import UsageError, emit, table
+from hocket.cli.files import read_plan
 from hocket.cli.servers import start_ranks, started_by_torchrun
 from hocket.cli.steps import run_verb
 from hocket.cli.targets import Target, wait_policy, working
+from hocket.errors import InputError
+from hocket.ir.limits import usable_cpus
 from hocket.reporting.words import count_text, duration_text, quantity_text
 
 if TYPE_CHECKING:
     from hocket.distributed.pipelines.run import PipelineRun
+    from hocket.ir import Plan
+    from hocket.job import Job
 
 __all__ = ["run_or_pipeline"]
 
@@ -34,20 +43,138 @@ _NOT_FOR_PIPELINES = {
 
 def run_or_pipeline(args: Namespace) -> None:
     """``hocket run``, with ``--ranks`` or without."""
-    if args.ranks is not None:
-        _pipeline(args)
-    elif args.microbatches or args.schedule or args.memory_bytes:
-        raise UsageError("--microbatches, --schedule and --memory-bytes are of a pipeline: add --ranks")
-    else:
+    of_pipeline = args.microbatches or args.schedule or args.memory_bytes
+    if args.ranks is None:
+        if of_pipeline:
+            raise UsageError("--microbatches, --schedule and --memory-bytes are of a pipeline: add --ranks")
+        if args.partition is not None:
+            raise UsageError("--partition: parts run on several ranks: add --ranks")
         run_verb(args)
+        return
+    wait_policy()
+    for name, default in _NOT_FOR_PIPELINES.items():
+        if getattr(args, name) != default:
+            raise UsageError(f"--{name}: not with --ranks: its ranks run on CPUs, by the plan of all of them")
+    if args.partition is None:
+        _pipeline(args)
+    elif of_pipeline:
+        raise UsageError("--partition: not with --microbatches, --schedule and --memory-bytes, which are of a pipeline")
+    else:
+        _parts(args)
+
+
+def _check_world(args: Namespace) -> None:
+    world = int(os.environ["WORLD_SIZE"])
+    if world != args.ranks:
+        raise UsageError(f"torchrun has started {world} ranks, and --ranks is {args.ranks}")
+
+
+def _set_threads(args: Namespace) -> None:
+    import torch
+
+    torch.set_num_threads(args.threads or max(1, usable_cpus() // args.ranks))
+
+
+def _parts(args: Namespace) -> None:
+    """Run the ops of each part on its rank: one of the ranks of a torchrun job, or, alone, all of them."""
+    plan = read_plan(args.partition)
+    lanes = [lane for lane in plan.lanes if lane.kind != "channel"]
+    if len(lanes) != args.ranks:
+        raise UsageError(f"{args.partition}: it has {count_text(len(lanes), 'part')}, and --ranks is {args.ranks}")
+    if not started_by_torchrun():
+        start_ranks(args, args.ranks)
+        return
+    _check_world(args)
+    target = Target.of(args)
+    with redirect_stdout(sys.stderr):
+        found = _run_parts(args, target, plan)
+    if not found:
+        return
+    rows = [
+        ("step, measured", duration_text(found["measured_us"])),
+        ("eager, one process", duration_text(found["eager_us"])),
+        ("ops of each rank", ", ".join(f"{number:,}" for number in found["ops"])),
+        ("losses, parameters and state", "eager's, to the bit" if found["is_bitwise"] else "not eager's"),
+    ]
+    title = f"{args.target}: {count_text(args.ranks, 'rank')}, {count_text(found['threads'], 'thread')} each"
+    emit(args, found, table(title, ("", ""), rows))
+    if not found["is_bitwise"]:
+        raise InputError(f"{args.target}: the step over {args.ranks} ranks has not given eager's bits")
+
+
+def _run_parts(args: Namespace, target: Target, plan: Plan) -> dict[str, Any]:
+    """Train for some steps, and, at rank 0, return what was measured, beside eager from the same state."""
+    import torch
+
+    from hocket import distribute
+
+    _set_threads(args)
+    job = target.job()
+    before = copy.deepcopy(_state(job))
+    random_state = torch.get_rng_state()
+    batches = [job.batch(number) for number in range(1 + args.runs)]
+    fast = distribute.stages(job.step, job.model, job.optimizer, partition=plan)
+    with target.blamed("the step"), fast:
+        losses, seconds = _timed(fast, batches)
+        fast.gather()
+    if fast.rank != 0:
+        return {}
+    after = copy.deepcopy(_state(job))
+    for member, state in zip(_members(job), before, strict=True):
+        member.load_state_dict(state)
+    torch.set_rng_state(random_state)
+    with target.blamed("the step"):
+        eager_losses, eager_seconds = _timed(job.step, batches)
+    return {
+        "target": args.target,
+        "ranks": args.ranks,
+        "threads": torch.get_num_threads(),
+        "ops": [len(lane.ops) for lane in plan.lanes if lane.kind != "channel"],
+        "measured_us": median(seconds[1:]) * 1e6,  # the first step captures
+        "steps_us": [each * 1e6 for each in seconds[1:]],
+        "eager_us": median(eager_seconds[1:]) * 1e6,
+        "is_bitwise": _are_equal((losses, after), (eager_losses, _state(job))),
+    }
+
+
+def _members(job: Job) -> tuple[Any, ...]:
+    return (*job.models, *job.optimizers)
+
+
+def _state(job: Job) -> list[dict[str, Any]]:
+    return [member.state_dict() for member in _members(job)]
+
+
+def _timed(step: Callable[[Any], Any], batches: Sequence[Any]) -> tuple[list[Any], list[float]]:
+    """Copies of what the steps returned, and their durations."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    results, seconds = [], []
+    for batch in batches:
+        start = perf_counter()
+        result = step(batch)
+        seconds.append(perf_counter() - start)
+        results.append(tree_map_only(torch.Tensor, lambda value: value.detach().clone(), result))
+    return results, seconds
+
+
+def _are_equal(ours: Any, theirs: Any) -> bool:
+    """True if all tensors have the same bits, and all other values are equal."""
+    import torch
+    from torch.utils._pytree import tree_flatten
+
+    from hocket.profiling.exact_widths import same_bits
+
+    (mine, shape), (other, other_shape) = tree_flatten(ours), tree_flatten(theirs)
+    return shape == other_shape and all(
+        same_bits(one, two) if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor) else one == two
+        for one, two in zip(mine, other, strict=True)
+    )
 
 
 def _pipeline(args: Namespace) -> None:
     """Run a step in stages: one of the ranks of a torchrun job, or, alone, all of them."""
-    wait_policy()
-    for name, default in _NOT_FOR_PIPELINES.items():
-        if getattr(args, name) != default:
-            raise UsageError(f"--{name}: not with --ranks: stages run eagerly, on CPUs")
     microbatches = args.microbatches or args.ranks
     if microbatches < args.ranks:
         raise UsageError(f"--microbatches: {microbatches} for {args.ranks} ranks: fewer than one for each")
@@ -55,9 +182,7 @@ def _pipeline(args: Namespace) -> None:
         _check(args, microbatches)
         start_ranks(args, args.ranks)
         return
-    world = int(os.environ["WORLD_SIZE"])
-    if world != args.ranks:
-        raise UsageError(f"torchrun has started {world} ranks, and --ranks is {args.ranks}")
+    _check_world(args)
     target = Target.of(args)
     with redirect_stdout(sys.stderr):
         made = _run(args, target, microbatches)
@@ -82,13 +207,11 @@ def _check(args: Namespace, microbatches: int) -> None:
 
 
 def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
-    import torch
     import torch.distributed as dist
 
     from hocket.distributed.pipelines.run import run_pipeline
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(args.threads or max(1, cores // args.ranks))
+    _set_threads(args)
     job = target.job()
     dist.init_process_group("gloo")
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -102,7 +104,8 @@ class Membership:
 
     def announce(self, key: str, value: Any) -> None:
         """Put a value that JSON can hold where all ranks read it."""
-        self.store.set(f"hocket/{key}", json.dumps(value))
+        with self._reached():
+            self.store.set(f"hocket/{key}", json.dumps(value))
 
     def announce_to_agents(self, values: Any) -> None:
         """Put the list of all values where agents read it."""
@@ -115,24 +118,40 @@ class Membership:
             PeerError: it does not come within the timeout, or the job has ended.
         """
         self.wait_for({f"hocket/{key}": by})
-        return json.loads(self.store.get(f"hocket/{key}"))
+        with self._reached():
+            return json.loads(self.store.get(f"hocket/{key}"))
 
     def meet(self, stage: str) -> None:
         """Wait until all ranks have reached a stage. Raises as `announced`."""
-        self.store.set(f"hocket/{stage}/{self.rank}", "")
+        with self._reached():
+            self.store.set(f"hocket/{stage}/{self.rank}", "")
         world = self.num_workers + self.num_servers
         self.wait_for({f"hocket/{stage}/{rank}": rank for rank in range(world) if rank != self.rank})
 
     def wait_for(self, keys: dict[str, int]) -> None:
         """Wait until all keys are in the store, each with the rank that puts it there. Raises as `announced`."""
         deadline = time.monotonic() + self.timeout_s
-        while missing := {key: rank for key, rank in keys.items() if not self.store.check([key])}:
+        missing = keys
+        while True:
+            late = ", ".join(self.name(rank) for rank in sorted(set(missing.values())))
+            with self._reached(f" while it waited for {late}"):
+                missing = {key: rank for key, rank in missing.items() if not self.store.check([key])}
+            if not missing:
+                return
             if (ended := self.why_ended()) is not None:
                 raise PeerError(f"{self.me} stops: {ended}")
             if time.monotonic() > deadline:
                 late = ", ".join(self.name(rank) for rank in sorted(set(missing.values())))
                 raise PeerError(f"{self.me} has waited {self.timeout_s:g} s for {late}")
             time.sleep(POLL_S)
+
+    @contextmanager
+    def _reached(self, when: str = "") -> Iterator[None]:
+        """Raise a `PeerError` if the store's host exits meanwhile: rank 0, or torchrun."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerError(f"{self.me} has lost the store of the job{when}: {_first_line(error)}") from error
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
@@ -188,7 +207,9 @@ class Membership:
         """The reason why the job has ended, or None if it goes on as far as is known."""
         if (failed := self._read(FAILED)) is not None:
             return failed
-        return "the job is over" if self.store.check([OVER]) else None
+        with suppress(RuntimeError):
+            return "the job is over" if self.store.check([OVER]) else None
+        return None
 
     def end(self) -> None:
         """Record that the job is done, for processes that come late."""
@@ -273,10 +294,43 @@ def join(num_servers: int, timeout_s: float) -> Membership:
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
-    try:
-        store, rank, world = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-    except (RuntimeError, ValueError) as error:
-        raise PeerError(f"rank {os.environ['RANK']} does not reach the store of the job: {error}") from error
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = _store_of_job(rank, timeout_s)
     if world <= num_servers:
         raise InputError(f"distribute: {world} ranks, and {num_servers} of them servers: none is left to work")
     return Membership(rank, world - num_servers, num_servers, store, timeout_s)
+
+
+def _store_of_job(rank: int, timeout_s: float) -> Any:
+    """Connect to the job's store. Rank 0 keeps it, unless torchrun does.
+
+    Raises:
+        PeerError: it cannot be kept, or does not answer within the timeout.
+    """
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    timeout = timedelta(seconds=timeout_s)
+    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            if is_torchruns:
+                found.append(next(rendezvous("env://", timeout=timeout))[0])
+            else:  # as torch does, but for the wait for all ranks, which would not name those that do not come
+                found.append(TCPStore(host, int(port), None, rank == 0, timeout, False, multi_tenant=True))
+        except (RuntimeError, ValueError) as error:
+            found.append(error)
+
+    # Torch waits for minutes, whatever the timeout, for a program on this port that does not speak its protocol.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout_s + 1.0)
+    if found and not isinstance(found[0], Exception):
+        return found[0]
+    does = "cannot keep" if rank == 0 and not is_torchruns else "does not reach"
+    why = _first_line(found[0]) if found else f"no answer in {timeout_s:g} s; another program may use this port"
+    raise PeerError(f"rank {rank} {does} the store of the job at {host}:{port}: {why}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

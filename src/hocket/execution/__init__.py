@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING
 
 from hocket.errors import ExecutionError, InputError
@@ -20,6 +21,11 @@ __all__ = ["EXECUTORS", "executor", "unavailable_reason"]
 EXECUTORS = ("auto", "native", "python")
 
 log = logging.getLogger(__name__)
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    log.warning("hocket: %s", reason)
 
 
 def executor(
@@ -62,6 +68,8 @@ def executor(
                 if kind == "native":
                     raise
                 log.info("hocket: Python lanes are used: %s", error)
+        else:
+            _warn_once(ready.why)
     from hocket.execution.threads import ThreadLanes
 
     return ThreadLanes(captured, plan, machine, channels=channels)

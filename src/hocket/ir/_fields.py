@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ from hocket.errors import FormatError
 
 _MISSING: Any = object()
 
+# Files may be damaged or come from strangers. These bounds lie far above what Hocket writes (ten megabytes for a step
+# of 20,000 ops), and keep the memory and time of a refusal small.
+MAX_FILE_BYTES = 64 * 2**20
+MAX_DIGITS = 100
+
 
 def load_document(path: str | os.PathLike[str], format_name: str) -> Reader:
     """Read `path` as JSON whose first key is ``"format": format_name``.
@@ -30,17 +36,53 @@ def load_document(path: str | os.PathLike[str], format_name: str) -> Reader:
         FileNotFoundError: there is no such file.
     """
     source = os.fspath(path)
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates)
-    except (json.JSONDecodeError, UnicodeDecodeError, _DuplicateKeyError) as error:
-        raise FormatError(source, "", f"not a JSON file: {error}") from None
-    reader = Reader(document, source, "")
+    reader = Reader(parse_json(read_file(path), source), source, "")
     found = reader.mapping().get("format", _MISSING)
     if found is _MISSING:
         raise FormatError(source, "format", f'missing; expected "format": "{format_name}"')
     if found != format_name:
         raise FormatError(source, "format", f'expected "{format_name}", got {found!r}')
     return reader
+
+
+def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> bytes:
+    """Read a regular file. A device or a pipe is refused at once, because reading it might never end.
+
+    Raises:
+        FormatError: it is no regular file, or larger than `max_bytes`.
+        OSError: there is no such file, or it may not be read.
+    """
+    source = os.fspath(path)
+    # A pipe without a writer would hold up `open` itself.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise FormatError(source, "", "expected a regular file")
+        if found.st_size > max_bytes:
+            raise FormatError(source, "", f"expected at most {max_bytes} bytes, got {found.st_size}")
+        return file.read(max_bytes)
+
+
+def parse_json(text: bytes, source: str, where: str = "") -> Any:
+    """Parse JSON in UTF-8 that may come from a stranger.
+
+    Raises:
+        FormatError: it is not JSON, a key appears twice in one object, it is nested too deeply, a whole number has more
+            than 100 digits, or a string cannot be written as UTF-8.
+
+    Example:
+        >>> parse_json(b'{"cores": 2}', "machine.json")
+        {'cores': 2}
+    """
+    try:
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_int=_integer)
+        if b"\\ud" in text or b"\\uD" in text:  # perhaps half of a pair, which no file and no terminal takes
+            json.dumps(document, ensure_ascii=False).encode()
+    except RecursionError:
+        raise FormatError(source, where, "not JSON: nested too deeply") from None
+    except ValueError as error:
+        raise FormatError(source, where, f"not JSON: {error}") from None
+    return document
 
 
 def save_document(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
@@ -164,19 +206,28 @@ class Reader:
         return require_duration(self.value, self.source, self.where)
 
 
-class _DuplicateKeyError(ValueError):
-    pass
-
-
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            raise _DuplicateKeyError(f"the key {key!r} appears twice in one object")
+            raise ValueError(f"the key {shortened(key)} appears twice in one object")
         result[key] = value
     return result
 
 
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"expected whole numbers of at most {MAX_DIGITS} digits, got one of {len(text)}")
+    return int(text)
+
+
+def shortened(value: Any) -> str:
+    """Return `repr(value)`, or its beginning and end where it is long."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:120]} ... {text[-60:]}"
+
+
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: f"the string {value!r}", type(None): "null"}
-    return names.get(type(value), repr(value))
+    if isinstance(value, str):
+        return f"the string {shortened(value)}"
+    return {dict: "an object", list: "a list", type(None): "null"}.get(type(value)) or shortened(value)

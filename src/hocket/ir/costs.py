@@ -19,11 +19,14 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 from hocket.errors import FormatError, InputError
-from hocket.ir._fields import Reader, load_document, read_from, require_duration, save_document
+from hocket.ir._fields import Reader, load_document, read_from, require_duration, save_document, shortened
 
 FORMAT = "hocket-costs/1"
 
 _Value = TypeVar("_Value")
+
+# No machine has a billion threads, and Python refuses to convert some thousand digits.
+MAX_WIDTH_DIGITS = 9
 
 SOURCES = ("measured", "analytic", "published")
 PLACEMENTS = ("compact", "scatter")
@@ -238,8 +241,9 @@ def _normalised(table: Mapping[str, Mapping[str, float]], name: str) -> dict[str
             raise FormatError("costs", where, "expected at least one width or device")
         for key in durations:
             device, colon, width = key.rpartition(":")
-            if not key or (colon and not device) or (width.isdecimal() and int(width) < 1) or width.startswith("-"):
-                raise FormatError("costs", where, f"expected a width >= 1 or a device name, got {key!r}")
+            is_width = not width.isdecimal() or (len(width) <= MAX_WIDTH_DIGITS and int(width) >= 1)
+            if not key or (colon and not device) or not is_width or width.startswith("-"):
+                raise FormatError("costs", where, f"expected a width >= 1 or a device name, got {shortened(key)}")
         result[op] = {key: require_duration(value, "costs", f"{where}[{key!r}]") for key, value in durations.items()}
     return result
 

@@ -9,6 +9,8 @@ from typing import Any
 from hocket.errors import FormatError
 from hocket.ir._fields import Reader, require_finite
 
+MAX_CHANNELS = 4096
+
 
 @dataclass(frozen=True)
 class Link:
@@ -100,10 +102,9 @@ def check_wires(links: Sequence[Link], cards: Sequence[NetworkCard], source: str
         ends.add((link.src, link.dst))
         require_finite(link.bytes_per_s, source, f"links[{position}].bytes_per_s", positive=True)
         require_finite(link.latency_us, source, f"links[{position}].latency_us")
-        if link.channels is not None and link.channels < 1:
-            raise FormatError(
-                source, f"links[{position}].channels", f"expected at least 1, or null, got {link.channels!r}"
-            )
+        if link.channels is not None and not 1 <= link.channels <= MAX_CHANNELS:
+            expected = f"expected at least 1 and at most {MAX_CHANNELS}, or null"
+            raise FormatError(source, f"links[{position}].channels", f"{expected}, got {link.channels!r}")
         for name in link.cards:
             if name not in names:
                 raise FormatError(source, f"links[{position}].cards", f"names a missing card {name!r}")

@@ -16,9 +16,13 @@ from typing import Any
 
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import Reader, load_document, read_from, require_finite, save_document
+from hocket.ir.limits import memory_limit_bytes, usable_cpus
 from hocket.ir.links import Link, NetworkCard, check_wires, read_card, read_link, wires_document
 
 FORMAT = "hocket-machine/1"
+
+# Planners and the simulator hold arrays of this many places. The largest machines have a fifth.
+_MOST = {"cores": 4096, "smt": 64, "priorities": 64, "cores_per_cache": 4096}
 
 _KNOWN = Path(__file__).parent / "machines"
 _LAUNCHING = ("launch_us", "graph_launch_us", "event_us")
@@ -128,12 +132,21 @@ class Machine:
 
     @staticmethod
     def here() -> Machine:
-        """The CPU that this process may run on: the cores of its affinity mask, their hardware threads and caches."""
+        """The CPU that this process may run on: the cores of its affinity mask, their hardware threads and caches.
+
+        A control group may have a limit on processor time, as a container has. The device then has as many cores as
+        the limit has whole CPUs, which are any of the machine's.
+        """
         allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         caches = _by_cache(_cores_of(allowed))
         cores = tuple(core for cache in caches for core in cache)
         smt = max(len(core) for core in cores)
         device = Device("cpu0", cores=len(cores), smt=smt, memory_bytes=_memory_bytes(), cpus=cores)
+        limit = usable_cpus()
+        if limit < len(cores):
+            return Machine((replace(device, cores=limit, smt=1, cpus=()),))
+        if limit < sum(map(len, cores)):  # processor time is counted by hardware threads
+            device = replace(device, smt=1, cpus=tuple(core[:1] for core in cores))
         # An affinity mask may leave caches with different numbers of cores, which one number cannot describe.
         sizes = {len(cache) for cache in caches}
         return Machine((replace(device, cores_per_cache=sizes.pop() if len(sizes) == 1 < len(caches) else 1),))
@@ -241,9 +254,10 @@ def _check(machine: Machine, source: str) -> None:
         names.add(device.name)
         if device.kind not in ("cpu", "cuda"):
             raise FormatError(source, f"{where}.kind", f"expected cpu or cuda, got {device.kind!r}")
-        for field in ("cores", "smt", "priorities", "cores_per_cache"):
-            if getattr(device, field) < 1:
-                raise FormatError(source, f"{where}.{field}", f"expected at least 1, got {getattr(device, field)}")
+        for field, most in _MOST.items():
+            if not 1 <= getattr(device, field) <= most:
+                found = getattr(device, field)
+                raise FormatError(source, f"{where}.{field}", f"expected at least 1 and at most {most}, got {found}")
         for field in ("flops_per_s", "bytes_per_s", "memory_bytes"):
             value = getattr(device, field)
             if value is not None:
@@ -278,7 +292,9 @@ def _by_cache(cores: Iterable[tuple[int, ...]]) -> list[list[tuple[int, ...]]]:
 
 
 def _memory_bytes() -> float | None:
+    limit = memory_limit_bytes()
     try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
-        return None
+        return None if limit is None else float(limit)
+    return float(installed if limit is None else min(installed, limit))

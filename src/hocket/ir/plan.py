@@ -23,7 +23,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import FormatError
-from hocket.ir._fields import read_from
+from hocket.ir._fields import MAX_DIGITS, read_from, shortened
 
 if TYPE_CHECKING:
     from hocket.ir.graph import Graph
@@ -214,8 +214,9 @@ def _read_header(words: list[str], source: str, where: str) -> dict[str, Any]:
     found: dict[str, Any] = dict(_options(words, _HEADER, source, where))
     for key in _HEADER[1:]:
         if key in found:
-            if not found[key].isdecimal():
-                raise FormatError(source, where, f"expected {key} to be a whole number >= 0, got {found[key]!r}")
+            if not found[key].isdecimal() or len(found[key]) > MAX_DIGITS:
+                got = shortened(found[key])
+                raise FormatError(source, where, f"expected {key} to be a whole number >= 0, got {got}")
             found[key] = int(found[key])
     return found
 

@@ -2,18 +2,19 @@
 
 A file is eight bytes that say how long the header is, the header as JSON, and the tensors' bytes one after another
 (https://github.com/huggingface/safetensors, "Format"). Files may come from untrusted sources, so every number is
-checked: accepted tensors lie inside the file and do not overlap.
+checked: accepted tensors lie inside the file and do not overlap. The parser of the library `safetensors` reads whole
+files only, from a path or from memory, and says neither where a tensor lies nor which one is wrong.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.errors import FormatError
+from hocket.ir._fields import parse_json, shortened
 
 __all__ = [
     "ELEMENT_BYTES",
@@ -29,6 +30,8 @@ __all__ = [
 PREFIX_BYTES = 8
 # As the reference implementation has it.
 MAX_HEADER_BYTES = 100_000_000
+# The most that ops of torch take, and a bound on the time that their product takes.
+MAX_AXES = 64
 
 ELEMENT_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -105,19 +108,7 @@ def parse_header(source: str, text: bytes, size_bytes: int | None = None) -> Hea
         >>> parse_header("w", b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}').entries
         (TensorEntry(name='a', dtype='F32', shape=(2,), offset=69, size_bytes=8),)
     """
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(found)
-        if len(made) < len(found):
-            names = [name for name, _ in found]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise FormatError(source, "header", f"{twice!r} stands there twice")
-        return made
-
-    try:
-        document = json.loads(text.decode("utf-8"), object_pairs_hook=pairs)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FormatError(source, "header", f"not JSON: {error}") from None
+    document = parse_json(text, source, "header")
     if not isinstance(document, dict):
         raise FormatError(source, "header", f"expected an object, got {type(document).__name__}")
     metadata = document.pop("__metadata__", {})
@@ -145,17 +136,21 @@ def _entry(source: str, name: str, value: Any, begin: int) -> TensorEntry:
         raise FormatError(source, name, "expected dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-        raise FormatError(source, name, f"expected a dtype of {', '.join(ELEMENT_BYTES)}, got {dtype!r}")
-    if not _are_sizes(shape):
-        raise FormatError(source, name, f"expected a shape of whole numbers from 0 on, got {shape!r}")
+        raise FormatError(source, name, f"expected a dtype of {', '.join(ELEMENT_BYTES)}, got {shortened(dtype)}")
+    if not _are_sizes(shape) or len(shape) > MAX_AXES:
+        raise FormatError(
+            source, name, f"expected a shape of at most {MAX_AXES} whole numbers from 0 on, got {shortened(shape)}"
+        )
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise FormatError(source, name, f"expected data_offsets [begin, end], got {offsets!r}")
+        raise FormatError(source, name, f"expected data_offsets [begin, end], got {shortened(offsets)}")
     size_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
     if offsets[1] - offsets[0] != size_bytes:
         got = offsets[1] - offsets[0]
-        raise FormatError(source, name, f"{dtype} of shape {shape} has {size_bytes} bytes, data_offsets have {got}")
+        raise FormatError(
+            source, name, f"{dtype} of shape {shortened(shape)} has {size_bytes} bytes, data_offsets have {got}"
+        )
     return TensorEntry(name, dtype, tuple(shape), begin + offsets[0], size_bytes)
 
 
 def _are_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < 2**63 for number in value)

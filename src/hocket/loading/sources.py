@@ -5,8 +5,10 @@ All of them fill given memory. For a file, one system call (``preadv``) fills th
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -77,8 +79,22 @@ class DiskSource(Source):
     """A file by its path, read by ``preadv``."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        super().__init__(os.fspath(path), os.fstat(self._file).st_size)
+        name = os.fspath(path)
+        if "\0" in name:
+            raise InputError(f"load: expected a path, got {name!r}")
+        try:
+            # Opening a pipe would wait for its writer.
+            self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            expected = "no such file; expected the path of a safetensors file, of an index or of their folder"
+            raise FileNotFoundError(
+                errno.ENOENT, f"{expected} (names of a model hub are not looked up)", name
+            ) from None
+        found = os.fstat(self._file)
+        if not stat.S_ISREG(found.st_mode):
+            self.close()
+            raise FormatError(name, "", "expected a regular file; of a pipe pass the file object")
+        super().__init__(name, found.st_size)
 
     def close(self) -> None:
         file, self._file = self._file, None

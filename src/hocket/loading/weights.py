@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hocket.errors import FormatError, InputError
+from hocket.ir._fields import parse_json, read_file, shortened
 from hocket.loading.header import FIRST_USE_KEY, PREFIX_BYTES, Header, TensorEntry, header_size, parse_header
 from hocket.loading.sources import OffsetReader, Source, is_reader, source_of
 
@@ -156,16 +156,14 @@ def _in_folder(path: Path) -> Path:
 
 def _index(path: Path) -> Mapping[str, str]:
     """Map each tensor to the name of its file, which lies beside the index."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise FormatError(str(path), "", f"not JSON: {error}") from None
+    document = parse_json(read_file(path), str(path))
     found = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(found, dict) or not found:
         raise FormatError(str(path), "weight_map", "expected an object with a file's name for each tensor")
     for tensor, name in found.items():
-        if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", ".."):
-            raise FormatError(str(path), f"weight_map: {tensor}", f"expected a file beside the index, got {name!r}")
+        if not isinstance(name, str) or name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
+            got = shortened(name)
+            raise FormatError(str(path), f"weight_map: {tensor}", f"expected a file beside the index, got {got}")
     return found
 
 

@@ -14,21 +14,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import torch
+from filelock import FileLock
 
-from hocket.cache_folder import cache_folder, is_sealed, private_folder, seal
+from hocket.cache_folder import (
+    CORE_PREFIX,
+    LOCK,
+    bound_builds,
+    cached,
+    is_sealed,
+    native_folder,
+    private_folder,
+    remove,
+    seal,
+)
 
-__all__ = ["Availability", "available", "load", "release_kept_memory"]
+__all__ = ["Availability", "NoCompilerError", "available", "load", "release_kept_memory"]
 
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent
+# Cores that came with the package (`make wheels`), each for one version of torch and of Python.
+PREBUILT = _FOLDER / "prebuilt"
+PROGRESS_S = 3.0
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _HEADERS = sorted(_FOLDER.glob("*.h"))
 # OpenMP is torch's own: the symbols are found in the library that it has loaded, and no second one is linked.
 _FLAGS = ["-O2", "-std=c++20", "-fvisibility=hidden", "-fopenmp", "-Wall"]
+
+
+class NoCompilerError(RuntimeError):
+    """No C++ compiler is installed."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +63,14 @@ class Availability:
 
 @cache
 def available() -> Availability:
-    """Build the core if need be (up to a minute, once), and say whether it works."""
+    """Load the core, built if need be (up to a minute, once), and say whether it works."""
     if not sys.platform.startswith("linux"):
         return Availability(False, f"native lanes are for Linux, this is {sys.platform}; Python lanes are used")
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        return Availability(False, "native lanes need a C++ compiler (apt install g++); Python lanes are used")
     log.info("hocket: loading the native lanes (they are compiled once, which takes up to a minute)")
     try:
         load()
+    except NoCompilerError as error:
+        return Availability(False, f"native lanes need {error}; Python lanes are used")
     except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         return Availability(False, f"native lanes could not be built ({first[0]}); Python lanes are used")
@@ -61,49 +79,88 @@ def available() -> Availability:
 
 @cache
 def load() -> Any:
-    """The extension module.
+    """The extension module: the one that came with the package, one that was built before, or one built now.
 
     Raises:
+        NoCompilerError: it would have to be built, and there is no compiler.
         RuntimeError: it does not build. The message has the compiler's output.
     """
-    # A name per version of torch, of Python and of the source: whoever has loaded a core keeps it, and two checkouts of
-    # the same source share one.
+    name = core_name()
+    shipped = PREBUILT / f"{name}.so"
+    if is_sealed(shipped):
+        return _imported(name, shipped)
+    directory = private_folder(native_folder() / name)
+    built = directory / f"{name}.so"
+    # Torch's own lock is a file that stays when a build is killed. This one ends with its process.
+    with FileLock(directory / LOCK):
+        if is_sealed(built):
+            os.utime(directory)
+            return _imported(name, built)
+        if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
+            raise NoCompilerError("a C++ compiler (apt install g++)")
+        for left in directory.iterdir():  # by a build that was killed, or on a disk that was full
+            if left.name != LOCK:
+                remove(left)
+        module = build(name, directory)
+        seal(built)
+        bound_builds(cached("native")[1], directory)
+        return module
+
+
+def core_name() -> str:
+    """The name of the core for this version of torch, of Python and of the source.
+
+    A process that has loaded a core keeps it, and two checkouts of the same source share one.
+    """
     version = "".join(
         c if c.isalnum() else "_" for c in f"{torch.__version__}_{sys.version_info[0]}{sys.version_info[1]}"
     )
     content = b"".join([" ".join(_FLAGS).encode(), *(file.read_bytes() for file in (*_SOURCES, *_HEADERS))])
-    name = f"hocket_lanes_{version}_{hashlib.sha256(content).hexdigest()[:12]}"
-    directory = private_folder(_root() / name)
-    built = directory / f"{name}.so"
-    with _alone_in(directory):
-        if is_sealed(built):
-            return _imported(name, built)
-        built.unlink(missing_ok=True)  # a build that was killed, or a disk that was full, may have left half a file
-        if sys.stderr.isatty():
-            sys.stderr.write("hocket: compiling its native core, once (about a minute) ...\n")
-        from torch.utils.cpp_extension import load as build  # setuptools comes with it: 4 MB, where nothing is built
+    return f"{CORE_PREFIX}{version}_{hashlib.sha256(content).hexdigest()[:12]}"
 
-        module = build(
+
+def build(name: str, directory: Path) -> Any:
+    """Compile the core into a folder, and load it."""
+    from torch.utils.cpp_extension import load as compile_extension  # setuptools comes with it: 4 MB
+
+    with _progress("hocket: compiling its native core, once (about a minute) "):
+        return compile_extension(
             name=name,
             sources=[str(file) for file in _SOURCES],
             extra_cflags=_FLAGS,
             build_directory=str(directory),
             verbose=False,
         )
-        seal(built)
-        return module
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """On a terminal, write a line to stderr, and a dot every few seconds."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    is_over = Event()
+
+    def write() -> None:
+        sys.stderr.write(text)
+        while not is_over.wait(PROGRESS_S):
+            sys.stderr.write(".")
+            sys.stderr.flush()
+        sys.stderr.write("\n")
+
+    thread = Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def release_kept_memory() -> None:
     """Give memory that lanes keep between steps back to the system."""
     if load.cache_info().currsize:  # there are none where the core is not loaded
         load().Core(0, 1, []).close()  # lanes that close give back what all lanes keep
-
-
-def _root() -> Path:
-    """The folder of torch's extensions where one is set, else the user's cache folder."""
-    given = os.environ.get("TORCH_EXTENSIONS_DIR")
-    return Path(given) if given else cache_folder("native")
 
 
 def _imported(name: str, path: Path) -> Any:
@@ -113,14 +170,3 @@ def _imported(name: str, path: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@contextmanager
-def _alone_in(directory: Path) -> Iterator[None]:
-    """One process at a time. Torch's own lock is a file that stays when a build is killed, and stops all others."""
-    import fcntl
-
-    with (directory / "building").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process, however that ends
-        (directory / "lock").unlink(missing_ok=True)
-        yield

@@ -9,7 +9,6 @@ FOLDER/best.pt        the same of the best trial that is over; ``["model"]`` is 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import uuid
@@ -18,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from hocket.errors import FormatError, InputError
+from hocket.ir._fields import load_document
 
 __all__ = ["Checkpoints"]
 
@@ -37,11 +38,10 @@ class Checkpoints:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / "lock").open("w")
+        self._lock = FileLock(self.folder / "lock", blocking=False, thread_local=False)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._lock.close()
+            self._lock.acquire()
+        except Timeout:
             raise InputError(f"checkpoints: another search works in {self.folder}") from None
         try:
             self.owner = self._name()  # the name of this search
@@ -54,13 +54,7 @@ class Checkpoints:
         if not path.exists():
             document = {"format": FORMAT, "owner": uuid.uuid4().hex}
             self._write(path, lambda part: part.write_text(json.dumps(document) + "\n"))
-        try:
-            found = json.loads(path.read_text())
-            if found["format"] == FORMAT:
-                return str(found["owner"])
-        except (ValueError, KeyError, TypeError):
-            pass
-        raise FormatError(str(path), "", f"expected a file of {FORMAT}")
+        return load_document(path, FORMAT)["owner"].text()
 
     def save(self, number: int, state: Mapping[str, Any], *, is_best: bool = False) -> None:
         """Keep the state of a trial in place of an earlier one, or as that of its best epoch."""
@@ -90,7 +84,7 @@ class Checkpoints:
 
     def close(self) -> None:
         """Let others work in the folder."""
-        self._lock.close()
+        self._lock.release()
 
     def _path(self, number: int, is_best: bool = False) -> Path:
         return self.folder / f"trial-{number}{'.best' if is_best else ''}.pt"

@@ -7,13 +7,13 @@ this process --params, saved state, epochs to go--> worker: the plain loop of `h
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 from collections.abc import Sequence
 from multiprocessing import connection
 from typing import Any
 
 from hocket.errors import InputError
+from hocket.ir.limits import usable_cpus
 from hocket.search.run import EpochResult, Run
 from hocket.search.split import Train
 from hocket.search.trainer import Trainer
@@ -38,7 +38,7 @@ class ProcessTrainer(Trainer):
             self._train = pickle.dumps(train)
         except Exception as error:
             raise InputError(f"train: executor='processes' needs a function that can be imported: {error}") from error
-        super().__init__(num_processes or max(2, (os.cpu_count() or 2) // 2))
+        super().__init__(num_processes or max(2, usable_cpus() // 2))
         self._seed, self._keep = seed, keep
         self._workers: dict[int, Any] = {}
         self._pipes: dict[int, Any] = {}
@@ -85,7 +85,7 @@ class ProcessTrainer(Trainer):
         if slot not in self._workers:
             context = multiprocessing.get_context("spawn")
             ours, theirs = context.Pipe()
-            threads = max(1, (os.cpu_count() or 1) // len(self.slots))
+            threads = max(1, usable_cpus() // len(self.slots))
             worker = context.Process(target=_work, args=(theirs, self._train, self._seed, threads), daemon=True)
             worker.start()
             theirs.close()

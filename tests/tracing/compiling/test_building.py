@@ -38,7 +38,7 @@ def test_a_kernel_may_have_hundreds_of_arguments(tmp_path: Path) -> None:
 
 def test_many_kernels_are_compiled_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(building, "_MIN_PART_CHARS", 100)
-    monkeypatch.setattr(building, "num_cores", lambda: 2)
+    monkeypatch.setattr(building, "usable_cpus", lambda: 2)
     kernels = {f"own_sums{n}": sums(n) for n in (1, 2, 3)}
     assert len(compile_kernels(tmp_path / "wide.cpp", kernels, 2, is_timed=False)) == 1
     objects = compile_kernels(tmp_path / "own.cpp", kernels, 2, is_timed=True)

@@ -17,7 +17,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from hocket.cache_folder import cache_folder, is_sealed, private_folder, seal
+from hocket.cache_folder import LOCK, bound_builds, cache_folder, is_sealed, private_folder, remove, seal
 from hocket.errors import InputError
 
 _FOLDER = Path(__file__).parent / "core"
@@ -42,12 +42,10 @@ class HypergraphArrays(ctypes.Structure):
 @cache
 def why_not() -> str:
     """The reason why the search cannot be used here, empty if it can. The first use builds it, in some ten seconds."""
-    if _compiler() is None:
-        return "the partition search needs a C++ compiler (apt install g++)"
     try:
         library()
     except (InputError, OSError) as error:
-        return f"the partition search could not be built: {error}"
+        return f"the partition search cannot be used: {error}"
     return ""
 
 
@@ -58,26 +56,17 @@ def library() -> ctypes.CDLL:
     Raises:
         InputError: there is no compiler, or it fails (with its first line).
     """
-    sources = sorted(_FOLDER.glob("*.cpp"))
     content = b"".join(path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h"))
     words = " ".join([*_FLAGS, platform.machine(), sys.platform]).encode()
     name = f"partition-{hashlib.sha256(words + content).hexdigest()[:16]}.so"
     built = private_folder(cache_folder("partition")) / name
     if not is_sealed(built):
-        compiler = _compiler()
-        if compiler is None:
-            raise InputError("partition: no C++ compiler (apt install g++)")
-        # A second process replaces the file by an equal one, so the file is always complete.
-        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-            made = Path(folder) / name
-            done = subprocess.run(
-                [compiler, *_FLAGS, *map(str, sources), "-o", str(made)], capture_output=True, text=True, check=False
-            )
-            if done.returncode != 0:
-                first = (done.stderr.strip().splitlines() or ["no words"])[0]
-                raise InputError(f"partition: {compiler} failed: {first}")
-            made.replace(built)
-            seal(built)
+        from filelock import FileLock
+
+        with FileLock(built.parent / LOCK):
+            if not is_sealed(built):
+                _build(built)
+                bound_builds(built.parent.glob("partition-*.so"), built)
     found = ctypes.CDLL(str(built))
     pointer, number = ctypes.c_void_p, ctypes.c_double
     found.hocket_search.argtypes = [
@@ -89,6 +78,23 @@ def library() -> ctypes.CDLL:
         *(pointer, pointer, pointer),
     ]
     return found
+
+
+def _build(built: Path) -> None:
+    compiler = _compiler()
+    if compiler is None:
+        raise InputError("partition: no C++ compiler (apt install g++)")
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        made = Path(folder) / built.name
+        sources = map(str, sorted(_FOLDER.glob("*.cpp")))
+        command = [compiler, *_FLAGS, *sources, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            first = (done.stderr.strip().splitlines() or ["no words"])[0]
+            raise InputError(f"partition: {compiler} failed: {first}")
+        remove(built)
+        made.replace(built)
+    seal(built)
 
 
 def _compiler() -> str | None:

@@ -20,6 +20,7 @@ from hocket.planning.partition import compiled, starts
 from hocket.planning.partition.constraints import partition_within
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
+from hocket.planning.partition.ideals import ideal_start
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.refinement import refine
 
@@ -87,6 +88,11 @@ def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -
     if wanted.objective != "cut":
         intervals = (contiguous_start(problem, None if number == 0 else seed + number) for number in again)
         found += [part for part in intervals if part is not None]
+        if wanted.acyclic:
+            able = [part for part in found if keeps_limits(problem, wanted, part)]
+            most_us = min((float(loads_us(problem, part.tolist()).max()) for part in able), default=np.inf)
+            if (best := ideal_start(problem, most_us)) is not None:
+                found.append(best)
     if wanted.acyclic:
         return found
     found.append(starts.random_start(problem, seed))

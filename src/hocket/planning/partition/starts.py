@@ -63,11 +63,17 @@ def block_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[n
 
 def block_order(problem: PartitionProblem, seed: int | None = None) -> tuple[list[int], list[int]]:
     """For each group its component of groups that wait for each other, and a topological order of the components."""
+    component, between = block_waits(problem)
+    return component, topological_order(max(component, default=-1) + 1, between, seed)
+
+
+def block_waits(problem: PartitionProblem) -> tuple[list[int], list[tuple[int, int]]]:
+    """For each group its component of groups that wait for each other, and the waits between components."""
     forward, backward = problem.waits_by_pass
     waits = list(dict.fromkeys([*forward, *((dst, src) for src, dst in backward)]))
     component = circles(problem.num_groups, waits)
-    between = {(component[src], component[dst]) for src, dst in waits if component[src] != component[dst]}
-    return component, topological_order(max(component, default=-1) + 1, between, seed)
+    pairs = ((component[src], component[dst]) for src, dst in waits)
+    return component, list(dict.fromkeys((src, dst) for src, dst in pairs if src != dst))
 
 
 def circles(nodes: int, waits: Iterable[tuple[int, int]]) -> list[int]:

@@ -8,7 +8,6 @@ more than its lane has.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
@@ -18,9 +17,10 @@ from pathlib import Path
 import torch
 
 from hocket.errors import CaptureError
+from hocket.ir.limits import usable_cpus
 from hocket.tracing.compiling.wrapper import WrittenKernel
 
-__all__ = ["compile_kernels", "link", "num_cores"]
+__all__ = ["compile_kernels", "link"]
 
 # Of Inductor's flags those that say nothing about what is computed.
 _USELESS = ("Wall", "pedantic", "g1", "shared")
@@ -51,7 +51,7 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
     # What a header defines is each library's own: one that shares it is never unloaded.
     flags.append("-fvisibility=hidden")
     commands, made = [], []
-    for number, part in enumerate(_parts([text for text, _ in texts], num_cores() if is_timed else 1)):
+    for number, part in enumerate(_parts([text for text, _ in texts], usable_cpus() if is_timed else 1)):
         source = file.with_name(f"{file.stem}{number}.cpp")
         source.write_text("\n".join([*includes, *part]))
         made.append(source.with_suffix(".o"))
@@ -79,11 +79,6 @@ def link(library: Path, objects: Sequence[Path]) -> None:
     # OpenMP is not linked: it is torch's own, found in the library that it has loaded.
     linked = ["-L" + str(Path(torch.__file__).parent / "lib"), "-ltorch", "-ltorch_cpu", "-lc10"]
     _run([[*compiler, "-shared", "-o", str(library), *map(str, objects), *linked]])
-
-
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(commands: Sequence[Sequence[str]]) -> None:

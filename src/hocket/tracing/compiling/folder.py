@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import tempfile
 import time
 from pathlib import Path
 
+from hocket.cache_folder import private_folder, remove, seal
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.compiled import compiled_form
-from hocket.tracing.compiling.listing import load_listings
+from hocket.tracing.compiling.listing import LIBRARY, LISTING, load_listings
 from hocket.tracing.compiling.process import CompilingProcess
 from hocket.tracing.compiling.request import request_of
 
@@ -63,7 +63,7 @@ class Compiling:
             listings = load_listings(self._kept)
         except CaptureError as error:
             log.info("hocket: a compiled step that was kept is compiled again: %s", error)
-            shutil.rmtree(self._kept, ignore_errors=True)
+            remove(self._kept)
             return None
         try:
             os.utime(self._kept)
@@ -78,12 +78,12 @@ class Compiling:
             CaptureError: the folder cannot be written, or no process started.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            private_folder(self._folder)
             self._scratch = Path(tempfile.mkdtemp(prefix=f".{self._request.digest}-", dir=self._folder))
             (self._scratch / "request.json").write_text(self._request.text)
         except OSError as error:
             self.close()
-            raise CaptureError(f"compiled steps cannot be kept in {self._folder}: {error.strerror}") from None
+            raise CaptureError(f"compiled steps cannot be kept in {self._folder}: {error.strerror or error}") from None
         self._process = process or CompilingProcess()
         self._process.add(self._scratch)
         if process is None:
@@ -113,11 +113,13 @@ class Compiling:
         assert self._scratch is not None
         try:
             status = self._process.wait()
-            if not (self._scratch / "listing.json").exists():
+            if not (self._scratch / LISTING).exists():
                 raise CaptureError(_failure(self._scratch, status))
             for left in ("inductor", "words", "request.json"):
-                _remove(self._scratch / left)
-            _remove(self._kept)
+                remove(self._scratch / left)
+            for made in (LISTING, LIBRARY):
+                seal(self._scratch / made)
+            remove(self._kept)
             self._scratch.rename(self._kept)
             _bound(self._folder, self._kept)
         except OSError as error:
@@ -131,7 +133,7 @@ class Compiling:
         if self._process is not None:
             self._process.end()
         if self._scratch is not None:
-            _remove(self._scratch)
+            remove(self._scratch)
         self._process = self._scratch = None
 
 
@@ -145,13 +147,6 @@ def _failure(scratch: Path, status: int) -> str:
     return f"the compiling process ended with {status}"
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _bound(folder: Path, newest: Path) -> None:
     """Delete what was used longest ago while there is too much, and what was never finished."""
     found = []
@@ -163,13 +158,13 @@ def _bound(folder: Path, newest: Path) -> None:
         if not each.name.startswith("."):
             found.append((used, size, each))
         elif used < time.time() - MAX_SCRATCH_S:
-            _remove(each)
+            remove(each)
     number, total_bytes = len(found), sum(size for _, size, _ in found)
     for _, size, each in sorted(found):
         if number <= MAX_KEPT and total_bytes <= MAX_KEPT_BYTES:
             break
         if each != newest:
-            _remove(each)
+            remove(each)
             number, total_bytes = number - 1, total_bytes - size
 
 

@@ -29,11 +29,12 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.errors import CaptureError
-from hocket.tracing.compiling.building import compile_kernels, link, num_cores
+from hocket.ir.limits import usable_cpus
+from hocket.tracing.compiling.building import compile_kernels, link
 from hocket.tracing.compiling.decompositions import decompositions
 from hocket.tracing.compiling.events import arranged
 from hocket.tracing.compiling.functional import functional_graph, plain_op
-from hocket.tracing.compiling.listing import FORMAT
+from hocket.tracing.compiling.listing import FORMAT, LIBRARY, LISTING
 from hocket.tracing.compiling.products import join_products
 from hocket.tracing.compiling.shortcuts import patched, shortcuts
 from hocket.tracing.compiling.wrapper import kernels_of, recorded
@@ -82,18 +83,18 @@ def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
 
 
 def joined(folder: Path) -> None:
-    """Put what both precisions have left into ``listing.json`` and one library.
+    """Put what both precisions have left into one listing and one library.
 
     Raises:
         CaptureError: they cannot be linked.
     """
-    link(folder / "kernels.so", [each for precision in _PRECISIONS for each in sorted(folder.glob(f"{precision}*.o"))])
+    link(folder / LIBRARY, [each for precision in _PRECISIONS for each in sorted(folder.glob(f"{precision}*.o"))])
     listings = {precision: json.loads((folder / f"{precision}.json").read_text()) for precision in _PRECISIONS}
-    found = {"format": FORMAT, "torch": torch.__version__, "library": "kernels.so", **listings}
+    found = {"format": FORMAT, "torch": torch.__version__, **listings}
     for precision in _PRECISIONS:
         for each in folder.glob(f"{precision}*.*"):
             each.unlink()
-    (folder / "listing.json").write_text(json.dumps(found))
+    (folder / LISTING).write_text(json.dumps(found))
 
 
 @contextmanager
@@ -154,7 +155,7 @@ def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
     """
     waiting, running, worst = list(tasks), set[int](), 0
     while waiting or running:
-        while waiting and len(running) < num_cores():
+        while waiting and len(running) < usable_cpus():
             task = waiting.pop(0)
             if child := os.fork():
                 running.add(child)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +9,15 @@ from typing import Any
 
 import torch
 
+from hocket.cache_folder import is_sealed
 from hocket.errors import CaptureError
+from hocket.ir._fields import parse_json, read_file
 from hocket.tracing.compiling.arguments import dtype_of
 
-__all__ = ["FORMAT", "ListedCall", "ListedTensor", "Listing", "load_listings"]
+__all__ = ["FORMAT", "LIBRARY", "LISTING", "ListedCall", "ListedTensor", "Listing", "load_listings"]
 
-FORMAT = "hocket-compiled/2"
+FORMAT = "hocket-compiled/3"
+LISTING, LIBRARY = "listing.json", "kernels.so"
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,17 @@ def load_listings(folder: Path) -> tuple[Listing, Listing]:
     Raises:
         CaptureError: it is damaged, or of another torch.
     """
+    # Kernels write where the list says, so neither is read unless it is as it was made.
+    if not is_sealed(folder / LISTING) or not is_sealed(folder / LIBRARY):
+        raise CaptureError(f"the compiled list or library in {folder.name} is missing or damaged")
     try:
-        document = json.loads((folder / "listing.json").read_text())
+        document = parse_json(read_file(folder / LISTING), folder.name)
         if document["format"] != FORMAT or document["torch"] != torch.__version__:
             raise CaptureError(f"{folder.name} is a list of {document['format']}, torch {document['torch']}")
-        library = folder / document["library"]
-        own, wide = (_listing(document[key], library) for key in ("own", "wide"))
+        own, wide = (_listing(document[key], folder / LIBRARY) for key in ("own", "wide"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise CaptureError(f"the compiled list in {folder.name} cannot be read: {what}") from None
-    if not library.is_file():
-        raise CaptureError(f"the compiled list in {folder.name} has no library of kernels")
     return own, wide
 
 
