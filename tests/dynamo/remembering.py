@@ -1,6 +1,6 @@
-"""A model in training with a folder of decisions, and the verdict of each comparison given: ``python -m`` this in turn.
+"""A model in training with a folder of decisions, where the outcome of each comparison is given; also by ``python -m``.
 
-Prints as JSON the searches and turns that were made, the reasons of its regions, the log, and the bits that it ends with.
+Prints as JSON the searches and turns that were made, the reasons of its regions, the log, and the bits in the end.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def trained(outcome: str, folder: str) -> dict[str, Any]:
         with (
             made_regions(guard=not has_plan) as made,
             mock.patch.object(contest, "NUM_ROUNDS", 2),
-            mock.patch.object(contest, "_speedup", lambda *times_ms: OUTCOMES[outcome]),
+            mock.patch.object(contest, "_speedup", return_value=OUTCOMES[outcome]),
             mock.patch.multiple(tuner, **limits) if limits else mock.patch.object(region, "PAUSE", 1),
             _counted(tuner.Tuner, "search_again", counts),
             _counted(contest, "_turns", counts),

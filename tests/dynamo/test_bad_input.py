@@ -1,4 +1,4 @@
-"""Graphs and uses that are not for this backend: the results of ``aot_eager``, or eager's where that fails, or torch's error."""
+"""Graphs and uses that are not for this backend: eager's results, or torch's own error."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 
 from hocket.autotune.remembered import Remembered
 from hocket.dynamo import contest
