@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from hocket.dynamo import regions
+from support.regions import made_regions
 
 __all__ = ["trained"]
 
@@ -64,23 +64,24 @@ def _fsdp2(backend: str) -> tuple[nn.Module, Any]:
 
 
 def trained(kind: str, backend: str) -> dict[str, Any]:
-    """Losses and the state after some steps of this rank, and the number of regions that were made."""
+    """Losses and the state after some steps of this rank, and the verdicts of its regions, whose plans run."""
     torch.manual_seed(0)
     rank = dist.get_rank()
     model, run = {"ddp": _ddp, "fsdp2": _fsdp2}[kind](backend)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
     generator = torch.Generator().manual_seed(rank)
     losses = []
-    for _ in range(NUM_STEPS):
-        x = torch.randn(16, 32, generator=generator)
-        y = torch.randint(0, 8, (16,), generator=generator)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(run(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    with made_regions() as made:
+        for _ in range(NUM_STEPS):
+            x = torch.randn(16, 32, generator=generator)
+            y = torch.randint(0, 8, (16,), generator=generator)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(run(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
     state = [value.to_local() if isinstance(value, DTensor) else value for value in model.state_dict().values()]
-    return {"losses": losses, "state": [value.clone() for value in state], "regions": len(regions())}
+    return {"losses": losses, "state": [value.clone() for value in state], "verdicts": [each.verdict for each in made]}
 
 
 if __name__ == "__main__":

@@ -96,7 +96,9 @@ class Contest:
         if run is not None:
             return run(*args)
         if self._stage == "first" and any(isinstance(value, FakeTensor) for value in args):
-            return self._original(*args)  # Dynamo cuts the graph of a DistributedDataParallel, and asks for shapes
+            # Dynamo cuts the graph of a DistributedDataParallel. The first call of what AOTAutograd gives says which
+            # shapes the next part gets.
+            return self._compiled(*args)
         if not self._busy.acquire(blocking=False):
             return self._original(*args)
         try:
