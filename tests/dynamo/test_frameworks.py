@@ -113,6 +113,26 @@ def _by_accelerate(backend: str, folder: Path) -> Run:
     return seen, _state(net)
 
 
+def _by_hand(backend: str, folder: Path) -> Run:
+    """With a scaler of gradients, whose factor overflows now and then."""
+    net = _made(backend)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, growth_interval=7)
+    seen = []
+    for _ in range(EPOCHS):
+        for x, y in _data():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            seen += [loss.item(), scaler.get_scale()]
+    assert len(set(seen[1::2])) > 2
+    return seen, _state(net)
+
+
 def _by_transformers(backend: str, folder: Path) -> Run:
     pytest.importorskip("accelerate")
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
@@ -140,7 +160,7 @@ def _by_transformers(backend: str, folder: Path) -> Run:
     return [line.get("loss") for line in trainer.state.log_history], _state(model)
 
 
-@pytest.mark.parametrize("trained", [_by_lightning, _by_fabric, _by_accelerate, _by_transformers])
+@pytest.mark.parametrize("trained", [_by_hand, _by_lightning, _by_fabric, _by_accelerate, _by_transformers])
 def test_a_trainer_ends_as_without_the_backend(trained: Any, tmp_path: Path) -> None:
     losses, state = trained("", tmp_path)
     before = set(map(id, hocket.dynamo.regions()))

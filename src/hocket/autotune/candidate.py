@@ -27,6 +27,7 @@ class TunerConfig:
     Attributes:
         is_region: the step is a function of its batch and writes nothing but tensors in it: a graph of
             AOTAutograd, of which no Python is watched.
+        recalls: decisions that were remembered are used. Where the machine has changed since, they are not.
         is_tentative: where the step is refused, something else is tried, so that nothing is said yet.
         leaves: tensors that are neither the models' nor the optimizers' and get gradients in a step, by identity. They
             are found by recording.
@@ -50,6 +51,7 @@ class TunerConfig:
     on_progress: Callable[[str, int], object] | None = None
     backend: Callable[[], Backend] | None = None
     is_region: bool = False
+    recalls: bool = True
     is_tentative: bool = False
     leaves: dict[int, Entry] = field(default_factory=dict)
 

@@ -56,7 +56,7 @@ class Recall:
         Raises:
             RefusedError: the captured step is not what eager computes.
         """
-        known = self._config.store.find(self._about())
+        known = self._config.store.find(self._about()) if self._config.recalls else None
         if known is None:
             return None
         if known.plan is None:

@@ -251,6 +251,9 @@ class Variant:
         clock, runner = self._config.clock, self._runner
         start = clock()
         runner.start()
+        if self._config.is_region:
+            for captured in self.forms.values():
+                captured.example.value = batch  # its owner may have freed what the batch before had in memory
         try:
             if self._search is None:
                 self._begin()

@@ -3,7 +3,8 @@
 A region is only compared with its own graph run op by op. Whether it pays for AOTAutograd's way around each call shows
 in the loop, so both run in turns there and the faster one stays::
 
-    first call    "bitwise": both run forward and backward on copies; where bits differ, the original stays
+    first call    both run forward and backward on copies: the original stays where the compiled graph raises, or where
+                  "bitwise" is asked for and bits differ
     searching     the compiled graph runs, and its regions find plans; where none is planned, the original stays
     in turns      blocks of cycles by each until it is clear which is faster; that stays, the original in a draw
     searching     again, where a compiled graph stayed and one of its regions has drifted
@@ -22,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from hocket.autotune.comparison import speedup_interval
@@ -60,7 +62,7 @@ class Contest:
         held: tensors that the graph uses beside its arguments.
         needs_equal_bits: the compiled graph may only stay with the bits of the original.
         is_known: an earlier process found the compiled graph faster.
-        keep: called with the verdict of the turns.
+        keep: called with the verdict, unless load on the machine left it open.
         seed: of the order of turns. Graphs of one step have different seeds, so that each is judged alone.
     """
 
@@ -80,7 +82,8 @@ class Contest:
         self._made, self._held = made, held
         self._is_known, self._keep, self._seed = is_known, keep, seed
         self._stays: Callable[..., Any] | None = None
-        self._stage = "first" if needs_equal_bits else "searching"
+        self._needs_equal_bits = needs_equal_bits
+        self._stage = "first"
         self._busy = threading.Lock()
         self._num_failed = self._num_calls = self._num_attempts = 0
         self._turns: list[tuple[str, bool]] = []
@@ -92,6 +95,10 @@ class Contest:
         run = self._stays
         if run is not None:
             return run(*args)
+        if self._stage == "first" and any(isinstance(value, FakeTensor) for value in args):
+            # Dynamo cuts the graph of a DistributedDataParallel. The first call of what AOTAutograd gives says which
+            # shapes the next part gets.
+            return self._compiled(*args)
         if not self._busy.acquire(blocking=False):
             return self._original(*args)
         try:
@@ -127,8 +134,10 @@ class Contest:
                 self._keep_original(f"the graph as it stands fails on copies ({type(error).__name__}: {error})")
         else:
             self._stage = "searching"
-            if where:
-                self._keep_original(f"AOTAutograd computes other bits than eager: {where} differs")
+            if where and self._needs_equal_bits:
+                reason = f"AOTAutograd computes other bits than eager: {where} differs"
+                self._keep(Remembered("eager", reason, None, None, None, (), None))
+                self._keep_original(reason)
 
     def _wait_for_regions(self) -> None:
         self._num_calls += 1
@@ -139,7 +148,8 @@ class Contest:
             return
         elif all(region.verdict != "planned" for region in called):
             reason = f"no region has a plan that is faster ({called[0].why})"
-            self._keep(Remembered("eager", reason, None, None, None, (), None))
+            if all(region.is_clear for region in called):
+                self._keep(Remembered("eager", reason, None, None, None, (), None))
             self._keep_original(reason)
         elif not NUM_ROUNDS:
             self._keep_compiled("")
@@ -163,16 +173,16 @@ class Contest:
 
     def _decide(self) -> None:
         original_ms, compiled_ms = (tuple(self._times_ms[label]) for label in ("original", "compiled"))
-        speedup = lower_quartile(original_ms) / lower_quartile(compiled_ms)
-        low, high = speedup_interval(original_ms, compiled_ms)
+        speedup, low, high = _speedup(original_ms, compiled_ms)
         self._num_attempts += 1
-        is_clear = not low <= 1 <= high
+        is_clear = low > 1 or high < MIN_SPEEDUP
         if not is_clear and self._num_attempts < MAX_ATTEMPTS:
             self._turns = _turns(f"{self._seed}{self._num_attempts}")
             return
         is_faster = is_clear and speedup >= MIN_SPEEDUP
         reason = f"with regions {speedup:.2f}x as fast as the graph as it stands ({low:.2f} to {high:.2f})"
-        self._keep(Remembered("regions" if is_faster else "eager", reason, speedup, low, high, original_ms, None))
+        if is_clear:
+            self._keep(Remembered("regions" if is_faster else "eager", reason, speedup, low, high, original_ms, None))
         if is_faster:
             self._keep_compiled(reason)
         else:
@@ -228,6 +238,12 @@ class _Cycle:
 
     def _began_backward(self, gradients: Any) -> None:
         self._has_backward = True
+
+
+def _speedup(original_ms: Sequence[float], compiled_ms: Sequence[float]) -> tuple[float, float, float]:
+    """The speedup of the compiled graph, and its interval."""
+    speedup = lower_quartile(original_ms) / lower_quartile(compiled_ms)
+    return speedup, *speedup_interval(original_ms, compiled_ms)
 
 
 def _turns(seed: str) -> list[tuple[str, bool]]:

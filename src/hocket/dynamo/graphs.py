@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = ["Outputs", "boxed", "computing", "digest", "foreign_call", "held_tens
 MIN_OPS = 2
 _TORCHS_OPS = frozenset(("aten", "prim", "prims", "higher_order", "quantized"))
 _TORCHS_MODULES = frozenset(("torch", "_operator", "operator", "math", "builtins"))
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of functions
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -105,7 +107,7 @@ def foreign_call(graph: fx.GraphModule) -> str:
 
 
 def digest(graph: fx.GraphModule) -> str:
-    """A fingerprint of a graph of Dynamo's: its ops, and the shapes of what goes in."""
+    """A fingerprint of a graph of Dynamo's, the same in each process: its ops, and the shapes of what goes in."""
     parts: list[Any] = [torch.is_grad_enabled()]
     for node in graph.graph.nodes:
         value = node.meta.get("example_value")
@@ -113,7 +115,7 @@ def digest(graph: fx.GraphModule) -> str:
             (value.dtype, *value.shape, *value.stride(), value.requires_grad) if isinstance(value, torch.Tensor) else ""
         )
         parts.append((node.op, node.name, str(node.target), str(node.args), str(node.kwargs), str(shape)))
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
+    return hashlib.sha256(_ADDRESS.sub("", repr(parts)).encode()).hexdigest()
 
 
 def why_unplannable(graph: fx.GraphModule) -> str:

@@ -20,6 +20,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -102,6 +103,7 @@ class Region:
         verdict: ``"searching"``, ``"planned"`` or ``"plain"``.
         why: the reason.
         was_called: there was a call.
+        is_clear: the verdict was not left open by load on the machine.
         compared: speed of the compiled graph over the graph as it stands; empty before that is known.
         on_drift: called when another plan is searched for.
     """
@@ -119,6 +121,7 @@ class Region:
         self.kind = kind
         self.verdict, self.why = "searching", "the first calls are recorded and compared"
         self.was_called = False
+        self.is_clear = True
         self.compared = ""
         self.on_drift: Callable[[], object] = lambda: None
         self._plain = plain
@@ -165,7 +168,7 @@ class Region:
             fast, self._fast = self._fast, None
             if self._drift.note(fast.note(), pool.current):
                 log.info("hocket: the calls of a %s graph have drifted: plans are searched again", self.kind)
-                pool = self._begin_anew()
+                pool = self._begin_anew(recalls=False)
                 self.on_drift()
         if self._left_to_pause:
             self._left_to_pause -= 1
@@ -187,19 +190,20 @@ class Region:
                 for captured in (*variant.forms.values(), best.captured):
                     captured.example.value = None  # activations
         elif not self._outputs.moves and variant.is_final:
-            if variant.decision.is_clear or self._num_unclear >= MAX_UNCLEAR:
+            self.is_clear = variant.decision.is_clear
+            if self.is_clear or self._num_unclear >= MAX_UNCLEAR:
                 self._give_up(variant.decision.reason)
             else:
                 self._num_unclear += 1
                 self._left_to_pause = PAUSE
                 self._begin_anew()
 
-    def _begin_anew(self) -> VariantPool:
-        """Forget the plan; the next call is recorded."""
+    def _begin_anew(self, *, recalls: bool = True) -> VariantPool:
+        """Forget the plan; the next call is recorded. Without `recalls`, what the store knows is not used, either."""
         if self._pool is not None:
             self._pool.close()
         self.verdict = "searching"
-        self._pool = VariantPool(self._settings, lambda: None)
+        self._pool = VariantPool(replace(self._settings, recalls=recalls), lambda: None)
         return self._pool
 
     def _give_up(self, reason: str) -> None:

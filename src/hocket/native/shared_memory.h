@@ -8,12 +8,49 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
-#include <unordered_map>
-#include <utility>
+#include <cstdint>
 #include <vector>
 
 namespace hocket {
+
+// Addresses with the class of each. It is not emptied: an entry of an earlier round has another number.
+class AddressTable {
+ public:
+  // A round begins, with room for this many addresses.
+  void start(size_t num_addresses) {
+    while (size_t{1} << bits_ < 2 * num_addresses) bits_++;
+    if (entries_.size() != size_t{1} << bits_) entries_.assign(size_t{1} << bits_, {});
+    round_++;
+  }
+  // The class of an address in this round, or -1.
+  int find(const void* address) const {
+    const auto& entry = entries_[place_of(address)];
+    return entry.round == round_ ? entry.memory : -1;
+  }
+  // The class of an address, which is this one if it had none.
+  int add(const void* address, int memory) {
+    auto& entry = entries_[place_of(address)];
+    if (entry.round != round_) entry = {address, round_, memory};
+    return entry.memory;
+  }
+
+ private:
+  struct Entry {
+    const void* address = nullptr;
+    uint64_t round = 0;
+    int memory = -1;
+  };
+
+  size_t place_of(const void* address) const {
+    auto at = static_cast<size_t>(reinterpret_cast<uintptr_t>(address) * 0x9E3779B97F4A7C15u >> (64 - bits_));
+    while (entries_[at].round == round_ && entries_[at].address != address) at = (at + 1) & (entries_.size() - 1);
+    return at;
+  }
+
+  size_t bits_ = 3;
+  uint64_t round_ = 1;
+  std::vector<Entry> entries_ = std::vector<Entry>(8);
+};
 
 class SharedMemory {
  public:
@@ -23,7 +60,7 @@ class SharedMemory {
   }
 
   // Before the tensors of a step are given, in the order in which they were added.
-  void start() { at_ = 0, is_known_ = !steady_.empty() || inputs_.empty(); }
+  void start() { at_ = 0; }
 
   // False for a tensor without a storage.
   bool next(const at::Tensor& tensor) {
@@ -36,18 +73,23 @@ class SharedMemory {
     return true;
   }
 
-  // Whether the storages of this step share memory as those of the recording did.
+  // Whether the storages of this step share memory as those of the recording did: equal addresses have equal classes, and
+  // the other way round. A backward reads hundreds of activations, each with another address in every step.
   bool holds() {
     if (!is_known_ && !learn()) return false;
-    fresh_.clear();
+    fresh_.start(inputs_.size());
+    address_of_.assign(is_steady_class_.size(), nullptr);
     for (const auto& input : inputs_) {
       if (input.is_steady) continue;
-      const auto found = steady_.find(input.seen);
-      if (found != steady_.end() ? found->second != input.memory : is_steady_class_[static_cast<size_t>(input.memory)])
-        return false;
-      if (found == steady_.end()) fresh_.emplace_back(input.seen, input.memory);
+      const int steady = steady_.find(input.seen);
+      if (steady == input.memory) continue;
+      if (steady >= 0 || is_steady_class_[static_cast<size_t>(input.memory)]) return false;
+      auto& known = address_of_[static_cast<size_t>(input.memory)];
+      if (known != nullptr && known != input.seen) return false;
+      known = input.seen;
+      if (fresh_.add(input.seen, input.memory) != input.memory) return false;
     }
-    return is_one_to_one();
+    return true;
   }
 
  private:
@@ -57,45 +99,27 @@ class SharedMemory {
     bool is_steady;
   };
 
-  // Whether equal addresses have equal classes, and the other way round. Sorted, equal ones are neighbours: a backward
-  // reads hundreds of activations, of which each has another address in every step.
-  bool is_one_to_one() {
-    std::sort(fresh_.begin(), fresh_.end());
-    address_of_.assign(is_steady_class_.size(), nullptr);
-    const void* last = nullptr;
-    int last_class = -1;
-    for (const auto& [address, memory] : fresh_) {
-      if (address == last && memory != last_class) return false;
-      auto& known = address_of_[static_cast<size_t>(memory)];
-      if (known != nullptr && known != address) return false;
-      known = last = address;
-      last_class = memory;
-    }
-    return true;
-  }
-
   bool learn() {
-    steady_.clear();
+    steady_.start(inputs_.size());
     is_steady_class_.assign(is_steady_class_.size(), false);
-    std::unordered_map<int, const void*> address_of;
-    bool holds = true;
+    address_of_.assign(is_steady_class_.size(), nullptr);
     for (const auto& input : inputs_) {
       if (!input.is_steady) continue;
-      holds = steady_.try_emplace(input.seen, input.memory).first->second == input.memory && holds;
-      holds = address_of.try_emplace(input.memory, input.seen).first->second == input.seen && holds;
+      auto& known = address_of_[static_cast<size_t>(input.memory)];
+      if (known != nullptr && known != input.seen) return false;
+      known = input.seen;
+      if (steady_.add(input.seen, input.memory) != input.memory) return false;
       is_steady_class_[static_cast<size_t>(input.memory)] = true;
     }
-    if (!holds) steady_.clear();
-    return holds;
+    return is_known_ = true;
   }
 
   std::vector<Input> inputs_;
   size_t at_ = 0;
-  bool is_known_ = false;
-  std::unordered_map<const void*, int> steady_;  // of steady inputs: address -> class
+  bool is_known_ = false;  // the steady ones are in their table
+  AddressTable steady_, fresh_;  // inputs of one address in every step; the others, anew in each
   std::vector<char> is_steady_class_;
-  std::vector<std::pair<const void*, int>> fresh_;  // address and class of the others that share no steady storage
-  std::vector<const void*> address_of_;             // by class
+  std::vector<const void*> address_of_;  // by class
 };
 
 }  // namespace hocket

@@ -42,7 +42,7 @@ class Frame:
 
 @dataclass
 class ExampleBatch:
-    """The batch that a step was captured with; None once it was let go of."""
+    """The batch that a step was captured with, or a later one; None once it was let go of."""
 
     value: Any
 
@@ -258,6 +258,8 @@ class Captured:
         if slot in self.stand_ins:
             return self.stand_ins[slot].detach().clone()
         value = tree_flatten(self.batch)[0][source.index] if type(source) is BatchLeaf else source.get()
+        if value.numel() and not value.untyped_storage().nbytes():
+            raise CaptureError("the memory of an input was freed")
         return value.detach().clone()
 
     def _number(self, leaf: Any, found: Any, of_batch: list[Any]) -> Any:

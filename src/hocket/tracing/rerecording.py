@@ -65,7 +65,7 @@ def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:
             raise
         except Exception as error:  # whatever an op says that does not know this form
             raise CaptureError(f"it could not be recorded in this form: {type(error).__name__}: {error}") from error
-    return captured_from(trace, captured.signature, captured.step, captured.batch)
+    return replace(captured_from(trace, captured.signature, captured.step, captured.batch), example=captured.example)
 
 
 class _Where(ModuleTracker):

@@ -1,0 +1,77 @@
+"""Verdicts outlive their process: the next one begins with them, without a search and without turns."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynamo.remembering import OUTCOMES, trained
+from hocket.dynamo import region
+from support.regions import made_regions
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch")
+NOTHING_DONE = {"search_again": 0, "_turns": 0}
+
+
+def _by_process(outcome: str, folder: str) -> dict[str, Any]:
+    paths = [str(Path(__file__).parents[1]), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-m", "dynamo.remembering", outcome, folder],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in OUTCOMES if outcome != "unclear"])
+def test_a_final_verdict_is_recalled(outcome: str, tmp_path: Path) -> None:
+    first, second = trained(outcome, str(tmp_path)), trained(outcome, str(tmp_path))
+    assert first["counts"]["search_again"] >= (outcome != "other bits")
+    assert first["counts"]["_turns"] == (outcome in ("faster", "slower"))
+    assert second["counts"] == NOTHING_DONE
+    assert second["bits"] == first["bits"]
+    assert any("remembered" in line for line in second["log"])
+    assert bool(second["reasons"]) == (outcome == "faster")
+
+
+def test_what_load_left_open_is_searched_again(tmp_path: Path) -> None:
+    first, second = trained("unclear", str(tmp_path)), trained("unclear", str(tmp_path))
+    assert first["counts"]["_turns"] == second["counts"]["_turns"] == 3
+    assert second["counts"]["search_again"] == 0  # the regions' own decisions were clear
+
+
+@pytest.mark.parametrize("outcome", ["faster", "slower"])
+def test_another_process_recalls(outcome: str, tmp_path: Path) -> None:
+    first, second = _by_process(outcome, str(tmp_path)), _by_process(outcome, str(tmp_path))
+    assert first["counts"]["_turns"] == 1
+    assert second["counts"] == NOTHING_DONE
+    assert second["bits"] == first["bits"]
+
+
+def test_a_region_that_has_drifted_is_not_recalled(tmp_path: Path) -> None:
+    drifted: list[str] = []
+    run = torch.compile(lambda x: x.exp().sin().cos(), backend="hocket", options={"cache": tmp_path})
+    torch._dynamo.reset()
+    with made_regions() as made:
+        for _ in range(30):
+            run(torch.ones(4, 4))
+        assert [each.verdict for each in made] == ["planned"]
+        made[0].on_drift = lambda: drifted.append("")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(region._Drift, "note", lambda *args: not drifted)
+            patch.setattr(region, "MAX_FAST", 5)
+            for _ in range(150):
+                run(torch.ones(4, 4))
+        assert drifted == [""]
+        assert [each.verdict for each in made] == ["planned"]
+        assert "remembered" not in made[0].why
