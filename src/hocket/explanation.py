@@ -128,7 +128,7 @@ class _Look:
 
     Args:
         job: the job.
-        parts: of its step, of which the middle is looked at; None: the whole step is.
+        parts: of its step, of which the middle is looked at. Without it the whole step is.
         number: of the first batch.
     """
 

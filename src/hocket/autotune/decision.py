@@ -63,7 +63,7 @@ class Decision:
 
     @property
     def is_clear(self) -> bool:
-        """Whether one was faster, or nothing had to be compared."""
+        """True if one was faster, or nothing had to be compared."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
 
     @property

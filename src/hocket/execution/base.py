@@ -145,7 +145,7 @@ class Executor(ABC):
         return None
 
     def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
-        """The step as a native call on a list of inputs, which is emptied before the first op; None where it has none.
+        """The step as a native call on a list of inputs, which is emptied before the first op, or None without one.
 
         It answers NotImplemented, with nothing changed, where the step has to go the usual way.
 

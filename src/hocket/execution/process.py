@@ -71,7 +71,7 @@ def forked() -> bool:
     """Return True if this process was forked after Hocket was loaded.
 
     OpenMP's threads do not come along into the child, and a thread that had a team of them waits for it for ever. So
-    wide ops may not run on the thread that forked; a new thread gets a team of its own.
+    wide ops may not run on the thread that forked. A new thread gets a team of its own.
     """
     return os.getpid() != _LOADED_IN
 

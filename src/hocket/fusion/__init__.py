@@ -23,15 +23,15 @@ def fuse(
     seeds: Sequence[int] | None = None,
     shared: bool | Mapping[str, bool] | None = None,
 ) -> Array:
-    """Fuse models of one class into one module that trains them all; the models themselves are not touched.
+    """Fuse models of one class into one module that trains them all. The models themselves are not touched.
 
     Source: Wang et al., *Horizontally Fused Training Array*, MLSys 2021, section 3.
 
     Every parameter of the fused module is an ``nn.Parameter`` of shape ``(B, *shape)``, the models first. An input is
-    ``(B, N, ...)``, one batch for each model, or ``(N, ...)``, one batch for all; the output is ``(B, N, ...)``.
+    ``(B, N, ...)``, one batch for each model, or ``(N, ...)``, one batch for all. The output is ``(B, N, ...)``.
 
     Blocks that differ between the models (another class, other options, a parameter of another shape inside a
-    container) stay separate, and the rest fuses; ``array.report()`` says what fused.
+    container) stay separate, and the rest fuses. ``array.report()`` lists what fused.
 
     Args:
         models: B initialised modules of the same class, none of them shared.
@@ -51,7 +51,7 @@ def fuse(
         An `hocket.fusion.model.Array`.
 
     Raises:
-        InputError: the models cannot fuse; names the layer and says why.
+        InputError: the models cannot fuse. The message names the layer and the reason.
 
     Example:
         >>> import torch

@@ -169,7 +169,7 @@ class Calls:
         return Kind(call, own, leaves, self.store.templates[0].training), _stacked(leaves, own)
 
     def _new_forward(self, world: World, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of a call of which nothing is known; of a later one like it, there is."""
+        """Compute the output of a kind of call that is new, and note how to compute later ones."""
         is_seen = self._is_transformed()
         if not is_seen and self.store.link():
             self.forget()
@@ -226,7 +226,7 @@ class Calls:
     def _new_losses(
         self, world: World, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...]
     ) -> KnownCall | None:
-        """A call for losses; None if nothing is recorded yet or gradients go beyond the stacked parameters."""
+        """Make the `KnownCall` for losses, or None if nothing is recorded yet or other tensors need gradients too."""
         params = self.store.parameters()
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs, targets)) if isinstance(leaf, Tensor)]
         trains_more = kind[-1] or any(leaf.requires_grad for leaf in given) or self.store.separate_index
@@ -300,7 +300,7 @@ def _kinds(leaves: Any) -> tuple[Any, ...]:
 
 
 def _stacked(leaves: list[Any], own: tuple[bool, ...]) -> list[Any]:
-    """Leaves, `Stacked` where they are of each model; a tensor that stands twice is one."""
+    """Wrap the leaves that have one value per model in `Stacked`. A tensor that stands twice is wrapped once."""
     made = {id(leaf): Stacked(leaf) for leaf, each in zip(leaves, own, strict=True) if each}
     return [made[id(leaf)] if each else leaf for leaf, each in zip(leaves, own, strict=True)]
 

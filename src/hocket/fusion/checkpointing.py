@@ -1,7 +1,7 @@
 """Activation checkpointing inside of models that are fused.
 
-`torch.utils.checkpoint` calls its function again in the backward. In a graph it would be one op that nothing fuses; in
-a template, which gets a model's tensors for the time of a call, it would find none at that time.
+`torch.utils.checkpoint` calls its function again in the backward. In a graph it would be one op that nothing fuses. A
+module that gets its tensors for the time of a call only would have none when the function is called again.
 """
 
 from __future__ import annotations

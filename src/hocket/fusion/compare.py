@@ -1,9 +1,9 @@
-"""Comparison of models, layer by layer; blocks that differ stay separate, what cannot fuse is refused by name.
+"""Comparison of models, layer by layer. Blocks that differ stay separate, and models that cannot fuse are refused.
 
 root classes, root's own parameters    must agree, or there is nothing to fuse around
 a block of another class or options    stays separate
-a parameter of another shape           its container stays separate (the layers next to it have to match it);
-directly below the root it is an error
+a parameter of another shape           its container stays separate (the layers next to it have to match it), and
+                                       directly below the root it is an error
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ PER_MODEL_OPTIONS: tuple[tuple[tuple[type, ...], str], ...] = (
 
 
 def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> dict[str, str]:
-    """Check models against the first one; gives the blocks that do not fuse, each with the reason.
+    """Return the blocks that do not fuse, each with the reason, after comparing all models with the first one.
 
     Raises:
-        InputError: what cannot fuse, with the name of the layer.
+        InputError: models cannot fuse. The message names the layer.
     """
     if not isinstance(models, (list, tuple, nn.ModuleList)):
         raise InputError(f"models: expected a list of modules, got {type(models).__name__}")
@@ -152,7 +152,7 @@ def _held_by_functions(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _compared(path: str, modules: list[nn.Module], separate: dict[str, str]) -> list[str]:
-    """Compare one layer of all models and what is in it; gives differences for the container to deal with."""
+    """Compare one layer of all models and its children. Returns the differences that make the container separate."""
     if path in separate:
         return []
     found = _tensors(path, modules)

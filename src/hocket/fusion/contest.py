@@ -15,12 +15,12 @@ not passes of its own. In a search that is short, or of large models, those woul
     round 1    plan A: 2 steps    plan B: 2 steps    plan C: 2 steps
     round 2    plan A: 2 steps    plan B: 2 steps
 
-The second step of a turn counts; the first one finds caches and heap as another plan left them. From the second round
-on the order is drawn: a call that comes several times in a step, or two contests side by side, would otherwise put each
-plan to the same test every time, and another plan to another one.
+The first step of a turn is warm-up, because it finds caches and heap as another plan left them. From the second round
+on the order is drawn at random. Otherwise, with several calls in a step or two contests side by side, a plan would
+always be timed at the same one of them.
 
-Noise must not decide, and a step whose calls go in several ways adds up gradients that lie in several ways. So one plan
-is the usual one (`usual_of`), and another has to be clearly faster.
+Noise must not decide, and gradients that several plans have laid out differently are slow to add up. So one plan is the
+usual one (`usual_of`), and another has to be clearly faster.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ExecutionPlan:
     """One way to run B models.
 
     Attributes:
-        group_size: models at a time; one, or B.
+        group_size: models at a time, which is one or B.
         per_group_backward: whether each model goes through its loss and backward before the next one begins.
         channels_last: whether convolutions of single models get their images with the channels last.
 
@@ -97,8 +97,8 @@ class Choice:
 
     Attributes:
         kind: "forward" or "losses", and what else tells such calls apart but their arguments' shapes.
-        winner: the plan that runs from now on; the fastest so far where it is not settled yet.
-        times_us: from a call by each plan to the next call, microseconds; the fastest.
+        winner: the plan that runs from now on, or the fastest so far while the choice is not settled.
+        times_us: shortest time from a call to the next call, in microseconds, by plan.
         is_settled: whether calls have shown which plan it is, or there was only one.
         size: how many numbers the arguments have.
     """
@@ -110,7 +110,7 @@ class Choice:
     size: int = 0
 
     def behind(self) -> dict[ExecutionPlan, float]:
-        """Times of the plans as multiples of the fastest; 0 for the winner."""
+        """Times of the plans as multiples of the fastest time. The winner has 0."""
         fastest_us = min(self.times_us.values(), default=1.0)
         return {plan: us / fastest_us for plan, us in self.times_us.items()} | {self.winner: 0.0}
 

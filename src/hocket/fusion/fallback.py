@@ -47,7 +47,7 @@ def batched(target: Callable[..., Any], args: Any, kwargs: dict[str, Any], num_m
 
 
 def vmap(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], num_models: int) -> Any:
-    """Call a function for all models under torch's batching; each model draws its own random numbers."""
+    """Call a function for all models under torch's batching. Each model draws its own random numbers."""
     leaves, spec = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Stacked))
     tensors = [unwrap(leaf) for leaf in leaves if isinstance(leaf, (Stacked, Tensor))]
     if not any(isinstance(leaf, Stacked) for leaf in leaves):
@@ -95,7 +95,11 @@ def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: d
 
 
 def stack_parts(outs: Sequence[Any], where: str) -> Any:
-    """The trees of all models as one tree of `Stacked`; an InputError if shapes differ or objects hold tensors."""
+    """Join the output trees of all models into one tree of `Stacked`.
+
+    Raises:
+        InputError: trees or shapes differ between models, or an object of an unknown class holds tensors.
+    """
     if set(map(type, outs)) == {Tensor}:
         return _stacked(outs, where)
     flat = [pytree.tree_flatten(out) for out in outs]
@@ -128,7 +132,7 @@ def _stacked(leaves: Sequence[Tensor], where: str) -> Stacked:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """True if a value is an object around tensors; trees are taken apart, but what is in such an object is not seen."""
+    """True if a value is an object with tensors in its attributes, which `pytree` does not take apart."""
     if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
         return False
     return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(vars(value)))

@@ -37,7 +37,7 @@ class GradientMemory:
         self._storages: dict[Any, torch.UntypedStorage] = {}
 
     def place(self, whole: Tensor) -> Tensor | None:
-        """A contiguous tensor like a large parameter in the CPU's memory, its content undefined; None for any other."""
+        """An uninitialised contiguous tensor like a parameter, or None unless that is large and in the CPU's memory."""
         if not whole.is_leaf or whole.nbytes < LARGE_BYTES or whole.device.type != "cpu":
             return None
         key = (id(whole), whole.shape, whole.dtype)
@@ -50,7 +50,8 @@ class GradientMemory:
 
 
 class Parts:
-    """Each model's part of the stacked tensors, by name; made anew when the stacked ones are others, or lie elsewhere.
+    """Each model's part of the stacked tensors, by name. Parts are made anew when stacked tensors are replaced or
+    moved.
 
     Example:
         >>> whole = torch.nn.Parameter(torch.ones(2, 3))
@@ -79,7 +80,7 @@ class Parts:
         )
 
     def of(self, wholes: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """One model's tensors after the other's; tied ones are one tensor."""
+        """The tensors of each model, by name. Tied parameters are one tensor."""
         if not self.are_of(wholes):
             now = list(wholes.values())
             trained = list({id(whole): whole for whole in now if whole.requires_grad}.values())
@@ -95,7 +96,7 @@ class Parts:
 
 
 def _linked(wholes: list[Tensor]) -> dict[int, tuple[Tensor, ...]]:
-    """Each model's part by the id of its stacked parameter, linked by one node; each has its own version."""
+    """Each model's parts of the stacked parameters, by id. They are outputs of one node with versions of their own."""
     if not wholes:
         return {}
     with torch.enable_grad():
@@ -130,7 +131,7 @@ def _owns(whole: Tensor) -> tuple[Tensor, ...]:
 
 
 def _joined(grads: Sequence[Tensor | None]) -> Tensor | None:
-    """The gradient of all models from each one's (those that are None are zero); None where no model has one."""
+    """Stack the gradients of all models, with zeros for None. Returns None if no model has a gradient."""
     some = next((grad for grad in grads if grad is not None), None)
     if some is None:
         return None
@@ -152,7 +153,7 @@ class Gathered:
         self._grads.append(grad)
 
     def whole(self) -> Tensor | None:
-        """The gradient of all models; None where none of them has one."""
+        """The gradient of all models, or None if no model has one."""
         if self._place is None or any(grad is None for grad in self._grads):
             return _joined(self._grads)
         return self._place
@@ -163,7 +164,7 @@ ASKED = frozenset((*_SAID, "grad"))
 
 
 def as_leaf(tensor: Any, name: str) -> Any:
-    """An attribute of a tensor as a leaf has it; `NotImplemented` for other tensors and attributes."""
+    """The attribute of a model's part as a leaf would have it, or `NotImplemented` for other tensors and attributes."""
     row = getattr(tensor, "_hocket_row", None) if name in ASKED else None
     if row is None:
         return NotImplemented

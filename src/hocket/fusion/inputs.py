@@ -106,7 +106,7 @@ class ModelAxis:
         return found
 
     def _said(self, is_shared: bool | None, leaf: Any, num_models: int) -> bool:
-        """True if a leaf is of each model, as the user said; it has to fit."""
+        """True if the user has declared that a leaf has a model axis. Its first axis is checked."""
         if is_shared or not isinstance(leaf, Tensor):
             return False
         if leaf.ndim == 0 or leaf.shape[0] != num_models:
@@ -115,7 +115,7 @@ class ModelAxis:
         return True
 
     def _held(self, key: Any, leaf: Any, num_models: int) -> bool | None:
-        """True if a leaf is of each model, as far as its shape and earlier calls say; None if they do not."""
+        """True if a leaf has a model axis, judged by its shape and earlier calls, or None if these leave it open."""
         if not isinstance(leaf, Tensor):
             return False
         if leaf.ndim == 0 or leaf.shape[0] != num_models:

@@ -54,15 +54,14 @@ def per_model_loss(
     """``fn(output, *targets)`` of each model.
 
     Args:
-        fn: any loss function or module of one model's output and target; gives one number, or several, which are
-            summed up.
+        fn: any loss function or module of one model's output and target. Several numbers are summed up.
         outputs: the fused model's output, ``(B, N, ...)``, or a tree of such.
-        targets: ``(B, N, ...)``, or ``(N, ...)`` for all models; or trees of such, or whatever `fn` takes.
+        targets: ``(B, N, ...)``, or ``(N, ...)`` for all models, or trees of such, or anything else that `fn` takes.
         num_models: B.
         axis: what is settled about targets.
 
     Raises:
-        InputError: `outputs` has no models' axis, or `fn` fails; restates the shapes.
+        InputError: `outputs` has no model axis, or `fn` fails. The message restates the shapes.
     """
     if num_models == 1 and len(targets) == 1 and _are_plain(outputs, *targets) and outputs.shape[:1] == (1,):
         out = outputs.squeeze(0)
@@ -125,7 +124,7 @@ def _are_plain(outputs: Any, target: Any) -> bool:
 
 
 def _traced(losses: Tensor) -> Tensor:
-    """While somebody traces: a plain tensor with the same backward; tracers refuse classes they do not know."""
+    """Give a plain tensor the backward of `Losses`, because tracers refuse classes that they do not know."""
     losses.backward = partial(_backward, weakref.ref(losses))  # type: ignore[method-assign]
     return losses
 
@@ -137,13 +136,13 @@ def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **opt
 
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
-    """The loss of the only model, as it is without fusing; None if it is not one tensor."""
+    """The loss of the only model, computed without fusing, or None if it is not one tensor."""
     result = fn(*_of_one(args, lambda tensor: tensor.squeeze(0)))
     return result.unsqueeze(0) if isinstance(result, Tensor) else None
 
 
 def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-    """Arguments as one model sees them; an output stays of its class (a loss may be ``out.loss``)."""
+    """Arguments as one model sees them. Outputs keep their class, because a loss may read ``out.loss``."""
     found: tuple[Any, ...] = pytree.tree_map(
         lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
         args,
@@ -167,7 +166,7 @@ def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tens
 
 
 def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> Tensor | None:
-    """The two commonest losses, with plain options, without vmap's overhead; else None."""
+    """Compute the two commonest losses, with default options, without the overhead of vmap. Returns None for others."""
     if len(targets) != 1 or not isinstance(output, Stacked) or not isinstance(targets[0], (Stacked, Tensor)):
         return None
     target = targets[0]

@@ -36,7 +36,7 @@ BACKENDS = ("auto", "rule", "vmap", "loop")
 
 
 class Array(nn.Module):
-    """B models fused; see `hocket.fusion.fuse`.
+    """B fused models. `hocket.fusion.fuse` makes one.
 
     Attributes:
         fused: the stacked tensors, under the names they have in a model.
@@ -89,16 +89,16 @@ class Array(nn.Module):
         """The outputs of all models, the models first.
 
         Args:
-            args: what one model takes; tensors ``(B, N, ...)``, or ``(N, ...)`` for all models.
-            kwargs: the same.
+            args: arguments of one model, with tensors ``(B, N, ...)``, or ``(N, ...)`` for all models.
+            kwargs: likewise.
 
         Raises:
-            InputError: an op fails, or the input fits no model; names the layer.
+            InputError: an op fails, or the input fits no model. The message names the layer.
         """
         return self._calls.forward(args, kwargs)
 
     def loss(self, fn: Callable[..., Any], out: Any, target: Any, *args: Any) -> Tensor:
-        """The loss of each model, ``(B,)``; its ``backward()`` gives each model its own gradient.
+        """The loss of each model, ``(B,)``. Its ``backward()`` gives each model its own gradient.
 
         Args:
             fn: any loss function or module of one model's output and target.
@@ -118,19 +118,19 @@ class Array(nn.Module):
     def losses(self, fn: Callable[..., Any], inputs: Any, *targets: Any) -> Tensor:
         """The loss of each model, ``(B,)``, from its inputs: `loss` of what the models give for them.
 
-        With ``backend="auto"``, where it is faster, a few models at a time go forward, through their loss and backward
-        before the next ones begin: one model's activations are in memory, not all. Their gradients are there before
-        ``losses.backward()``, which hands them over; so call it once, and where no gradients are wanted, say
+        With ``backend="auto"``, where it is faster, each model runs its forward, loss and backward before the next one
+        begins, so that the activations of one model at a time are in memory. The gradients then exist before
+        ``losses.backward()``, which hands them over and can be called once. Where no gradients are wanted, use
         ``torch.no_grad()``.
 
         Args:
             fn: any loss function or module of one model's output and targets.
-            inputs: what one model takes: a tensor, a tuple of arguments, or a dict of named ones; tensors
-                ``(B, N, ...)``, or ``(N, ...)`` for all models.
+            inputs: a tensor, a tuple of arguments of one model, or a dict of named ones, with tensors ``(B, N, ...)``,
+                or ``(N, ...)`` for all models.
             targets: more arguments of `fn`: ``(B, N, ...)``, or ``(N, ...)`` for all models.
 
         Raises:
-            InputError: an op or `fn` fails, or a shape fits no model; names the layer.
+            InputError: an op or `fn` fails, or a shape fits no model. The message names the layer.
 
         Example:
             >>> array = Array([nn.Linear(3, 2), nn.Linear(3, 2)])
@@ -168,7 +168,7 @@ class Array(nn.Module):
     def drop(self, model: int) -> nn.Module:
         """Take one model out, in place, and give it back as a plain module.
 
-        Parameters keep their identity; their first axis is one shorter, and their gradients are gone. Optimizers and
+        Parameters keep their identity. Their first axis is one shorter, and their gradients are gone. Optimizers and
         schedulers have to drop it too: `hocket.optim.ModelSlots` does that.
 
         Raises:
@@ -182,7 +182,7 @@ class Array(nn.Module):
         return plain
 
     def select_models(self, models: Sequence[int]) -> None:
-        """Keep these models, in this order, in place; what `drop` says of parameters holds.
+        """Keep these models, in this order, in place. Parameters change as in `drop`.
 
         Raises:
             InputError: no models, one twice, or one that is not there.
@@ -193,13 +193,13 @@ class Array(nn.Module):
     def refill(self, model: int, new: nn.Module, *, seed: int | None = None) -> nn.Module:
         """Put another model into a slot, in place, and give the old one back as a plain module.
 
-        Where the new one differs from the old one in the values of its tensors alone, and no block is separate, nothing
-        else changes: what was traced, timed and captured stays as it is.
+        If the new model differs from the old one in the values of its tensors alone, and no block is separate,
+        recordings, timings and captured steps stay valid.
 
         Args:
             model: the slot.
             new: a module that could have been fused with the others.
-            seed: of its random numbers; needed where the array has seeds.
+            seed: seed of its random numbers, which is needed if the array has seeds.
 
         Raises:
             InputError: the new model does not fit.
@@ -218,9 +218,9 @@ class Array(nn.Module):
         """Set an attribute of the models, such as the rate of a dropout.
 
         Args:
-            name: of the attribute, from the model on: ``"drop.p"``.
-            value: of it.
-            model: the only one whose attribute is set; all of them if it is not given.
+            name: path of the attribute in a model, such as ``"drop.p"``.
+            value: the new value.
+            model: the model whose attribute is set, or None for all of them.
 
         Raises:
             InputError: no such layer, or the attribute is a parameter, a buffer or a layer.
@@ -264,7 +264,7 @@ class Array(nn.Module):
         """Load what `state_dict` gave.
 
         Args:
-            state_dict: of all models; or of a plain module, for one of them.
+            state_dict: state of all models, or of a plain module if `model` is given.
             strict: as of `torch.nn.Module.load_state_dict`.
             assign: False.
             model: the one that a plain module's state is for.
@@ -311,7 +311,7 @@ class Array(nn.Module):
         return self._store.generators_on(device)
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """As of any module; warns when what reads them couples the models, such as torch's `clip_grad_norm_`."""
+        """The parameters, as of any module. Warns if the caller couples models, as torch's `clip_grad_norm_` does."""
         warn_of_coupling(sys._getframe(1))  # in a generator: whoever takes the first one
         yield from super().parameters(recurse)
 
@@ -347,7 +347,7 @@ class Array(nn.Module):
 
     @property
     def _hocket_form(self) -> str | None:
-        """The one of `_hocket_forms` that a captured step is asked for; see `hocket.tracing.variants`."""
+        """The one of `_hocket_forms` that a captured step uses, see `hocket.tracing.variants`."""
         return self._calls.form
 
     @_hocket_form.setter

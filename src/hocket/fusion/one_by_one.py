@@ -29,7 +29,7 @@ _IS_LEAF = attrgetter("is_leaf")
 def one_by_one(
     store: Store, spec: Any, values: list[Any], call: Callable[..., Any] | None = None, *, asks_leaves: bool = False
 ) -> Any:
-    """Run the plain models one after another; the output is `Stacked` where models differ.
+    """Run the plain models one after another. The output is `Stacked` where models differ.
 
     Args:
         store: the tensors and templates of the models.
@@ -117,7 +117,7 @@ def _functional(store: Store, wholes: dict[str, Tensor]) -> list[Callable[..., A
 
 
 def _called_with(template: nn.Module, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a template with these tensors; a buffer that its forward assigns anew is written into its tensor."""
+    """Call a template with these tensors. A buffer that its forward assigns anew is written into its tensor."""
 
     def write_back(module: nn.Module, _: Any, __: Any) -> None:
         for name, value in module.named_buffers(remove_duplicate=False):

@@ -1,7 +1,7 @@
 """A traced model, ready to run for all models at once: one step per op, each with its rule and what it may do instead.
 
-The steps become a Python function (`hocket.fusion.source`); each value is let go of after its last use, so no more
-activations are kept than autograd keeps.
+The steps become a Python function (`hocket.fusion.source`), which releases each value after its last use, so that no
+more activations are kept than autograd keeps.
 """
 
 from __future__ import annotations
@@ -105,7 +105,11 @@ class FusedProgram:
                 begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
     def run(self, leaves: list[Any], tensor: Callable[[str], Stacked] | None = None) -> Any:
-        """The output for these leaves, `Stacked` where models have their own; an InputError names the layer."""
+        """The output for these leaves, `Stacked` where models have their own.
+
+        Raises:
+            InputError: an op fails. The message names the layer.
+        """
         return self.traced.unflatten(self._function(leaves, tensor or self.models.store.tensor))
 
     @cached_property
@@ -167,7 +171,7 @@ class FusedProgram:
         return self._owned(result) if step.index in self.owned else result
 
     def _write(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Run a step that writes over its first argument; the new value of that argument, and the result."""
+        """Run a step that writes over its first argument. Returns the new value of that argument, and the result."""
         target = args[0]
         if isinstance(target, Tensor) and (step.draws or is_stacked((args[1:], kwargs))):
             target = self._owned(target)

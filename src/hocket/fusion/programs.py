@@ -5,7 +5,7 @@ r"""The programs of an array: made while the plain models run for the first time
     later calls             program
 
 A *world* is the state that the forwards read: attributes, closures, globals, containers of the models' own. When it
-changes, the next call is a first one again; when it changes back, what was made in it is used again.
+changes, the next call is a first one again. When it changes back, its programs are used again.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Unfused:
 
 @dataclass(frozen=True)
 class CallSpec:
-    """The tree of the arguments and the leaves that are not tensors; a recording holds for these only."""
+    """The tree of the arguments and the leaves that are not tensors, for which alone a recording holds."""
 
     spec: Any
     constants: tuple[tuple[int, Any], ...]
@@ -156,7 +156,7 @@ class Kind:
 
 
 def repeated(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """For each tensor where it stands first, if one stands twice; else nothing."""
+    """For each tensor the place where it stands first, or nothing if no tensor stands twice."""
     addresses = [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
     return () if len(set(addresses)) == len(addresses) else tuple(map(addresses.index, addresses))
 
@@ -196,7 +196,7 @@ class World:
         self._versions |= {id(tensor): (tensor, tensor._version) for tensor in copied if not tensor.is_inference()}
 
     def find(self, kind: Kind) -> FusedProgram | Unfused | None:
-        """The program for calls of a kind; why there is none; or None where nothing is known."""
+        """The program for calls of a kind, or the reason why there is none, or None if the kind is new."""
         looks = self._looks.get(kind.key(NOTHING))
         return None if looks is None else self._programs.get(kind.key(looks))
 
@@ -262,7 +262,7 @@ class Programs:
         return other
 
     def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
-        """Run the plain models, record them and make a program; the output is `Stacked` where models differ."""
+        """Run the plain models, record them and make a program. Returns the output, `Stacked` where models differ."""
         store, traces = self._models.store, list[RecordedForward]()
         separate = frozenset(store.separate_index)
 

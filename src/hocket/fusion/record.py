@@ -46,7 +46,7 @@ _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtyp
 def recorded(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str], known: frozenset[int]
 ) -> RecordedForward:
-    """Call a model and record the functions of torch that its forward calls; `calls_recorded` is open."""
+    """Call a model and record the functions of torch that its forward calls, inside of `calls_recorded`."""
     recorder = _Recorder(model, separate, pytree.tree_leaves((args, kwargs)), known)
     _current.recorder = recorder
     try:

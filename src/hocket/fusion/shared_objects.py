@@ -39,7 +39,7 @@ def attributes_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def held_in_common(models: Sequence[nn.Module]) -> list[Any]:
-    """The objects that more than one model holds, which may be changed from outside; of a single model all."""
+    """The objects that more than one model holds, or all objects of a single model. User code may change them."""
     counts: Counter[int] = Counter()
     objects: dict[int, Any] = {}
     for model in models:
@@ -90,7 +90,7 @@ def _holds_any(value: Any, own: set[int]) -> bool:
 
 
 def reached(value: Any, seen: set[int], depth: int = 8) -> Iterator[Any]:
-    """A value and what it holds, but for plain values; modules, tensors and functions as they are."""
+    """A value and the objects inside of it, without numbers and text. Modules, tensors and functions are not opened."""
     if is_immutable(value) or id(value) in seen or not depth:
         return
     seen.add(id(value))
@@ -123,7 +123,7 @@ def check_memory(models: Sequence[nn.Module]) -> None:
     """Check that no parameter and no buffer shares memory with another tensor or array of these models.
 
     Raises:
-        InputError: one does; names both.
+        InputError: one does. The message names both.
     """
     found = sorted(
         (*span, is_named, f"model {index}: {name}")
@@ -158,7 +158,7 @@ def _values(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
 
 
 def _span(value: Any) -> Span | None:
-    """The addresses of a tensor or an array of numpy; None for anything else, and without memory."""
+    """The addresses of a tensor or an array of numpy, or None for anything else, and for tensors without memory."""
     if isinstance(value, Tensor):
         if value.layout is not torch.strided or value.device.type not in ("cpu", "cuda") or not value.numel():
             return None

@@ -18,7 +18,7 @@ __all__ = ["load", "refill", "save", "select_models", "state_of"]
 
 
 def select_models(store: Store, models: Sequence[int]) -> None:
-    """Keep these models, in this order; parameters keep their identity and lose their gradients."""
+    """Keep these models, in this order. Parameters keep their identity and lose their gradients."""
     keep = list(models)
     for model in keep:
         store.check_slot(model)
@@ -50,7 +50,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
         True if only values have changed, so that programs made before still hold.
 
     Raises:
-        InputError: the new model does not fit; then nothing has changed.
+        InputError: the new model does not fit. Nothing has changed then.
     """
     store.check_slot(model)
     if store.seeds is not None and seed is None:
@@ -91,7 +91,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
 
 
 def _replace(parameter: nn.Parameter, data: Tensor) -> None:
-    """Give a parameter data of another shape; a short change of type makes torch renew its gradient's node."""
+    """Give a parameter data of another shape. A short change of type makes torch renew its gradient's node."""
     other = torch.float64 if data.dtype != torch.float64 else torch.float32
     parameter.data = torch.empty_like(data, dtype=other)
     parameter.data = data
@@ -118,7 +118,7 @@ def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, mode
 def load(
     store: Store, state_dict: Mapping[str, Any], prefix: str = "", model: int | None = None
 ) -> tuple[list[str], list[str], list[str]]:
-    """Write what `save` gave into the models, or a state into one; gives missing and unexpected keys, and errors."""
+    """Load a state that `save` gave, or a plain state into one model. Returns missing, unexpected keys, errors."""
     missing: list[str] = []
     errors: list[str] = []
     expected = set()

@@ -58,7 +58,7 @@ class ProgramSource:
         self._add(step, f"{self._name(function)}({', '.join(args)})")
 
     def add_packed(self, step: Step, function: Callable[..., Any], names: Iterable[int] | None = None) -> None:
-        """Call a function of the tuple and dict of arguments; with `names`, it gives their new value and the result."""
+        """Call a function of the tuple and dict of arguments. With `names`, it returns their values and the result."""
         call = f"{self._name(function)}({self._source(tuple(step.args))}, {self._source(dict(step.kwargs))})"
         if names is not None:
             left = "".join(f"v{place} = " for place in names if place not in self._dead)

@@ -1,7 +1,7 @@
 """A value of all models: a tensor whose first axis is the model.
 
 The layout of its memory is not fixed, and that is the point. A grouped convolution wants and gives ``(N, B, C, ...)``,
-a batched matrix product ``(B, N, ...)``. Both are kept as *views* with the models first; torch's pointwise kernels
+a batched matrix product ``(B, N, ...)``. Both are kept as *views* with the models first. torch's pointwise kernels
 keep the order of memory they find, so a chain of convolution, normalisation, activation and pooling copies nothing:
 
     conv            (N, B*C, H, W)  --view, transpose-->  (B, N, C, H, W), strides of (N, B, C, H, W)
@@ -59,11 +59,11 @@ class Stacked:
         return self.tensor.ndim - 1
 
     def dim(self) -> int:
-        """As `ndim`; layers ask a tensor so."""
+        """The same as `ndim`, for layers that call it."""
         return self.ndim
 
     def parts(self) -> tuple[Tensor, ...]:
-        """One view per model; always the same ones, so that their gradients are put together once."""
+        """One view per model. They are made once, so that their gradients are joined once."""
         if self._parts is None:
             self._parts = self.tensor.unbind(0)
         return self._parts
@@ -164,7 +164,7 @@ def with_model_dim(value: Any, num_models: int) -> Tensor:
 
 
 def as_tensors(tree: Any, num_models: int) -> Any:
-    """An output of tensors ``(B, ...)``; one that all models share is repeated."""
+    """An output of tensors ``(B, ...)``. A tensor that all models share is repeated."""
     if isinstance(tree, Stacked):
         return tree.tensor
     return pytree.tree_map(
@@ -248,7 +248,7 @@ PLAIN = (bool, int, str, bytes, complex, torch.dtype, torch.device, torch.layout
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """One constant where all models have the same one; else `Stacked` tensors, else `ModelValues`."""
+    """The constant if all models have the same one, or `Stacked` tensors, or `ModelValues`."""
     if all(is_same(values[0], value) for value in values[1:]):
         return values[0]
     first = values[0]
@@ -261,7 +261,7 @@ def joined(values: Sequence[Any]) -> Any:
 
 
 def is_same(a: Any, b: Any, is_like: Callable[[Any, Any], bool] = lambda *_: False) -> bool:
-    """True if two constants are the same to any op; other objects of one type are if `is_like` says so."""
+    """True if two constants are the same to any op. Objects of other types are compared by `is_like`."""
     if a is b:
         return True
     if type(a) is not type(b):

@@ -154,7 +154,7 @@ def _generators(models: ModelSlice, args: tuple[Any, ...]) -> tuple[torch.Genera
 
 
 def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "") -> None:
-    """Warn once of an op without a rule; an InputError if the module is strict."""
+    """Warn once of an op without a rule, or raise an InputError if the module is strict."""
     if (op, layer) in settings.warned:
         return
     settings.warned.add((op, layer))

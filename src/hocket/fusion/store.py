@@ -27,7 +27,7 @@ __all__ = ["Snapshot", "Store", "mark", "restored"]
 
 
 class _Store(nn.Module):
-    """Holds stacked tensors under the names they have in the models; its state is the array's to save."""
+    """Holds stacked tensors under the names they have in the models. The array saves and loads them."""
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         return
@@ -44,7 +44,7 @@ class Store:
         self._fill(models)
 
     def _fill(self, models: list[nn.Module]) -> None:
-        """Stack the tensors; keep the models without theirs."""
+        """Stack the tensors, and make templates that hold parts of them."""
         self._parts = Parts()
         self._common = held_in_common(models)
         self.fused: nn.Module = _Store()
@@ -88,7 +88,7 @@ class Store:
         return _copied(model, memo, index)
 
     def link(self) -> bool:
-        """Move the templates to where the stacked tensors are now; True if that made new templates."""
+        """Move the templates to where the stacked tensors are now. Returns True if that made new templates."""
         wholes = self.all_tensors()
         if not wholes or self._parts.are_of(wholes):
             return False
@@ -243,7 +243,7 @@ class Store:
         return {**self.__dict__, "templates": templates, "_parts": Parts()}
 
     def mark(self) -> None:
-        """Say of each parameter which model it belongs to, or that it is of all; copies do not take that along."""
+        """Mark each parameter with the model it belongs to, or with B. Copies of parameters lose these attributes."""
         for parameter in self.fused.parameters():
             parameter._hocket_models = self.num_models  # type: ignore[attr-defined]
         for group in self.separate:
@@ -256,7 +256,7 @@ class Store:
 
 
 def _copied(model: nn.Module, memo: dict[int, Any], index: int) -> nn.Module:
-    """A copy of a model in which the objects in `memo` are replaced; an InputError if it cannot be copied."""
+    """A copy of a model in which the objects in `memo` are replaced."""
     for _, value in attributes_of(model):
         for each in reached(value, set()):  # what a forward has left behind
             if isinstance(each, Tensor) and each.grad_fn is not None and id(each) not in memo:
@@ -301,7 +301,7 @@ class Snapshot:
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
 
     def put_back(self) -> None:
-        """Restore them; generators that were made meanwhile are gone."""
+        """Restore them. Generators that were made meanwhile are gone."""
         with torch.no_grad():
             for tensor, content in self._contents:
                 tensor.copy_(content)
@@ -316,7 +316,7 @@ class Snapshot:
 
 @contextmanager
 def restored(tensors: Sequence[Tensor], generators: dict[torch.device, tuple[torch.Generator, ...]]) -> Iterator[None]:
-    """After an error, tensors and random numbers are what they were before; see `Snapshot`."""
+    """Put tensors and random generators back to their former state after an error."""
     snapshot = Snapshot(tensors, generators)
     try:
         yield

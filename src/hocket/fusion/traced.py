@@ -40,7 +40,7 @@ class Traced:
         return pytree.tree_unflatten(list(out) if isinstance(out, (list, tuple)) else [out], self.out_spec)
 
     def layer(self, node: fx.Node) -> str:
-        """The name of the innermost layer a node belongs to; empty for the model itself."""
+        """The name of the innermost layer a node belongs to, empty for the model itself."""
         return str(node.target) if node.op == "call_module" else str(node.meta.get("layer", ""))
 
 
@@ -57,7 +57,11 @@ class RecordedForward:
 
 
 def merged(traces: Sequence[Traced]) -> Traced:
-    """The graph of the first model, with constants that differ as `ModelValues` or `Stacked`; else an InputError."""
+    """The graph of the first model, with constants that differ as `ModelValues` or `Stacked`.
+
+    Raises:
+        InputError: graphs differ in more than constants.
+    """
     first = traces[0]
     columns = [list(traced.graph.nodes) for traced in traces]
     places = [{node: place for place, node in enumerate(nodes)} for nodes in columns]
@@ -89,7 +93,7 @@ class _NodePlace(int):
 
 
 def _with_places(tree: Any, places: dict[fx.Node, int]) -> Any:
-    """Arguments with nodes as `_NodePlace`; a node of another graph as itself."""
+    """Arguments with nodes as `_NodePlace`. A node of another graph stays as it is."""
     return fx.node.map_aggregate(
         tree, lambda leaf: _NodePlace(places[leaf]) if isinstance(leaf, fx.Node) and leaf in places else leaf
     )

@@ -4,9 +4,9 @@ r"""Writes in a graph: the values that they change, the readers of these, and ac
     v += 1                a write
     return h              a later reader of an alias: must see the write
 
-A write whose other readers are reached by views that hold for certain, such as a transposition, is followed. One that
-may be lost, because between writer and reader lies an op that copies where the memory does not fit, has no graph; nor
-has one into a tensor that belongs to no layer, since each graph has a tensor of its own.
+A write is followed if its other readers are reached by ops that certainly give views, such as a transposition. It is
+refused if it may be lost, because an op between writer and reader copies where the memory does not fit, or if it goes
+into a tensor that belongs to no layer, since each graph has a tensor of its own.
 """
 
 from __future__ import annotations
@@ -70,8 +70,14 @@ class _Memory:
 def find_writes(
     graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], layer: Callable[[str], nn.Module]
 ) -> tuple[dict[fx.Node, tuple[int, ...]], set[fx.Node], set[fx.Node], set[Any]]:
-    """Writes with all places of what they write over, values to own, views of these, and the memory written; a
-    ValueError if one may be lost.
+    """Find the writes of a graph.
+
+    Returns:
+        The writes with all places of the values that they change, the values that each model has to own, views of
+        written memory, and the memory written.
+
+    Raises:
+        ValueError: a write may be lost.
     """
     nodes = list(graph.nodes)
     places = {node: place for place, node in enumerate(nodes)}
@@ -188,7 +194,7 @@ FRESH = frozenset(
 
 
 def in_place(node: fx.Node, models: ModelSlice) -> Callable[..., Tensor] | None:
-    """The function that computes an activation over its input; None for other nodes, or if the input is read again."""
+    """The function that computes an activation over its input, or None if there is none or its input is read again."""
     name = op_name(node.target) if node.op in ("call_function", "call_method") else None
     if name not in ACTIVATIONS or not node.args:
         return None

@@ -30,7 +30,7 @@ BOUNDS = {
 
 
 def checked(torch_class: type[LRScheduler], name: str, value: Any) -> Any:
-    """An argument of one scheduler, as torch takes it; None, for a default, as it stands.
+    """An argument of one scheduler, as torch takes it. None, for a default, as it stands.
 
     Raises:
         InputError: the value is of another type or out of bounds.
@@ -54,7 +54,7 @@ def checked(torch_class: type[LRScheduler], name: str, value: Any) -> Any:
 
 
 def bound(torch_class: type[LRScheduler], arguments: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of a torch scheduler, with its defaults; all but the optimizer."""
+    """Arguments by the names of a torch scheduler, with its defaults, all but the optimizer."""
     signature = inspect.signature(torch_class)
     own = [parameter for name, parameter in signature.parameters.items() if name != "optimizer"]
     found = signature.replace(parameters=own).bind(*arguments, **named)

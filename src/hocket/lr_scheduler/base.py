@@ -47,13 +47,13 @@ class StandIn(torch.optim.Optimizer):
 
 
 class FusedScheduler(LRScheduler):
-    """A schedule of the rates of B models, each with arguments of its own; a torch scheduler like any other.
+    """A torch scheduler of the rates of B models, each with arguments of its own.
 
     An argument is one value for all models, or a list of B. With several parameter groups it may also be a list of
     such lists, one for each group.
 
     Attributes:
-        torch_class: the scheduler that this is B of; the arguments have its names and defaults.
+        torch_class: the scheduler that this is B of. The arguments have its names and defaults.
         num_models: B, the number of models.
         arguments: those of each model and group.
         children: the schedulers that this one is made of, for one that takes `schedulers`.
@@ -108,7 +108,7 @@ class FusedScheduler(LRScheduler):
 
     @property
     def epochs(self) -> list[int]:
-        """For each model how many steps it has seen; a refilled slot begins at 0."""
+        """For each model how many steps it has seen. A refilled slot begins at 0."""
 
         def epoch(single: Any) -> int:
             return single.last_epoch if hasattr(single, "last_epoch") else epoch(single._schedulers[0])
@@ -156,12 +156,12 @@ class FusedScheduler(LRScheduler):
         self._copy_out()
 
     def refill(self, model: int, lr: float | None = None, **arguments: Any) -> None:
-        """Begin the schedule of one slot anew, at epoch 0; the others go on undisturbed.
+        """Begin the schedule of one slot anew, at epoch 0. The others go on undisturbed.
 
         Args:
             model: the slot.
-            lr: the rate it begins with; by default the slot's present rate, that of `optimizer.refill`.
-            arguments: of the scheduler, for this model (``gamma=0.5``); by default the slot's old ones.
+            lr: the rate it begins with. By default the slot's present rate, that of `optimizer.refill`.
+            arguments: of the scheduler, for this model (``gamma=0.5``). By default the slot's old ones.
 
         Raises:
             InputError: an unknown argument, or a value out of bounds.
@@ -215,7 +215,7 @@ class FusedScheduler(LRScheduler):
         )
 
     def load_model_state(self, model: int, state: Mapping[str, Any]) -> None:
-        """Let the schedule of one slot go on from what `model_state` gave; functions stay those of the slot.
+        """Let the schedule of one slot go on from what `model_state` gave. Functions stay those of the slot.
 
         Raises:
             InputError: it is of another scheduler or number of groups.
@@ -223,7 +223,7 @@ class FusedScheduler(LRScheduler):
         self._load({model: state}, "state", 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of each model's schedule, as `model_state` gives it; a copy."""
+        """The state of each model's schedule, as a copy, as `model_state` gives it."""
         models = [self.model_state(model) for model in range(self.num_models)]
         return {"last_epoch": self.last_epoch, "step_count": self._step_count, "models": models}
 

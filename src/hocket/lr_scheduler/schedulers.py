@@ -1,4 +1,4 @@
-"""The schedulers of `torch.optim.lr_scheduler`, for B models; see `hocket.lr_scheduler.base`.
+"""The schedulers of `torch.optim.lr_scheduler`, for B models. See `hocket.lr_scheduler.base`.
 
     >>> import torch
     >>> from hocket.optim import SGD

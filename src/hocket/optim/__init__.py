@@ -7,7 +7,7 @@
     >>> optimizer.step()
 
 Each model gets exactly what an optimizer of its own would give it. `unfuse` gives B plain state dicts that torch.optim
-loads, `load_unfused` takes them; `freeze` leaves a model as it is until `unfreeze`, and `ModelSlots` drops, moves and
+loads, `load_unfused` takes them. `freeze` leaves a model as it is until `unfreeze`, and `ModelSlots` drops, moves and
 refills models in mid-training, in the array and in all that trains it.
 """
 

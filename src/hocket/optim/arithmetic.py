@@ -83,7 +83,7 @@ def divided(dividend: Number, divisor: Number) -> Number:
 def power(base: Number, exponent: Number) -> Number:
     """``base ** exponent``, with the same rounding for one model and for many.
 
-    torch's vectorised kernel rounds differently from Python; operands with a stride of two use its scalar loop.
+    torch's vectorised kernel rounds differently from Python. Operands with a stride of two use its scalar loop.
     """
     tensors = [each for each in (base, exponent) if isinstance(each, torch.Tensor)]
     if not tensors:

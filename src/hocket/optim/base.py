@@ -1,7 +1,7 @@
 """The base of the optimizers over fused parameters.
 
 A fused parameter holds one tensor of each of B models, (B, n, ...). An update is element-wise, so it is the same few
-kernels for B models as for one; only the numbers in it become columns (HFTA, section 3: "multiplying a vector of
+kernels for B models as for one. Only the numbers in it become columns (HFTA, section 3: "multiplying a vector of
 learning rates with the concatenated gradients of all models")::
 
     group["lr"] (B,)  --[coefficients, float64]-->  (B,)  --[one copy in the parameters' dtype]-->  (B, 1, ...)
@@ -9,7 +9,7 @@ learning rates with the concatenated gradients of all models")::
     parameters, gradients, states, a chunk at a time ------------------------------------------> [update]
 
 A state holds torch's entries with an axis of models in front. Step counts are torch's: one number on the CPU, shared by
-the parameters that are in step; from the moment on when models may skip steps on their own, B numbers. A model that is
+the parameters that are in step. From the moment on when models may skip steps on their own, B numbers. A model that is
 skipped (frozen, or with a gradient that is not finite) is put back afterwards, parameters, state and count, from a copy
 of its slices: nothing of its neighbours' arithmetic depends on it.
 """
@@ -41,23 +41,23 @@ GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._gl
 
 
 class FusedOptimizer(Counted, ABC):
-    """An optimizer over fused parameters; all of torch's machinery (groups, hooks, schedulers) works on it.
+    """An optimizer over fused parameters. All of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
-        torch_class: the optimizer of one plain model that this is B of; arguments have its names and defaults.
-        bounds: the numbers among its options, and what each may be; of these each may be one number or B.
+        torch_class: the optimizer of one plain model that this is B of. Arguments have its names and defaults.
+        bounds: the numbers among its options, and what each may be. Of these each may be one number or B.
         counters: entries of a state that count steps, and that parameters share, with what they begin with.
         fixed: options that are no arguments.
 
     Args:
-        params: fused parameters of shape (B, ...), with an attribute `_hocket_models` = B; parameters of single models,
-            with an attribute `_hocket_model` = i; or groups of such, as torch takes them.
-        arguments: options by position, as in torch. A number is one for all models, or B in a list; a pair of betas
+        params: fused parameters of shape (B, ...), with an attribute `_hocket_models` = B. Parameters of single models,
+            with an attribute `_hocket_model` = i, or groups of such, as torch takes them.
+        arguments: options by position, as in torch. A number is one for all models, or B in a list. A pair of betas
             has one or B in each place, or is a list of B pairs. Flags are the same for all models.
-        num_models: B; where it is given, parameters without such an attribute that begin with B are fused ones.
+        num_models: B. Where it is given, parameters without such an attribute that begin with B are fused ones.
         nonfinite: what becomes of a model in whose gradients something is not finite: ``"step"`` like any other, as
-            in torch; ``"skip"`` this step; ``"freeze"`` it, until it is unfrozen. The latter two look at the gradients,
-            one pass over them and, on a GPU, a wait for them.
+            in torch, ``"skip"`` this step, or ``"freeze"`` it, until it is unfrozen. The latter two look at the
+            gradients, one pass over them and, on a GPU, a wait for them.
         named: options by name.
 
     Raises:
@@ -90,7 +90,7 @@ class FusedOptimizer(Counted, ABC):
 
     @abstractmethod
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
-        """The numbers of this step's update besides decay and eps, each a float or B of them; `step` counts from 1."""
+        """The numbers of this step's update besides decay and eps, each a float or B of them. `step` counts from 1."""
 
     @abstractmethod
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class FusedOptimizer(Counted, ABC):
         return state
 
     def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
-        """The numbers of `update_by_kernel`; None where no kernel of torch's has these options."""
+        """The numbers of `update_by_kernel`, or None where no kernel of torch's has these options."""
         return None
 
     def update_by_kernel(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
@@ -301,7 +301,7 @@ class FusedOptimizer(Counted, ABC):
 
         Args:
             models: numbers of models as they are now, each at most once.
-            params: the parameters of the remaining models, in the order in which the old ones stand in the groups; none
+            params: the parameters of the remaining models, in the order in which the old ones stand in the groups. None
                 where the parameters are the same objects, shrunk in place.
 
         Raises:
@@ -311,20 +311,21 @@ class FusedOptimizer(Counted, ABC):
         self._hocket_version += 1
 
     def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
-        """Drop the slot of a model; the models after it move up. `params` as in `select_models`."""
+        """Drop the slot of a model. The models after it move up. `params` as in `select_models`."""
         slot = self.checked_model(model)
         self.select_models([other for other in range(self.num_models) if other != slot], params)
 
     def refill(self, model: int, state: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Begin anew in the slot of a model whose parameters are now another model's; the others go on undisturbed.
+        """Begin anew in the slot of a model whose parameters are now another model's. The others go on undisturbed.
 
         Where models count their steps and have numbers of their own already, only values change, and a captured step
         stays as it is.
 
         Args:
             model: the slot.
-            state: a plain state dict of `torch_class` to go on from, its options included; without, a fresh state.
-            options: numbers of the new model (``lr=0.1``), for all groups; by default the slot's old ones.
+            state: a plain state dict of `torch_class` to go on from, its options included. Without one the state is
+                fresh.
+            options: numbers of the new model (``lr=0.1``), for all groups. By default the slot's old ones.
 
         Raises:
             InputError: an unknown option or one out of bounds, or a state that does not fit.

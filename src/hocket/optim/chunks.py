@@ -58,7 +58,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Parameters that are updated together; of a large one, which goes alone, the models from `begin` to `end`."""
+    """Parameters that are updated together. A large one goes alone, with the models from `begin` to `end`."""
 
     params: Tensors
     states: Sequence[dict[str, Any]]
@@ -195,7 +195,7 @@ def _identity(
 
 
 def _cut(params: Tensors, states: Sequence[dict[str, Any]], slots: Slots) -> Iterator[Pieces]:
-    """Parameters in pieces of up to `CHUNK_BYTES`, on a CPU; a large one in pieces of up to `LARGE_CHUNKS` as much."""
+    """Parameters on a CPU in pieces of up to `CHUNK_BYTES`, a large one in pieces of up to `LARGE_CHUNKS` as much."""
     begin = size_bytes = 0
     for number, p in enumerate(params):
         size = p.nbytes if p.device.type == "cpu" else 0

@@ -32,7 +32,7 @@ def clip_grad_norm_(
     Args:
         parameters: of a fused model.
         max_norm: one, or B in a list.
-        norm_type: the p of the p-norm; ``inf`` for the largest.
+        norm_type: the p of the p-norm, ``inf`` for the largest element.
         error_if_nonfinite: raise where a norm is not finite. Without it, such a model's gradients become NaN or 0.
         num_models: B, where the parameters do not say so themselves.
 
@@ -40,7 +40,7 @@ def clip_grad_norm_(
         The norms before clipping, of shape (B,).
 
     Raises:
-        InputError: a negative norm, a list of the wrong length; a norm that is not finite, and which model's it is.
+        InputError: a negative norm, a list of the wrong length, or a norm that is not finite, with the model's number.
 
     Example:
         >>> weights = torch.nn.Parameter(torch.zeros(2, 4)); weights.grad = torch.tensor([[3.0] * 4, [0.5] * 4])

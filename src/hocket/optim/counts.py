@@ -52,7 +52,7 @@ class Options(torch.optim.Optimizer):
         return model
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its options may be one number or B, whatever the other groups' are."""
+        """Add a group. Its options may be one number or B, whatever the other groups' are."""
         [group] = groups_of([param_group])
         slots = slots_of(group["params"], self.num_models, known=self._slots)
         options = {**self.defaults, **group}
@@ -69,7 +69,7 @@ class Options(torch.optim.Optimizer):
     def set_by_model(self, group: dict[str, Any], key: str, values: list[Any]) -> None:
         """Set an option, or what a scheduler notes in a group, to each model's value.
 
-        Where there are B numbers already, they are set in place; one number stays one while all models have the same.
+        Where there are B numbers already, they are set in place. One number stays one while all models have the same.
 
         Raises:
             InputError: a value is out of bounds.
@@ -87,7 +87,7 @@ class Options(torch.optim.Optimizer):
         group[key] = tuple(parts) if len(parts) > 1 else parts[0]
 
     def set_for_model(self, group: dict[str, Any], key: str, model: int, value: Any) -> None:
-        """Set an option of a group for one model, and for no other; in place where there are B numbers already."""
+        """Set an option of a group for one model, and for no other, in place where there are B numbers already."""
         values = by_model(group[key], self.num_models)
         if values[model] != value:
             values[model] = value
@@ -145,7 +145,7 @@ def options_of(kind: type[Options], arguments: tuple[Any, ...], named: dict[str,
 
 
 def groups_of(params: Any) -> list[dict[str, Any]]:
-    """Parameter groups with their parameters in lists; a name beside a parameter stays there."""
+    """Parameter groups with their parameters in lists. A name beside a parameter stays there."""
     if isinstance(params, torch.Tensor):
         raise InputError(f"params: expected parameters in a list, or groups of them, got one of shape {params.shape}")
     found = list(params)
@@ -162,7 +162,7 @@ def groups_of(params: Any) -> list[dict[str, Any]]:
 
 
 def _pair(value: Any, num_models: int) -> tuple[Any, Any]:
-    """``betas``: ``(beta1, beta2)``, each one number or B in a list; or in a list B tuples of two numbers."""
+    """``betas``: ``(beta1, beta2)``, each one number or B in a list, or a list of B tuples of two numbers."""
     if isinstance(value, list) and value and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
         if len(value) != num_models:
             raise InputError(f"betas: expected {num_models} pairs, one for each model, got {len(value)}: {value!r}")
@@ -228,14 +228,14 @@ class Counted(Options):
         return torch.full((), first, dtype=count_dtype())
 
     def share_all_counts(self) -> None:
-        """Let parameters that are in step share a count, after the state was set; per model if any model has to."""
+        """Let parameters that are in step share a count, after the state was set. Models that differ have their own."""
         if any(self._frozen) or any(own["step"].dim() for own in self.state.values() if "step" in own):
             self._per_model_steps = True
         for group in self.param_groups:
             self.share_counts(group)
 
     def share_counts(self, group: dict[str, Any], resting: Collection[torch.Tensor] = ()) -> None:
-        """Let equal counts of a group share one tensor, apart from parameters at rest; per model where needed."""
+        """Let equal counts of a group share one tensor, apart from parameters at rest. Others have their own."""
         known: dict[Any, torch.Tensor] = {}
         for p in group["params"]:
             entries, is_fused = self.state.get(p, {}), self._slots[p] is None

@@ -133,7 +133,7 @@ class GradScaler:
         return None
 
     def update(self, new_scale: Any = None) -> None:
-        """Adapt the scales; once in each iteration, after the steps of all optimizers.
+        """Adapt the scales, once in each iteration, after the steps of all optimizers.
 
         Args:
             new_scale: one, or B, to set instead.
@@ -175,7 +175,7 @@ class GradScaler:
         self._growth_tracker[model] = 0 if state is None else state["_growth_tracker"]
 
     def state_dict(self) -> dict[str, Any]:
-        """By torch's names; B numbers where torch has one."""
+        """The state by torch's names, with B numbers where torch has one."""
         if not self._enabled:
             return {}
         numbers = {key: getattr(self, f"_{key}") for key in SHARED}

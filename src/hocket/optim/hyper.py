@@ -48,7 +48,7 @@ Number = float | torch.Tensor
 
 
 def plain(value: Any) -> Any:
-    """A `PerModel` as the tensor that it is, sharing its memory; anything else as it stands."""
+    """A `PerModel` as the tensor that it is, sharing its memory, or anything else as it stands."""
     return value.as_subclass(torch.Tensor) if isinstance(value, PerModel) else value
 
 
@@ -62,7 +62,7 @@ class Bound:
 
     @property
     def range(self) -> str:
-        """Text of the bound for error messages; empty if unbounded."""
+        """Text of the bound for error messages. Empty if unbounded."""
         upper = "" if self.high == math.inf else f" and {'<=' if self.closed else '<'} {self.high:g}"
         return f" >= {self.low:g}{upper}" if self.low > -math.inf else ""
 
@@ -70,7 +70,7 @@ class Bound:
         return f"numbers{self.range}" if self.range else "finite numbers"
 
     def holds(self, value: float) -> bool:
-        """True if `value` lies within; no NaN does."""
+        """True if `value` lies within. No NaN does."""
         # Comparisons alone: a captured step follows a number that changes as long as they come out alike.
         above = self.low <= value if self.low > -math.inf else value > -math.inf
         return bool(above and (value <= self.high if self.closed else value < self.high))
@@ -149,7 +149,7 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 
 
 def by_model(value: Any, num_models: int) -> list[Any]:
-    """An option of a group as that of each model; a pair of betas as pairs."""
+    """An option of a group as that of each model, a pair of betas as pairs."""
     if type(value) is tuple:
         return list(zip(*(by_model(part, num_models) for part in value), strict=True))
     if isinstance(value, torch.Tensor):

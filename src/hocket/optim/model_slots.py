@@ -23,7 +23,7 @@ __all__ = ["ModelSlots", "TrainedModel"]
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """All that belongs to one model in training; a copy, from which training goes on where it stopped.
+    """A copy of all that belongs to one model in training, from which it goes on where it stopped.
 
     Attributes:
         module: the plain module.
@@ -82,11 +82,11 @@ class ModelSlots:
         self._check()
 
     def state(self, model: int, module: nn.Module | None = None) -> TrainedModel:
-        """All that belongs to one model; a copy.
+        """A copy of all that belongs to one model.
 
         Args:
             model: the slot.
-            module: a plain module of the same layers that takes the values of the tensors; without, a new one.
+            module: a plain module of the same layers that takes the values of the tensors. Without it a new one does.
         """
         self._check(model)
         array = self.array
@@ -108,7 +108,7 @@ class ModelSlots:
         )
 
     def drop(self, model: int) -> TrainedModel:
-        """Take one model out, and give it back; the models after it move up.
+        """Take one model out, and give it back. The models after it move up.
 
         Raises:
             InputError: no such model, or it is the only one.
@@ -134,17 +134,17 @@ class ModelSlots:
     def refill(
         self, model: int, new: nn.Module | TrainedModel, *, seed: int | None = None, **options: Any
     ) -> TrainedModel:
-        """Put another model into a slot, and give the old one back; the others go on undisturbed.
+        """Put another model into a slot, and give the old one back. The others go on undisturbed.
 
         Args:
             model: the slot.
-            new: a module, which begins at epoch 0 with fresh states; or what `state`, `drop` or `refill` gave, which
+            new: a module, which begins at epoch 0 with fresh states, or what `state`, `drop` or `refill` gave, which
                 goes on where it stopped: with its optimizer's state, epoch, scale and random numbers.
-            seed: of a new module's random numbers; needed where the array has seeds.
-            options: numbers of the optimizers for this model (``lr=0.1``); by default those of `new`, else the slot's.
+            seed: of a new module's random numbers. Needed where the array has seeds.
+            options: numbers of the optimizers for this model (``lr=0.1``). By default those of `new`, else the slot's.
 
         Raises:
-            InputError: the new model, its states or the options do not fit; then nothing has changed.
+            InputError: the new model, its states or the options do not fit. Then nothing has changed.
         """
         old = self.state(model)
         self.put(model, new if isinstance(new, TrainedModel) else TrainedModel(new, [], [], seed=seed), **options)

@@ -112,7 +112,7 @@ def _averaging(group: dict[str, Any], keep: Number) -> dict[str, Number]:
 
 
 class RMSprop(FusedOptimizer):
-    """`torch.optim.RMSprop` (Hinton's lecture 6e; centered: Graves, arXiv 1308.0850) of B models."""
+    """`torch.optim.RMSprop` (Hinton's lecture 6e, centered by Graves, arXiv 1308.0850) of B models."""
 
     torch_class = torch.optim.RMSprop
     bounds = numbers("lr", "alpha", "eps", "weight_decay", "momentum")

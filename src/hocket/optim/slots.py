@@ -15,7 +15,7 @@ __all__ = ["Slots", "largest", "slots_of"]
 
 
 class Slots(dict[torch.Tensor, "int | None"]):
-    """For each parameter the model it belongs to, or None where it is fused of all B; in the parameters' order."""
+    """For each parameter the model it belongs to, or None where it is fused of all B, in the parameters' order."""
 
     def __init__(self, num_models: int, slots: Mapping[torch.Tensor, int | None]) -> None:
         super().__init__(slots)
@@ -71,8 +71,8 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
     """Read from each parameter (or name and parameter) whose it is.
 
     Args:
-        params: fused ones, of shape (B, ...), carry `_hocket_models` = B; those of one model `_hocket_model` = i.
-        num_models: B, where it is known; parameters that carry neither attribute must then begin with B.
+        params: fused ones, of shape (B, ...), carry `_hocket_models` = B. Those of one model `_hocket_model` = i.
+        num_models: B, where it is known. Parameters that carry neither attribute must then begin with B.
         known: parameters that have been read already.
 
     Raises:

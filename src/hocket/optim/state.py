@@ -1,4 +1,4 @@
-"""The state of a fused optimizer by models: a plain state of each, put into slots; some of the slots.
+"""The state of a fused optimizer by models: a plain state of each is put into its slot, and slots are taken out.
 
     plain 0:  exp_avg (n,)   step 7   lr 0.1          exp_avg (3, n)
     plain 1:  exp_avg (n,)   step 7   lr 0.2   <--->  step 7, or (3,) where the models' counts differ
@@ -38,7 +38,7 @@ class PlainState:
 
 
 def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
-    """The plain state dict of one model; shares no memory with the fused one."""
+    """The plain state dict of one model. Shares no memory with the fused one."""
     template = optimizer.torch_class([torch.zeros(1)], lr=1.0).param_groups[0]  # type: ignore[call-arg]
     state: dict[int, Any] = {}
     groups = []
@@ -62,7 +62,7 @@ def plain_state(optimizer: FusedOptimizer, model: int) -> dict[str, Any]:
 def checked_refill(
     optimizer: FusedOptimizer, model: int, state: Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> PlainState:
-    """A slot's new state, from a plain state and options or afresh; all checked."""
+    """A slot's new state, from a plain state and options or afresh, checked."""
     for key, value in options.items():
         if key not in optimizer.bounds:
             raise InputError(f"refill: expected options among {', '.join(optimizer.bounds)}, got {key}={value!r}")
@@ -76,7 +76,7 @@ def checked_refill(
 
 
 def refill(optimizer: FusedOptimizer, model: int, new: PlainState) -> None:
-    """Write what `checked_refill` gave into a slot; what the state does not have begins anew."""
+    """Write what `checked_refill` gave into a slot. What the state does not have begins anew."""
     before = _tensors(optimizer)
     optimizer.count_per_model()
     _put(optimizer, {model: new})
@@ -149,7 +149,7 @@ def _put(optimizer: FusedOptimizer, new: Mapping[int, PlainState]) -> None:
 
 
 def _put_entries(optimizer: FusedOptimizer, model: int, entries: Sequence[Sequence[Entries]]) -> None:
-    """Write one model's plain entries into its rows; counters stay shared where all of its parameters are in step."""
+    """Write one model's plain entries into its rows. Counters stay shared where all of its parameters are in step."""
     flat = [own for group in entries for own in group]
     in_step = len({tuple(number_of(own.get(key)) for key in optimizer.counters) for own in flat}) < 2
     rows: list[torch.Tensor] = []
@@ -225,7 +225,7 @@ def select(optimizer: FusedOptimizer, models: Sequence[int], params: Iterable[to
 
 
 def exchange(optimizer: FusedOptimizer, new: Mapping[torch.Tensor, torch.Tensor]) -> None:
-    """Let other parameters take the places of some, each of the same model; their states begin anew."""
+    """Let other parameters take the places of some, each of the same model. Their states begin anew."""
     for group in optimizer.param_groups:
         group["params"] = [new.get(p, p) for p in group["params"]]
     slots = optimizer._slots
@@ -310,5 +310,5 @@ def _rows(value: Any, models: Sequence[int]) -> Any:
 
 
 def number_of(value: Any) -> Any:
-    """A tensor of one element as a Python number; anything else as it stands."""
+    """A tensor of one element as a Python number, or anything else as it stands."""
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

@@ -20,7 +20,7 @@ _SLOTS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def foreign_base(kind: type) -> type | None:
-    """The C class that gives instances memory that no attribute shows; None for classes written in Python."""
+    """The C class that gives instances memory that no attribute shows, or None for classes written in Python."""
     for base in kind.__mro__[:-1]:
         parent = base.__base__
         if parent is None:
@@ -57,7 +57,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def slot_value(value: Any, slot: str) -> tuple[Any, ...]:
-    """What is in a slot, asked without running code of the class; empty if nothing is."""
+    """The content of a slot, read without running code of the class. Empty if there is none."""
     try:
         return (object.__getattribute__(value, slot),)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Hyper-parameter search whose trials train together; `hocket.tune` is its front door.
+"""Hyper-parameter search whose trials train together. `hocket.tune` is its front door.
 
     space --Optuna--> proposals --infusible values--> groups --hocket.fuse--> slots that stay, trials that move
 

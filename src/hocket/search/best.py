@@ -33,7 +33,7 @@ def best_model(
         train: the function that it was given.
         seed: likewise.
         checkpoints: likewise. Without it the trial is trained again, alone, up to the epoch whose value it was told
-            with; a trial has the values that it has alone.
+            with. A trial has the values that it has alone.
 
     Raises:
         InputError: no trial is complete, or the best one went on from another one's state, which only checkpoints keep.

@@ -4,7 +4,7 @@ FOLDER/search.json    the name of this search, by which it knows its trials in t
 FOLDER/lock           held while a search works there
 FOLDER/trial-7.pt     weights, optimizer, scheduler, generators, values: plain tensors and numbers
 FOLDER/trial-7.best.pt   the same of its best epoch, where that is what counts
-FOLDER/best.pt        the same of the best trial that is over; ``["model"]`` is a plain state dict
+FOLDER/best.pt        the same of the best trial that is over, where ``["model"]`` is a plain state dict
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ class Checkpoints:
         self._write(self._path(number, is_best), lambda part: torch.save(dict(state), part))
 
     def load(self, number: int) -> dict[str, Any] | None:
-        """The last state of a trial, or None; a FormatError if the file does not read."""
+        """The last state of a trial, or None if there is none.
+
+        Raises:
+            FormatError: the file does not read.
+        """
         path = self._path(number)
         if not path.exists():
             return None

@@ -68,7 +68,7 @@ class RandomState:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let the generators go on from this state, and note where they end; outside they stay as they were."""
+        """Let the generators go on from this state, and note where they end. Outside they stay as they were."""
         outside = RandomState()
         self._write()
         try:
@@ -92,7 +92,7 @@ class RandomState:
             self._cuda[device.index or 0] = state
 
     def tensors(self) -> dict[str, Any]:
-        """The states that a model's draws go on from, as plain tensors; without Python's and numpy's."""
+        """The states that a model's draws go on from, as plain tensors, without Python's and numpy's."""
         return {"torch": self._torch, "cuda": self._cuda}
 
     def load(self, tensors: dict[str, Any]) -> None:

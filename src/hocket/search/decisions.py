@@ -117,7 +117,7 @@ class Decisions:
                 self._finish(run, Status.COMPLETE if decision.what == "complete" else Status.PRUNED)
 
     def _go_on(self, run: Run) -> None:
-        """In place, where it is in a slot still; else it waits for one."""
+        """Let a trial go on in its slot. One that has left it waits for another."""
         was, run.status = run.status, Status.READY
         if was is Status.PAUSED and not self._is_replaying:
             group = self._group_of(run)
@@ -125,7 +125,7 @@ class Decisions:
                 group.waiting.append(run)
 
     def _exploit(self, run: Run, move: Exploit) -> bool:
-        """Let a trial go on from a sibling's state, unless it has done so before a kill; whether it goes on."""
+        """Let a trial go on from a sibling's state, unless it has done so before a kill. Returns True if it goes on."""
         if run.status.is_over or run.epochs > run.until:
             return True
         if all(each["epoch"] != run.epochs for each in run.exploits):

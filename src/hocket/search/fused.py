@@ -54,7 +54,7 @@ class FusedTrainer(EpochTrainer):
 
     Args:
         train: the user's function.
-        runs: a trial for each slot; they have one signature and the same data.
+        runs: a trial for each slot. They have one signature and the same data.
         seed: seed of the order of data.
         options: names of the optimizer's numbers that differ between trials.
         draws: True if the models draw random numbers in training, each from a generator of its own.

@@ -59,7 +59,7 @@ class TrialGroup:
         return len(self.waiting) + (len(self.trainer.active) if self.trainer else 0)
 
     def fill(self) -> list[tuple[Run, str]]:
-        """Let waiting trials into slots; those that cannot train here, with what was wrong."""
+        """Let waiting trials into slots, and return those that cannot train here, with the reasons."""
         refused = self._refused_by_building()
         if isinstance(self.trainer, FusedTrainer):
             self.trainer.plan_if_it_pays(len(self.waiting))
@@ -110,7 +110,7 @@ class TrialGroup:
         return run.state()
 
     def close(self) -> None:
-        """Let go of what trains; its trials wait."""
+        """Close the trainer. Its trials wait for another."""
         if self.trainer is not None:
             back = [run for _, run in self.trainer.active]
             self.trainer.close()
@@ -151,7 +151,7 @@ class TrialGroup:
         return most
 
     def _begin(self) -> list[tuple[Run, str]]:
-        """Make what trains the waiting trials; those that differ from the first one."""
+        """Make what trains the waiting trials, and return those that differ from the first one."""
         ways = self._ways
         if ways.processes is not None:
             self.trainer = ways.processes()
@@ -196,7 +196,7 @@ class TrialGroup:
         return alike, refused
 
     def fall_back(self, error: Exception) -> list[tuple[Run, str]]:
-        """Restart the trials of a failed fused step; gives those that fail alone, too."""
+        """Restart the trials of a failed fused step, and return those that fail alone, too."""
         assert self.trainer is not None
         runs = [run for run in self.trainer.slots if run is not None and not run.status.is_over]
         for run in runs:
@@ -209,7 +209,7 @@ class TrialGroup:
         return refused + self._culprits([run for run in self.waiting if run.training is not None], error)
 
     def _culprits(self, runs: Sequence[Run], error: Exception) -> list[tuple[Run, str]]:
-        """The trials whose first step raises; where none does, all train one at a time from now on."""
+        """The trials whose first step raises. Where none does, all train one at a time from now on."""
         found = []
         for run in runs:
             try:
@@ -235,7 +235,7 @@ class Probe:
 
 
 def probe(training: Training) -> Probe:
-    """Take a step of a copy; the trial itself and all generators stay as they are."""
+    """Take a step of a copy. The trial itself and all generators stay as they are."""
     model, optimizer = copy.deepcopy((training.model.train(), training.optimizer))
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
     kept: dict[int, int] = {}

@@ -7,8 +7,8 @@ one trial at a time sees only some of them, and drops good ones.) ::
     epoch     1       3       9        halving of 9 trials, eta = 3, 9 epochs: the best third goes on
     trials    9  -->  3  -->  1
 
-Sources: K. Jamieson and A. Talwalkar, AISTATS 2016 (successive halving); L. Li et al., "Hyperband", JMLR 18, 2018,
-Algorithm 1; L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, Algorithm 2 (ASHA).
+Sources: K. Jamieson and A. Talwalkar, AISTATS 2016 (successive halving). L. Li et al., "Hyperband", JMLR 18, 2018,
+Algorithm 1. L. Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, Algorithm 2 (ASHA).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Asha", "Halving", "Hyperband", "Rung"]
 
 @dataclass(frozen=True)
 class Rung:
-    """An epoch at which the best `keep` trials go on; at the last one of a bracket none do."""
+    """An epoch at which the best `keep` trials go on. At the last one of a bracket none do."""
 
     epoch: int
     keep: int
@@ -249,7 +249,7 @@ class Asynchronous(Policy):
         return [Move(number, "go", until=self._epochs_of[place + 1]) for number in found]
 
     def _drained(self) -> list[Move]:
-        """Nobody trains and nobody comes: of a search that is too small for its rungs the best trial goes on."""
+        """Let the best trial go on where none trains and none is to come: the search is too small for its rungs."""
         if not self._is_closed or self._training:
             return []
         if not self._paused or any(self._promoted[-2:-1]):

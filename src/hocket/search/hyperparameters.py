@@ -4,7 +4,7 @@
     params.suggest_float("lr", 1e-4, 1e-1)         the function itself says what there is to propose
 
 A trial is built again and again: to see what changes shapes, in a slot, in a process, after a kill. Only the first time
-somebody proposes; later the dict answers.
+somebody proposes. Later the dict answers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Hyperparameters(dict[str, Any]):
         return int(self._value(name, IntDistribution(low, high, log=log, step=step)))
 
     def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """One of several values, as `optuna.Trial.suggest_categorical`; also tuples and lists."""
+        """One of several values, as `optuna.Trial.suggest_categorical`. They may be tuples and lists."""
         return self._value(name, categories(choices))
 
     def _value(self, name: str, distribution: Any) -> Any:

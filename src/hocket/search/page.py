@@ -45,7 +45,7 @@ def device_time_s(record: Record) -> tuple[float, float]:
 
 
 def write_page(study: optuna.Study, record: Record, folder: str | os.PathLike[str]) -> Path:
-    """Write ``index.html`` into a folder, to be read without a network; gives its path."""
+    """Write ``index.html`` into a folder, to be read without a network, and return its path."""
     figures = load_plotly()
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

@@ -39,11 +39,11 @@ class Policy(ABC):
 
     @abstractmethod
     def start(self, number: int) -> int:
-        """A trial begins; up to which epoch it goes before it is decided on."""
+        """Note that a trial begins, and return the epoch up to which it goes before it is decided on."""
 
     @abstractmethod
     def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
-        """A trial has reached the epoch up to which it goes; decisions that follow, perhaps on others too."""
+        """Note that a trial has reached the epoch up to which it goes, and return decisions, perhaps on others too."""
 
     def fail(self, number: int) -> Sequence[Move]:
         """A trial has ended before its time."""
@@ -62,7 +62,7 @@ class Schedules(ABC):
     """A way to spend epochs: what a user hands to `hocket.tune` as ``halving=``."""
 
     def trials(self, epochs: int) -> int | None:
-        """The number of trials needed; None if the user chooses it."""
+        """The number of trials needed, or None if the user chooses it."""
         return None
 
     @abstractmethod

@@ -6,7 +6,7 @@ r"""Population-based training: the worst of all trials go on from the states of 
     trial 2   worst --exploit--> from trial 0   middle
 
 All trials report at one epoch boundary, so a whole population is decided at once, and to exploit is to fill a slot from
-a sibling's. To explore is to move the fusible hyper-parameters a little, or to draw them anew; the infusible ones are
+a sibling's. To explore is to move the fusible hyper-parameters a little, or to draw them anew. The infusible ones are
 the sibling's, whose state would not fit otherwise. A trial then goes on as if it had had its new hyper-parameters from
 the beginning: its scheduler is made anew, and stepped to the present epoch.
 
@@ -42,7 +42,7 @@ class Population(Schedules):
         seed: of the choice of siblings and of what is explored.
 
     Raises:
-        InputError: a number that is out of bounds; names it.
+        InputError: a number that is out of bounds. The message names it.
 
     Example:
         >>> Population(interval=2, share=0.25).factors

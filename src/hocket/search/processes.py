@@ -27,7 +27,7 @@ class ProcessTrainer(Trainer):
     Args:
         train: the user's function, which can be imported.
         seed: seed of the order of data.
-        num_processes: number of processes; half the processors if None, at least two.
+        num_processes: number of processes, by default half the processors and at least two.
         keep: True if states are needed after each epoch, for checkpoints.
     """
 

@@ -77,7 +77,7 @@ class Run:
         return self.training
 
     def build(self, train: Train) -> Training:
-        """All it trains with, made once; from the saved state, if there is one."""
+        """Make all that it trains with, from the saved state if there is one."""
         if self.training is None:
             made = built(train, self.params, self.seed)
             self.random = RandomState(self.seed)
@@ -124,7 +124,7 @@ class Run:
             self.origin = copy.deepcopy(saved)
 
     def go_on_from(self, state: Mapping[str, Any], params: Mapping[str, Any], train: Train) -> None:
-        """Go on with a sibling's state and other parameters; the scheduler is made anew and stepped to this epoch."""
+        """Go on with a sibling's state and other parameters. The scheduler is made anew and stepped to this epoch."""
         random = self.random if self.random is not None else RandomState(self.seed)
         if self.saved is not None:
             random.load(self.saved["random"])

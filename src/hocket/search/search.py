@@ -27,7 +27,7 @@ __all__ = ["Epoch", "Record", "Search"]
 
 @dataclass(frozen=True)
 class Epoch:
-    """One trial in one slot for one epoch: a bar in the timeline of slots; seconds since the search began."""
+    """One trial in one slot for one epoch: a bar in the timeline of slots, in seconds since the search began."""
 
     number: int
     group: int
@@ -181,7 +181,7 @@ class Search(Decisions):
         return sum(group.num_ready for group in self._groups.values())
 
     def _next_group(self) -> TrialGroup | None:
-        """The group with most trials that are ready; with a limit on memory only one has slots at a time."""
+        """The group with most trials that are ready. With a limit on memory only one has slots at a time."""
         ready = [group for group in self._groups.values() if group.num_ready]
         if not ready or self._is_stopped:
             return None

@@ -66,7 +66,7 @@ def signature(training: Training) -> Signature:
 
 
 def difference(first: Signature, second: Signature) -> str:
-    """The first thing in which two signatures differ, in words; empty where they agree.
+    """The first thing in which two signatures differ, in words. Empty where they agree.
 
     Example:
         >>> difference((("model.weight", "(1, 2)"),), (("model.weight", "(1, 3)"),))
@@ -82,7 +82,7 @@ def difference(first: Signature, second: Signature) -> str:
 
 
 def fused_class(optimizer: torch.optim.Optimizer) -> type[optim.FusedOptimizer] | None:
-    """The class of `hocket.optim` that trains B models as `optimizer` trains one; None if there is none."""
+    """The class of `hocket.optim` that trains B models as `optimizer` trains one, or None if there is none."""
     for name in optim.__all__:
         found: Any = getattr(optim, name)
         if getattr(found, "torch_class", None) is type(optimizer):

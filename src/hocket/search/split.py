@@ -9,7 +9,7 @@ data, and the signatures are compared::
     width   lr 0.1   width 64   -->  0.weight (64, 8), ...: infusible
 
 A parameter may also matter only beside another one (the width of a layer that is there for depth 2). So every trial is
-compared with its group again when it is built; this here only says how to form groups.
+compared with its group again when it is built. This here only says how to form groups.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def find_split(
     Args:
         train: the user's function.
         space: Optuna's distributions by name.
-        base: one set of parameters, which is built as it is; the others differ from it in one parameter.
+        base: one set of parameters, which is built as it is. The others differ from it in one parameter.
         seed: of the generators while they are built.
-        declared: names that the user declares fusible; all others are infusible then.
+        declared: names that the user declares fusible. All others are infusible then.
 
     Raises:
-        InputError: a declared name that is not in the space, or whose values change shapes; names it.
+        InputError: a declared name that is not in the space, or whose values change shapes. The message names it.
 
     Example:
         >>> from optuna.distributions import FloatDistribution, IntDistribution

@@ -70,9 +70,10 @@ class StudyClient:
 
     Args:
         study: a study of one direction.
-        space: distributions by name; None if `suggesting` proposes them trial by trial.
+        space: distributions by name, or None if `suggesting` proposes them trial by trial.
         owner: name of this search, if it keeps checkpoints.
-        seed: seed of a TPE sampler per proposal and parameter, so that a resumed search proposes the same; None for the
+        seed: seed of a TPE sampler per proposal and parameter, so that a resumed search proposes the same, or None
+        for the
             study's own sampler.
         callbacks: called with the study and each finished trial, as by `optuna.Study.optimize`.
         suggesting: asks a `Hyperparameters` for all hyper-parameters of a trial.
@@ -150,7 +151,7 @@ class StudyClient:
             self.say("the storage's heartbeat is not sent: checkpoints= goes on with the trials of a killed search")
 
     def owned(self) -> list[Any]:
-        """The trials of this search from before it was killed; one that was being asked for gets its parameters."""
+        """The trials of this search from before it was killed. One that was being asked for gets its parameters."""
         if self._owner is None:
             return []
         with _storage_errors(self.study.study_name):
@@ -254,7 +255,7 @@ class StudyClient:
             return run.status is Status.COMPLETE and self.study.best_trial.number == run.number
 
     def tell(self, run: Run, value: float | None = None) -> None:
-        """A trial is over: tell its value (the last one if None), or how it ended; call the callbacks."""
+        """Tell the study the value of a trial that is over (the last one if None) or how it ended, with callbacks."""
         states = self._optuna.trial.TrialState
         was_stopped = self.is_stopped
         with _storage_errors(self.study.study_name), self.stoppable():
@@ -284,7 +285,7 @@ def base_sampler(sampler: Any) -> Any:
 
 
 def is_exhausted(sampler: Any, study: Any) -> bool:
-    """True if each point of a sampler's grid has a trial, finished or not; else it would propose some again."""
+    """True if each point of a sampler's grid has a trial, finished or not. Otherwise it would propose some again."""
     samplers, states = load_optuna().samplers, load_optuna().trial.TrialState
     trials = study.get_trials(deepcopy=False)
     if isinstance(sampler, samplers.GridSampler):

@@ -1,6 +1,6 @@
 """Trainers: a number of slots, each with one trial, that go on epoch by epoch.
 
-Trials move at epoch boundaries. A trial in no slot has its whole state in its own plain model, optimizer and scheduler;
+Trials move at epoch boundaries. A trial in no slot has its whole state in its own plain model, optimizer and scheduler.
 `put` takes it from there and `take_out` brings it back, so a trial may go on in any slot of any trainer.
 """
 
@@ -24,7 +24,7 @@ __all__ = ["CannotFuseError", "EpochTrainer", "SerialTrainer", "Trainer", "metri
 
 
 class CannotFuseError(HocketError):
-    """These trials do not train as one fused model; the message says why."""
+    """These trials do not train as one fused model. The message says why."""
 
 
 class Trainer(ABC):
@@ -41,7 +41,7 @@ class Trainer(ABC):
         return [(slot, run) for slot, run in enumerate(self.slots) if run is not None and run.status is Status.READY]
 
     def free_slot(self) -> int | None:
-        """An empty slot, else one whose trial is over or waits for others; None where all train."""
+        """An empty slot, or one whose trial is over or waits for others, or None where all train."""
         empty = [slot for slot, run in enumerate(self.slots) if run is None or run.status.is_over]
         waiting = [slot for slot, run in enumerate(self.slots) if run is not None and run.status is Status.PAUSED]
         return next(iter([*empty, *waiting]), None)
@@ -52,7 +52,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def put(self, slot: int, run: Run) -> None:
-        """Let a trial go on in a slot; whose trial was there leaves it, with its state."""
+        """Let a trial go on in a slot. A trial that was there leaves it, with its state."""
 
     @abstractmethod
     def sync(self, slot: int) -> None:
@@ -66,7 +66,7 @@ class Trainer(ABC):
         """Give up slots that nobody needs, where that saves time."""
 
     def close(self) -> None:
-        """Let go of all trials; their states are in their own models."""
+        """Let go of all trials. Their states are in their own models."""
         for slot, run in enumerate(self.slots):
             if run is not None and not run.status.is_over:
                 self.sync(slot)
@@ -115,7 +115,9 @@ class EpochTrainer(Trainer):
 
     @abstractmethod
     def train_batch(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
-        """Train on a batch; the losses by slot. Gradients begin anew before it, and the optimizer steps after it."""
+        """Train on a batch, and return the losses by slot. Gradients begin anew before it, the optimizer steps
+        after.
+        """
 
     @abstractmethod
     def part(self, outputs: Any, slot: int) -> Any:

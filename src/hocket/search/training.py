@@ -22,29 +22,29 @@ class Training:
     """One trial: a plain module, what trains it, and how well it does.
 
     Attributes:
-        model: the module; its forward takes the inputs of a batch.
+        model: the module. Its forward takes the inputs of a batch.
         optimizer: of torch.optim, over parameters of the model.
         loss: ``loss(outputs, target)`` of one model, a tensor of one number.
         batches: pairs ``(inputs, target)``, which can be iterated again and again: a list, a ``DataLoader``. Their
             order may differ from epoch to epoch (a loader shuffles by torch's generator, seeded for each epoch).
         metric: ``metric(outputs, target)`` of one model in evaluation, a number. It is averaged over the batches by
-            their sizes; whether more is better is what the study says.
+            their sizes. Whether more is better is what the study says.
         scheduler: of torch.optim.lr_scheduler, over `optimizer`, or None. It steps once an epoch, after the metric is
-            known; ``ReduceLROnPlateau`` steps with the metric.
-        validation: the batches that the metric is taken on; `batches` if None.
+            known. ``ReduceLROnPlateau`` steps with the metric.
+        validation: the batches that the metric is taken on, by default `batches`.
         scheduler_interval: ``"epoch"``, or ``"batch"``: the scheduler then steps after each step of the optimizer.
         metric_interval: ``"batch"``, or ``"epoch"``: the metric then gets all outputs and targets of an epoch at once,
             joined along their first axis, as F1 or the area under a curve need them.
         accumulate: over how many batches gradients are summed up, each divided by this number, before the optimizer
-            steps; it steps after an epoch's last batch in any case.
-        clip_norm: the largest norm of the model's gradients, as of `torch.nn.utils.clip_grad_norm_`; None for any.
-        clip_value: the largest gradient, as of `torch.nn.utils.clip_grad_value_`; None for any.
+            steps. It steps after an epoch's last batch in any case.
+        clip_norm: the largest norm of the model's gradients, as of `torch.nn.utils.clip_grad_norm_`, or None for any.
+        clip_value: the largest gradient, as of `torch.nn.utils.clip_grad_value_`, or None for any.
         autocast: ``torch.bfloat16`` to run model, loss and metric under `torch.autocast`, or None.
-        on_epoch: called with the trial of Optuna, the epoch (from 1) and its value, after each; may note
+        on_epoch: called with the trial of Optuna, the epoch (from 1) and its value, after each. May note
             ``trial.set_user_attr(...)``, and raise ``optuna.TrialPruned``. The model itself is not up to date there.
 
     Raises:
-        InputError: something is of another kind; names the field.
+        InputError: something is of another kind. The message names the field.
 
     Example:
         >>> model = nn.Linear(2, 1)

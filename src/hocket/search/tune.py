@@ -35,10 +35,10 @@ FEW_TRIALS = 24  # of a round: up to there a fused step hardly takes longer with
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """The arguments of `hocket.tune` beside the function and the space, with their names and meanings; checked.
+    """The arguments of `hocket.tune` beside the function and the space, with their names and meanings, checked.
 
     Attributes:
-        runner: makes what is called in place of a fused step; see `hocket.search.fused.FusedTrainer`.
+        runner: makes what is called in place of a fused step. See `hocket.search.fused.FusedTrainer`.
         on_progress: called after each epoch with the search.
     """
 
@@ -103,7 +103,7 @@ class SearchConfig:
 
 
 def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) -> tuple[optuna.Study, Record]:
-    """Search for hyper-parameters; see `hocket.tune`.
+    """Search for hyper-parameters. See `hocket.tune`.
 
     Returns:
         The study, and what was done.

@@ -42,7 +42,7 @@ class Frame:
 
 @dataclass
 class ExampleBatch:
-    """The batch that a step was captured with, or a later one; None once it was let go of."""
+    """The batch that a step was captured with, or a later one, or None once it was let go of."""
 
     value: Any
 
@@ -55,7 +55,7 @@ class Captured:
         graph: the ops, their roles, and what must come before what.
         program: the same ops for an executor.
         step: the user's own step.
-        example: the batch it was captured with; all forms of a step share it.
+        example: the batch it was captured with. All forms of a step share it.
         trace: what the recorders saw.
         lowered: which slot holds which value of the trace.
         signature: what must be so again for the graph to stand for the step.
@@ -79,11 +79,11 @@ class Captured:
         return self.example.value
 
     def fits(self, batch: Any) -> bool:
-        """Whether this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
+        """True if this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
         return signature_of(self.trace.places, batch) == self.signature
 
     def begin(self, batch: Any, *, prologue: bool = True) -> Frame | None:
-        """Read all inputs and numbers; None where the graph does not stand for the step as it is now (see `holds`)."""
+        """Read all inputs and numbers, or None where the graph does not stand for this step (see `holds`)."""
         leaves, _ = tree_flatten(batch)
         values = self._read_inputs(leaves)
         if values is None:
@@ -97,10 +97,10 @@ class Captured:
         return self._started(values, numbers) if prologue else Frame(values, numbers)
 
     def holds(self, batch: Any) -> bool:
-        """Whether the graph stands for a step with this batch now.
+        """True if the graph stands for a step with this batch now.
 
-        Everything that it reads is there, tensors of the same type, layout and memory shared as when it was captured;
-        numbers have the same types, what the step branches on has the same outcome, and no number has another value
+        Everything that it reads is there, tensors of the same type, layout and memory shared as when it was captured.
+        Numbers have the same types, what the step branches on has the same outcome, and no number has another value
         that was never compared with eager.
         """
         leaves, _ = tree_flatten(batch)
@@ -120,7 +120,7 @@ class Captured:
 
     @property
     def lacks_state(self) -> bool:
-        """Whether state of the optimizer that the step reads is not there, or a gradient that it adds to."""
+        """True if state of the optimizer that the step reads is not there, or a gradient that it adds to."""
         return any(
             source.kind in ("state", "gradient") and _is_gone(source)
             for _, source in self.inputs
@@ -136,7 +136,7 @@ class Captured:
         return self.trace.tape.moved(read)
 
     def numbers(self, batch: Any) -> list[Any] | None:
-        """The values of the tape for a step with this batch now; None where a guard on them no longer holds."""
+        """The values of the tape for a step with this batch now, or None where a guard on them no longer holds."""
         return self._numbers_of(tree_flatten(batch)[0])
 
     def rehearse(self) -> Frame:
@@ -175,7 +175,7 @@ class Captured:
         return self.returned(found)
 
     def returned(self, found: Sequence[Any]) -> Any:
-        """What the step returns, put together of the values of `results`; what it appends goes to its lists."""
+        """Put together the step's result from the values of `results`, and append to its lists what it appends."""
         for entry, value in self.trace.effects.items():
             entry.set(value)
         if self.returns_one:
@@ -221,7 +221,7 @@ class Captured:
         return [tensor for tensor in found if tensor is not None]
 
     def _read_inputs(self, batch: list[Any]) -> list[Any] | None:
-        """A value for each slot that is read from outside; None where one is not what it was, or is not there."""
+        """A value for each slot that is read from outside, or None where one is not what it was, or is not there."""
         values: list[Any] = [None] * self.program.num_slots
         try:
             for slot, source in self.inputs:
@@ -243,7 +243,7 @@ class Captured:
         return read if [type(number) for number in read] == [type(number) for number in tape.found] else None
 
     def _numbers_of(self, batch: list[Any]) -> list[Any] | None:
-        """The values of the tape; None where a guard fails, or a leaf has moved that is not proven."""
+        """The values of the tape, or None where a guard fails, or a leaf has moved that is not proven."""
         read, tape = self._read_numbers(batch), self.trace.tape
         if read is None or (not tape.trusting and tape.moved(read)):
             return None
@@ -284,7 +284,7 @@ class Captured:
 
     @cached_property
     def standing(self) -> Standing:
-        """What has to hold of the tensors that the program reads."""
+        """The conditions on the tensors that the program reads."""
         return Standing.of(self.trace, self.inputs, self.lowered.slot_of)
 
     @cached_property
@@ -298,7 +298,7 @@ class Captured:
 
     @cached_property
     def results(self) -> tuple[tuple[str, int, str | None], ...]:
-        """What the step makes of its result's leaves: a tensor or the number (``item``) in a slot, or on the tape.
+        """The source of each leaf of the result: a tensor or the number (``item``) in a slot, or on the tape.
 
         With the name of the autograd node that the tensor has, if it requires a gradient.
         """
@@ -311,7 +311,7 @@ class Captured:
 
     @cached_property
     def returns_one(self) -> bool:
-        """Whether the result is one tensor or number, and nothing is appended."""
+        """True if the result is one tensor or number, and nothing is appended."""
         alone = not self.trace.appended and len(self.trace.result.leaves) == len(self.results) == 1
         return alone and bool(self.trace.result.spec == tree_flatten((0, []))[1])
 

@@ -1,4 +1,4 @@
-"""What rank 0 of a job has found, told to all others as JSON text: nothing that a peer sends is unpickled."""
+"""Results of rank 0 of a job, sent to all others as JSON text: nothing that a peer sends is unpickled."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["made_by_first_rank"]
 
 
 def made_by_first_rank(make: Callable[[], Any]) -> Any:
-    """What `make` returns on rank 0, on every rank of the job; what it returns here where there is no job.
+    """The result of `make` on rank 0, on every rank of the job, or here where there is no job.
 
     Args:
-        make: returns something that JSON can hold; only rank 0 calls it.
+        make: returns something that JSON can hold. Only rank 0 calls it.
 
     Raises:
         PeerError: it raised on rank 0, where the error itself is raised.

@@ -1,4 +1,4 @@
-"""What a transfer between two ranks of a job takes, measured."""
+"""The measured duration of a transfer between two ranks of a job."""
 
 from __future__ import annotations
 

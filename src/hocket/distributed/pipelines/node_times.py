@@ -1,4 +1,4 @@
-"""What each node of a traced graph takes, forward and backward, by running it on its own."""
+"""Durations of each node of a traced graph, forward and backward, by running it on its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NodeTimes = dict[str, tuple[float, float]]
 
 
 def node_times(traced: fx.GraphModule) -> NodeTimes:
-    """What one micro-batch takes in each node: the fastest of a few runs.
+    """The duration of each node for one micro-batch: the fastest of a few runs.
 
     Inputs are drawn (whole numbers are 0), buffers are put back, and so is the random generator. A node's backward is
     run on copies of its inputs, with a gradient of ones, right behind its forward.
@@ -71,7 +71,7 @@ class _Timer(fx.Interpreter):
         return result
 
     def _backward(self, n: fx.Node) -> float | None:
-        """Microseconds of a node's backward; None: it cannot be measured."""
+        """Microseconds of a node's backward, or None if it cannot be measured."""
         if n.op != "call_function" or not any(node in self.needs_gradient for node in n.all_input_nodes):
             return 0.0
 

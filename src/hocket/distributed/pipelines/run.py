@@ -38,7 +38,7 @@ MEET_ON_ONE_RANK = ("zbvzerobubble", "dualpipev")
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """What a rank knows after a step in stages.
+    """The result of a step in stages, as one rank knows it.
 
     Attributes:
         cut: which stage has what, and the predicted step.
@@ -66,7 +66,7 @@ class PipelineRun:
 def check_pipeline(
     job: Job, *, ranks: int, microbatches: int, schedule: str = "1f1b", memory_bytes: float | None = None
 ) -> None:
-    """Whether a job's step can be a pipeline, in this process alone; its parameters are left alone, nothing is timed.
+    """True if a job's step can be a pipeline, in this process alone. Its parameters are left alone, nothing is timed.
 
     Args:
         job: what `run_pipeline` will be given.
@@ -76,7 +76,7 @@ def check_pipeline(
         memory_bytes: of a rank, as `split_policy` takes it.
 
     Raises:
-        InputError: a step, a model or a schedule that cannot be a pipeline; says why.
+        InputError: a step, a model or a schedule that cannot be a pipeline. The message says why.
     """
     if schedule.lower() in MEET_ON_ONE_RANK:
         raise InputError(f"pipeline: {schedule} has neighbouring stages on one rank, and gloo sends nothing to itself")
@@ -108,10 +108,10 @@ def check_pipeline(
 def run_pipeline(
     job: Job, *, microbatches: int, schedule: str = "1f1b", runs: int = 10, memory_bytes: float | None = None
 ) -> PipelineRun:
-    """Run a job's forward and backward as a pipeline over the ranks of the process group; nothing is updated.
+    """Run a job's forward and backward as a pipeline over the ranks of the process group. Nothing is updated.
 
     Args:
-        job: the same on every rank, and `check_pipeline` has nothing against it; parameters are those of rank 0.
+        job: the same on every rank, and `check_pipeline` has nothing against it. Parameters are those of rank 0.
         microbatches: equal parts of the job's first batch.
         schedule: torch's name.
         runs: how many steps are timed.
@@ -226,7 +226,7 @@ def _verified(built: list[Any], expected: dict[str, torch.Tensor]) -> float:
     """The largest error of any rank.
 
     Raises:
-        ExecutionError: it is too large; the rank that has the parameter names it.
+        ExecutionError: it is too large. The rank that has the parameter names it.
     """
     largest = max((float(value.abs().max()) for value in expected.values() if value.numel()), default=0.0)
     worst, named, tolerance = 0.0, "", TOLERANCE[torch.float32]

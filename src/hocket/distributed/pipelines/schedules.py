@@ -1,4 +1,4 @@
-"""The schedules of `torch.distributed.pipelining`, as torch itself lists their actions; nothing of them is re-written.
+"""The schedules of `torch.distributed.pipelining`, as torch itself lists their actions. Nothing of them is re-written.
 
 A schedule is made for stages that compute nothing, in this process alone, and asked for the order of its actions.
 """
@@ -38,21 +38,21 @@ def schedule_class(name: str) -> Any:
 
 
 def has_one_stage_a_rank(name: str) -> bool:
-    """Whether a schedule takes one stage for each rank; the others take any number, or two."""
+    """True if a schedule takes one stage for each rank. The others take any number, or two."""
     return issubclass(schedule_class(name), PipelineScheduleSingle)
 
 
 def torch_order(name: str, *, stages: int, ranks: int, microbatches: int) -> PipelineOrder:
-    """What each rank runs, by torch's schedule of that name.
+    """The actions of each rank, by torch's schedule of that name.
 
     Args:
         name: of the schedule.
         stages: how many there are in all.
-        ranks: how many share them; the same number each.
+        ranks: how many share them, the same number each.
         microbatches: how many there are in a step.
 
     Raises:
-        InputError: an unknown schedule, or numbers that it does not take; says what torch says.
+        InputError: an unknown schedule, or numbers that it does not take, with torch's words.
 
     Example:
         >>> order = torch_order("1f1b", stages=2, ranks=2, microbatches=2)

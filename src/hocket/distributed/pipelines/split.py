@@ -8,7 +8,7 @@ Torch runs the stages, with any of its schedules. Two things are done to the tra
   crosses its borders, and then by simulating the schedule as torch lists it.
 - **Relays**: what one stage makes and a later one reads is handed on by each stage between, through an identity op, so
   that every edge between stages is one between neighbours. A parameter that several stages read (tied embeddings) lives
-  in the first of them, and goes the same way; its gradient comes back and is summed there. Torch by itself would give
+  in the first of them, and goes the same way. Its gradient comes back and is summed there. Torch by itself would give
   each stage a copy, and each copy a part of the gradient.
 """
 
@@ -47,23 +47,23 @@ def split_policy(
 
     Args:
         k: how many stages.
-        microbatches: how many there will be in a step; `k` when not given.
+        microbatches: how many there will be in a step, by default `k`.
         schedule: a schedule of `torch.distributed.pipelining` by its name (``1f1b``, ``gpipe``, ``interleaved1f1b``,
             ``loopedbfs``, ``interleavedzerobubble``, ``zbvzerobubble``, ``dualpipev``). Cuts are those with which a
             step by it is the shortest.
         ranks: how many share the stages. When not given, as many as stages for ``1f1b`` and ``gpipe``, which take one
             stage a rank, and half as many for the others.
         costs: microseconds of forward and backward for the nodes of the traced graph, by name (two thirds of them are
-            the backward); when not given, each node is measured (in a job on rank 0, for all).
-        links: between neighbouring stages; PCIe by the order of magnitude when not given.
-        memory_bytes: of a rank's device; any amount when not given.
+            the backward). When not given, each node is measured (in a job on rank 0, for all).
+        links: between neighbouring stages, by default PCIe by its order of magnitude.
+        memory_bytes: of a rank's device, by default any amount.
 
     Returns:
-        A function that changes a traced graph in place and returns it; its `cut` then says which stage has what.
+        A function that changes a traced graph in place and returns it. Its `cut` then says which stage has what.
 
     Raises:
         InputError: a number below 1, fewer micro-batches than ranks, an unknown schedule, or numbers that it does not
-            take; by the policy: a missing cost, or no cuts that are allowed or fit.
+            take. By the policy: a missing cost, or no cuts that are allowed or fit.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
@@ -92,11 +92,11 @@ def split_policy(
 
 
 class SplitPolicy:
-    """What `split_policy` returns: called with a traced graph it cuts it.
+    """The result of `split_policy`: called with a traced graph it cuts it.
 
     Attributes:
         order: what each rank will run.
-        cut: where the last graph was cut, what each stage has, and what a step is expected to take; None before.
+        cut: where the last graph was cut, what each stage has, and what a step is expected to take, or None before.
     """
 
     def __init__(

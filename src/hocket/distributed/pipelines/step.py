@@ -1,6 +1,6 @@
 """A user's step as what a pipeline needs: the inputs of its one model, and a loss of what the model returns.
 
-The step itself is asked for both. Up to the model's call it tells the inputs; run again with the model replaced by what
+The step itself is asked for both. Up to the model's call it tells the inputs. Run again with the model replaced by what
 the last stage has made, it ends at its call of ``backward``, which tells the loss. Nothing after that is run.
 
     step(batch):  zero_grad .. model(inputs) .. loss .. backward .. optimizer.step
@@ -102,7 +102,7 @@ class PipelinedStep:
         return found
 
     def eager_gradients(self) -> dict[str, torch.Tensor]:
-        """The mean over the micro-batches of eager's gradients; parameters without one are left out.
+        """The mean over the micro-batches of eager's gradients. Parameters without one are left out.
 
         Buffers and gradients of the model are afterwards as they were.
         """
@@ -121,7 +121,7 @@ class PipelinedStep:
         return found
 
     def run_eagerly(self) -> None:
-        """Forward and backward of all micro-batches in turn, by the model as it is; adds to its gradients."""
+        """Forward and backward of all micro-batches in turn, by the model as it is, adding to its gradients."""
         for batch in self.batches:
             (self._until_backward(batch) / len(self.batches)).backward()
 

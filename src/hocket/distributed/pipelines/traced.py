@@ -90,7 +90,7 @@ def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -
     """The nodes of a traced graph that call something, in its own order, and the chain that they are.
 
     No cut may be where something other than a tensor would cross it, or between a tensor and an op that changes it in
-    place; nor among the ops that read a buffer which one of them changes.
+    place, nor among the ops that read a buffer which one of them changes.
 
     Args:
         traced: the graph.
@@ -139,7 +139,7 @@ def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -
 
 
 def is_in_place(node: fx.Node) -> bool:
-    """Whether a node changes a tensor that it is given."""
+    """True if a node changes a tensor that it is given."""
     return bool(_changed(node))
 
 

@@ -74,7 +74,7 @@ class Binding:
         return self._returned(self._native.finish())
 
     def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
-        """Whole steps as native calls on a list that is emptied; None where Python has more to read or to put back.
+        """Whole steps as native calls on a list that is emptied, or None where Python has more to read or to put back.
 
         For the arguments see `Executor.boxed`.
         """

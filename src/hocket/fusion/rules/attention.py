@@ -1,4 +1,4 @@
-"""Attention: the projections are linear layers; between them, every model's heads are more rows of one batch.
+"""Attention: the projections are linear layers, and every model's heads are more rows of one batch.
 
 q, k, v   (B, N, heads, L, E)  ->  scaled_dot_product_attention over (B*N, heads, L, E)
 """
@@ -30,7 +30,7 @@ def sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """``(N, ..., L, E)``; a mask may be one for all models or one for each."""
+    """Attention of queries ``(N, ..., L, E)``, with a mask for all models or one for each."""
     if enable_gqa or min(value.ndim for value in (query, key, value)) < 3:
         return NotImplemented
     num_models = context.num_models
@@ -89,7 +89,7 @@ def multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """Batched input, equal or different widths of keys and values; masks shared or per model."""
+    """Batched input, equal or different widths of keys and values, and masks that are shared or per model."""
     module = context.modules[0]
     assert isinstance(module, nn.MultiheadAttention)
     if query.ndim != 3 or module.bias_k is not None or module.add_zero_attn or (is_causal and attn_mask is None):

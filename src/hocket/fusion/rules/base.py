@@ -1,8 +1,8 @@
 """The form of a rule, and the tables in which rules are found.
 
-A rule computes one op for all models at once. It gets a `OpContext`, and the op's own arguments, in which a value that
-differs between models is a `Stacked`; it gives a tensor with the models first wrapped in `Stacked` (or a tree of them),
-or ``NotImplemented`` where it does not apply, and the op falls back to ``vmap`` or to a loop.
+A rule computes one op for all models at once. It gets an `OpContext`, and the op's own arguments, in which a value that
+differs between models is a `Stacked`. It returns a `Stacked` (or a tree of them), or ``NotImplemented`` where it does
+not apply, and the op falls back to ``vmap`` or to a loop.
 
 Rules are found by the op's name, so one serves ``torch.relu``, ``F.relu``, ``Tensor.relu`` and ``aten.relu.default``.
 Modules that hold state or draw random numbers have rules of their own, found by class.

@@ -29,7 +29,7 @@ def _flat(value: Any) -> Any:
 
 @rule(*(f"{kind}{rank}d" for kind in ("conv", "conv_transpose") for rank in (1, 2, 3)))
 def conv(context: OpContext, input: Any, weight: Any, bias: Any = None, *options: Any, **named: Any) -> Any:
-    """``(N, C, ...)`` to ``(N, O, ...)``; transposed filters are ``(C, O/g, ...)``, and stand one after another too."""
+    """Map ``(N, C, ...)`` to ``(N, O, ...)``. Transposed filters, ``(C, O/g, ...)``, also stand one after another."""
     rank = weight.ndim if isinstance(weight, (Stacked, Tensor)) else 0
     if not isinstance(weight, Stacked) or not (bias is None or isinstance(bias, Stacked)) or input.ndim != rank:
         return NotImplemented

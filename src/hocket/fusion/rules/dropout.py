@@ -43,7 +43,7 @@ def _per_model(values: list[float], like: Tensor) -> Any:
 def dropped(
     context: OpContext, input: Any, rates: list[float], *, whole_channels: bool = False, alpha: bool = False
 ) -> Any:
-    """Apply dropout with B rates; of whole channels ``(N, C, 1, ...)``, or keeping mean and variance (alpha)."""
+    """Apply dropout with B rates, to whole channels ``(N, C, 1, ...)`` or keeping mean and variance (alpha)."""
     if not all(0.0 <= rate <= 1.0 for rate in rates):
         raise InputError(f"{context.where}: expected dropout rates from 0 to 1, got {rates}")
     x = with_model_dim(input, context.num_models)

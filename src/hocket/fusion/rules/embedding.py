@@ -79,7 +79,7 @@ def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
 
 @rule("embedding_bag")
 def embedding_bag(context: OpContext, *args: Any, **kwargs: Any) -> Any:
-    """Bags of equal length, ``(N, L)``; those given by offsets, or with padding, go model by model."""
+    """Bags of equal length, ``(N, L)``. Bags given by offsets, or with padding, go model by model."""
     if context.target is not functional.embedding_bag:
         return NotImplemented
     given = inspect.signature(functional.embedding_bag).bind(*args, **kwargs).arguments

@@ -95,7 +95,7 @@ def bilinear(context: OpContext, input1: Any, input2: Any, weight: Any, bias: An
 
 @rule("matmul", "bmm", "__matmul__", "mm", "rmatmul")
 def matmul(context: OpContext, input: Any, other: Any, **kwargs: Any) -> Any:
-    """Matrix products of any rank; those with vectors fall back to vmap."""
+    """Matrix products of any rank. Products with vectors fall back to vmap."""
     if kwargs or min(input.ndim, other.ndim) < 2:
         return NotImplemented
     return Stacked(torch.matmul(*align((input, other))))

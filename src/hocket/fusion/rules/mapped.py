@@ -3,8 +3,8 @@
 transpose(x, 0, 1)  ->  transpose of what stands behind the models' axis, a view again
 
 On an op of (8, 4, 16, 32) elements that takes 6 us, as long as a rule in Python that moves the axes itself. Under
-autocast, torch's batching takes an op apart before autocast has seen it; so ops that autocast knows go model by model
-then. An op that torch has no batching for belongs elsewhere: it would run model by model, slowly, with a warning.
+autocast, torch's batching decomposes an op before autocast has seen it, so ops that autocast knows then go model by
+model. An op that torch has no batching for belongs elsewhere: it would run model by model, slowly, with a warning.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "l
 
 @rule(*ANY_TYPE, *OTHERS)
 def mapped(context: OpContext, *args: Any, **kwargs: Any) -> Any:
-    """Any op of these."""
+    """Any op of `ANY_TYPE` and `OTHERS`."""
     if context.name in OTHERS:
         if torch._C._is_any_autocast_enabled() or fallback.are_mixed((*args, *kwargs.values())):
             return fallback.loop(context.targets, args, kwargs, context.where)
@@ -66,7 +66,7 @@ def mapped(context: OpContext, *args: Any, **kwargs: Any) -> Any:
 
 @rule("view", "_unsafe_view", "unsafe_view")
 def view(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """A model's own shape; a copy where the models' layout allows no view, see `hocket.fusion.writes`."""
+    """A view with a model's own shape, or a copy where the memory layout allows no view, see `hocket.fusion.writes`."""
     if kwargs or isinstance(args[0], torch.dtype):
         return NotImplemented
     sizes = args[0] if isinstance(args[0], (tuple, list)) else args
@@ -75,7 +75,7 @@ def view(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("getitem", "setitem")
 def item(context: OpContext, input: Any, index: Any, *value: Any) -> Any:
-    """By slices, numbers, None and Ellipsis; of a tuple, its item. Indices that are tensors are left to `vmap`."""
+    """Index by slices, numbers, None and Ellipsis, or take the item of a tuple. Tensors are left to `vmap`."""
     places = index if isinstance(index, tuple) else (index,)
     if any(isinstance(place, (Stacked, Tensor, list)) for place in places):
         return NotImplemented

@@ -100,7 +100,7 @@ def _state_of(module: Any, lookup: Callable[[str], Any]) -> tuple[list[Any], boo
 
 @rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 def instance_norm_module(context: OpContext, input: Any) -> Any:
-    """Every example and channel by itself; running statistics, where kept, per model."""
+    """Normalise every example and channel by itself. Running statistics, where kept, are per model."""
     module: Any = context.modules[0]
     module._check_input_dim(input)
     if input.ndim == module._get_no_batch_dim():

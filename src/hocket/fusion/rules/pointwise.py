@@ -57,7 +57,7 @@ def pointwise(context: OpContext, *args: Any, **kwargs: Any) -> Any:
 
 
 def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
-    """The result, stacked; an in-place op gives back the very value that it changed."""
+    """Wrap the result. An in-place op returns the very `Stacked` that it changed."""
     if args and isinstance(args[0], Stacked) and result is args[0].tensor:
         return args[0]
     return Stacked(result)
@@ -65,7 +65,7 @@ def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
 
 @rule("to", "type_as")
 def converted(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """``x.to(y)``: of another tensor only dtype and device are taken; its shape, and its model axis, do not count."""
+    """``x.to(y)`` takes only dtype and device of another tensor, whose shape and model axis do not count."""
     own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models))
     args, kwargs = tree_map(lambda value: value.tensor if isinstance(value, Stacked) else value, (args, kwargs))
     return _kept(context, (own,), context.target(own.tensor, *args, **kwargs))
@@ -73,7 +73,7 @@ def converted(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule(*IN_PLACE, "copy_")
 def written(context: OpContext, input: Any, other: Any) -> Any:
-    """``x += y``, ``x.copy_(y)``: in place; a value that all models share becomes one of each model first."""
+    """``x += y`` and ``x.copy_(y)``, in place. A value that all models share is copied for each model first."""
     own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models).clone())
     return pointwise(context, own, other)
 

@@ -24,7 +24,7 @@ Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def lstm_cell(inputs: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Gates ``(B, N, 4*H)`` from inputs and state, added; to the new hidden and cell state."""
+    """Add the gates ``(B, N, 4*H)`` of inputs and state, and compute the new hidden and cell state."""
     i, f, g, o = (inputs + hidden).chunk(4, -1)
     cell = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(cell), cell
@@ -54,7 +54,7 @@ CELLS: dict[str, Cell] = {"LSTM": lstm_cell, "GRU": gru_cell, "RNN_TANH": tanh_c
 
 @rule(nn.LSTM, nn.GRU, nn.RNN)
 def recurrent(context: OpContext, input: Any, hx: Any = None) -> Any:
-    """``(T, N, in)`` or, batch first, ``(N, T, in)``; gives outputs and the last states."""
+    """Run all layers over ``(T, N, in)`` or, batch first, ``(N, T, in)``. Returns outputs and the last states."""
     module = context.modules[0]
     assert isinstance(module, nn.RNNBase)
     if not isinstance(input, (Stacked, Tensor)) or input.ndim != 3:
@@ -83,7 +83,7 @@ def recurrent(context: OpContext, input: Any, hx: Any = None) -> Any:
 
 
 def _weights(context: OpContext, suffix: str = "") -> tuple[Any, ...]:
-    """Weights of inputs and state, their biases, and the weight of an LSTM's projection; None where there is none."""
+    """Weights of inputs and state, their biases, and the weight of an LSTM's projection, each None if absent."""
     names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
     return tuple(None if (found := context.lookup(name + suffix)) is None else found.tensor for name in names)
 
@@ -124,7 +124,7 @@ def _run(
 
 @rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
 def one_step(context: OpContext, input: Any, hx: Any = None) -> Any:
-    """One step, ``(N, in)``; gives the new state, of an LSTM both states."""
+    """One step over ``(N, in)``. Returns the new state, and both states of an LSTM."""
     module = context.modules[0]
     assert isinstance(module, nn.RNNCellBase)
     if input.ndim != 2:

@@ -1,8 +1,8 @@
-"""Ops along one axis or several: the same op, the axes moved by one; over everything means over all of one model.
+"""Ops along one axis or several: the same op, the axes moved by one. Without an axis all but the model axis is reduced.
 
 softmax(x, -1)  ->  softmax(x, -1)         sum(x, (0, 1))  ->  sum(x, (1, 2))         sum(x)  ->  sum(x, (1, 2, ...))
 
-Those of `mapped` need no such rule; autocast knows these, and has to see them as they are.
+Ops of `mapped` need no such rule. Autocast knows the ops here, and has to see them as they are.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def per_example(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> An
 
 @rule("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
 def pad(context: OpContext, input: Any, pad: Any, *args: Any, **kwargs: Any) -> Any:
-    """Padding counts from the last axis, so a constant one needs no change; others treat the models as images."""
+    """Padding counts from the last axis, so constant padding needs no change. Other modes take models for images."""
     mode = kwargs.get("mode", args[0] if args and isinstance(args[0], str) else "constant")
     if mode == "constant" and context.name in ("pad", "constant_pad_nd"):
         return Stacked(context.target(input.tensor, pad, *args, **kwargs))

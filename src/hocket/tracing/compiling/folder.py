@@ -40,7 +40,7 @@ class Compiling:
         threads: the most threads that a kernel may use.
 
     Raises:
-        CaptureError: the step cannot be compiled; says why.
+        CaptureError: the step cannot be compiled. The message says why.
     """
 
     def __init__(self, captured: Captured, folder: Path, *, threads: int) -> None:
@@ -52,7 +52,7 @@ class Compiling:
         self._scratch: Path | None = None
 
     def found(self) -> Captured | None:
-        """The compiled form, if it is kept; what does not read is thrown away.
+        """The compiled form, if it is kept. What does not read is thrown away.
 
         Raises:
             CaptureError: it reads, and does not fit the step: compiled again, it would not either.
@@ -72,7 +72,7 @@ class Compiling:
         return compiled_form(self._captured, self._request, listings)
 
     def start(self, process: CompilingProcess | None = None) -> None:
-        """Put the request into a process that is not begun; without one, begin to compile at once.
+        """Put the request into a process that is not begun. Without one, begin to compile at once.
 
         Raises:
             CaptureError: the folder cannot be written, or no process started.
@@ -95,11 +95,11 @@ class Compiling:
 
     @property
     def is_done(self) -> bool:
-        """Whether it was started, and has ended."""
+        """True if it was started, and has ended."""
         return self._process is not None and self._process.is_done
 
     def wait(self) -> None:
-        """Return when the process has ended; one that takes too long is ended."""
+        """Return when the process has ended. One that takes too long is ended."""
         if self._process is not None:
             self._process.wait()
 
@@ -107,7 +107,7 @@ class Compiling:
         """Wait for the process, keep what it made, and return the compiled form.
 
         Raises:
-            CaptureError: it failed; says why in one line.
+            CaptureError: it failed, for a reason in one line.
         """
         assert self._process is not None, "it was not started"
         assert self._scratch is not None
@@ -177,7 +177,7 @@ def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured
         threads: the most threads that a kernel may use.
 
     Raises:
-        CaptureError: it cannot be compiled; says why in one line.
+        CaptureError: it cannot be compiled, for a reason in one line.
     """
     compiling = Compiling(captured, folder, threads=threads)
     found = compiling.found()

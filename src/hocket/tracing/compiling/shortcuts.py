@@ -1,4 +1,4 @@
-"""What Inductor works out again and again, worked out once; in the compiling process only.
+"""Results that Inductor computes again and again, computed once. Used in the compiling process only.
 
 Two of its functions took a fifth of the seconds in which it wrote the kernels of a DenseNet, and a third one compiles:
 
@@ -62,7 +62,7 @@ def linear_stride(index: Any, var: Any) -> Any:
         var: a symbol.
 
     Returns:
-        The factor; None for an expression in which the variable is elsewhere, too.
+        The factor, or None for an expression in which the variable is elsewhere, too.
 
     Example:
         >>> import sympy
