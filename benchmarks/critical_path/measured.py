@@ -146,15 +146,17 @@ def on_streams(
     for place, (_, group) in enumerate(rows.items()):
         for name, sizes in networks.items():
             label = f"{name}/{sizes[place]}"
-            with budget.item(label, units=_layers(name)) as begun:
-                if begun:
-                    try:
-                        group[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
-                    except torch.OutOfMemoryError as error:
-                        budget.left_out[label] = f"{label}: {str(error).splitlines()[0]}"
-                    gc.collect()
-                    torch.cuda.empty_cache()
-                    save(result())
+            try:
+                with budget.item(label, units=_layers(name)) as begun:
+                    if not begun:
+                        continue
+                    group[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
+            except Exception as error:  # noqa: BLE001  # what fails for one network costs that one alone
+                words = str(error).splitlines() or [type(error).__name__]
+                budget.left_out[label] = f"{label}: {words[0]}"
+            gc.collect()
+            torch.cuda.empty_cache()
+            save(result())
     return result()
 
 

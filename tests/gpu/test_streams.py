@@ -20,7 +20,16 @@ from hocket.tracing import capture
 from hocket.tracing.capturing import capture_step
 from hocket.zoo import load
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")]
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
 
 NAMES = ["lenet", "mlp", "lstm-cells", "transformer", "resnet20"]
 
@@ -28,7 +37,6 @@ NAMES = ["lenet", "mlp", "lstm-cells", "transformer", "resnet20"]
 @pytest.mark.parametrize("make", [StreamLanes, GraphedLanes])
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_on_streams_are_eagers_steps(name, make):
-    torch.use_deterministic_algorithms(True, warn_only=True)
     pair = twins(lambda: load(name, device="cuda"))
     for job in pair.both():
         torch.manual_seed(1)
