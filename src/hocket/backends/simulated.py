@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from hocket.backends.streams import StreamBackend
 from hocket.errors import InputError
 from hocket.execution.base import Executor, below_autograd
@@ -155,10 +153,6 @@ class _HostDevice(StreamDevice):
 
     def elapsed_us(self, first: Any, second: Any) -> float:
         return 0.0
-
-    def owns(self, where: torch.Tensor | torch.device) -> bool:
-        """Return True: every tensor stands for one of the GPU."""
-        return True
 
     def synchronize(self) -> None:
         """No-op, likewise."""

@@ -62,9 +62,6 @@ class Deferred(StreamDevice):
     def elapsed_us(self, first: Event, second: Event) -> float:
         return second.at - first.at
 
-    def owns(self, where: torch.Tensor | torch.device) -> bool:
-        return True
-
     def synchronize(self) -> None:
         while any(stream.queue for stream in self.streams):
             self._advance()

@@ -50,9 +50,9 @@ class StreamDevice(ABC):
     def elapsed_us(self, first: Any, second: Any) -> float:
         """Return the time between two timed events, after waiting for both."""
 
-    @abstractmethod
     def owns(self, where: torch.Tensor | torch.device) -> bool:
-        """Return True if a tensor, or what is made at a place, is in the memory of this device."""
+        """Return True if a tensor, or what is made at a place, is in the memory of this device. By default all is."""
+        return True
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -136,11 +136,6 @@ class GraphedLanes(StreamLanes):
         self._is_warm = False
         self._forget()
 
-    def release(self) -> None:
-        """Give back the memory of the graph. It is captured again when it is needed."""
-        self.device.synchronize()
-        self._forget()
-
     def _forget(self) -> None:
         self._replay: Callable[[], None] | None = None
         self._seen: dict[int, tuple[int, ...]] = {}
