@@ -127,7 +127,7 @@ class Body:
         return _function(self.function, ast.FunctionDef(self._node.name, made, body, []))
 
     def draw_of(self, call: ast.Call) -> str:
-        """``draw`` of a call that draws from a generator of numbers, ``fetch`` of `next`; else empty."""
+        """Return ``draw`` for a call that draws random numbers, ``fetch`` for `next`, and an empty text otherwise."""
         called = self.value_of(call.func)
         if called is next:
             return "fetch"
@@ -143,7 +143,7 @@ class Body:
         )
 
     def value_of(self, node: ast.expr) -> Any:
-        """The value of a name or of an attribute outside of the function; None where it is not known."""
+        """Return the value of a name or an attribute outside of the function, or None if it is not known."""
         if isinstance(node, ast.Attribute):
             owner = self.value_of(node.value)
             if owner is None:
@@ -205,7 +205,7 @@ def _source(
 
 
 def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether the file still says what runs."""
+    """Return whether the source file still matches the code that runs."""
     names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     same = all(getattr(one, name) == getattr(other, name) for name in names)
     return same and _plain(one.co_consts) == _plain(other.co_consts)

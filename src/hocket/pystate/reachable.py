@@ -28,7 +28,7 @@ def reachable(step: Any, roots: Iterable[Any], executed: ExecutedCode) -> Reacha
     Args:
         step: what the user calls.
         roots: models and optimizers.
-        executed: the code that ran; user functions that the walk meets are added to it.
+        executed: the code that ran. User functions that the walk meets are added to it.
     """
     while True:
         known = len(executed.codes)

@@ -1,6 +1,6 @@
 r"""`cut`: part of a captured step, with channels to the other parts.
 
-A parameter server keeps the updates and leaves forward and backward to a worker; a partitioned model leaves other ops
+A parameter server keeps the updates and leaves forward and backward to a worker. A partitioned model leaves other ops
 to other ranks. Each of them runs a *cut* of the same captured step: the ops that it keeps, a ``recv`` op for each value
 that comes from elsewhere, and a ``send`` op for each that goes there::
 

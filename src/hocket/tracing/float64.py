@@ -1,6 +1,6 @@
 """A captured step in float64, the reference for every other way of computing the step.
 
-The ops are those of the step as it was captured, in its order; tensors of floating point, and every dtype that an op is
+The ops are those of the step as it was captured, in its order. Tensors of floating point, and every dtype that an op is
 given, become float64 (complex ones complex128). Random numbers are drawn in the step's own dtype and then converted, so
 that a dropout leaves out the same elements.
 """

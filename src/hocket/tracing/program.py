@@ -29,7 +29,7 @@ class Slot:
 class Call:
     """``slots[outs[i]] = func(*args, **kwargs)[i]``.
 
-    `outs` maps the position in the result to a slot; the position None stands for the whole result.
+    `outs` maps the position in the result to a slot. The position None stands for the whole result.
     """
 
     func: Callable[..., Any]
@@ -44,13 +44,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What an op of a channel lane moves (see `hocket.tracing.cut`).
+    """Transfer of an op on a channel lane (see `hocket.tracing.cut`).
 
     Attributes:
         slot: of the value that is sent, that is received into its own memory, or that a received value fills.
         peer: where it goes to or comes from.
         sends: whether it goes out.
-        new: shape, strides, dtype and device of a received value that has no memory of its own before; None: it has.
+        new: shape, strides, dtype and device of a received value without memory of its own. None if it has some.
     """
 
     slot: int
@@ -63,7 +63,7 @@ class Transfer:
 class Action:
     """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording).
 
-    An op of a channel lane has a `transfer`; its calls are views of what is received. Before an op that may raise the
+    An op of a channel lane has a `transfer`. Its calls are views of what is received. Before an op that may raise the
     step puts `effects_before` in places of Python's: plain values, and numbers of the tape.
     """
 

@@ -1,9 +1,9 @@
 """Ops that may raise for what is in their tensors: a label that does not exist, an index beyond the end.
 
-A user may catch such an error and go on with the next batch; then the state has to be what eager leaves: all that was
+A user may catch such an error and go on with the next batch. Then the state has to be what eager leaves: all that was
 written before the op, and nothing that is written after it. So these ops, writes of what outlives the step, and random
 numbers keep program order (`hocket.tracing.lowering.dependencies.around_raises`). The names are those of torch 2.13's
-ATen kernels for the CPU that check values; shapes and dtypes cannot be wrong in a step that was captured.
+ATen kernels for the CPU that check values. Shapes and dtypes cannot be wrong in a step that was captured.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHECK_VALUES = frozenset(_NAMES.split())
 
 
 def may_raise(kernel: str) -> bool:
-    """Whether an op may raise for its values.
+    """Return whether an op may raise for its values.
 
     Args:
         kernel: the last part of its name, such as ``nll_loss_forward``.

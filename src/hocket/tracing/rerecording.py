@@ -54,7 +54,7 @@ def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:
         rewrites: of `CHANNELS_LAST` and `FUSED_UPDATE`.
 
     Raises:
-        CaptureError: an op cannot be run in this form; says why.
+        CaptureError: an op cannot be run in this form. The message says why.
     """
     devices = sorted({kind.device.index for kind in captured.trace.kinds.values() if kind and kind.device.index})
     with alone(), torch.random.fork_rng(devices), torch.no_grad():

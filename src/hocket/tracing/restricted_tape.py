@@ -15,7 +15,7 @@ __all__ = ["is_of_batch", "references", "restricted"]
 
 
 def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]]) -> Tape:
-    """The tape with what `used` entries and those `guards` need; every entry keeps its number."""
+    """The tape with what `used` entries and those `guards` need. Every entry keeps its number."""
     needed: set[int] = set()
     waiting = [*used, *(index for index, _ in guards)]
     while waiting:
@@ -39,7 +39,7 @@ def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]
 
 
 def is_of_batch(tape: Tape, index: int) -> bool:
-    """Whether an entry is computed from numbers of the batch."""
+    """Return whether an entry is computed from numbers of the batch."""
     return any(isinstance(tape.leaves[leaf], (LiveLeaf, BatchNumber)) for leaf in tape.leaves_of(index))
 
 

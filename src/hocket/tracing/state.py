@@ -40,7 +40,7 @@ class Entry:
     """``table[key]`` of a module's parameters or buffers, of an optimizer's state or of a parameter group.
 
     `kind` is ``parameter``, ``buffer``, ``state``, ``group``, or ``object`` for a value that belongs to neither model
-    nor optimizer; `owner` names the parameter that a state belongs to; `path` leads to an element where the entry is a
+    nor optimizer. `owner` names the parameter that a state belongs to. `path` leads to an element where the entry is a
     tuple, list or dict (Adam's ``betas``, the hidden state of an LSTM): such a container is made anew by `set`.
     """
 

@@ -1,10 +1,10 @@
 """The forms of a step: ways of computing it, of which a captured step takes one.
 
-Some modules compute the same in more than one form. B fused models are such a module: by rules, as few large ops; or
+Some modules compute the same in more than one form. B fused models are such a module: by rules, as few large ops, or
 model by model, as B times as many small ones, which lanes may run side by side. Timed eagerly, the second pays for
 every op's way through Python and the dispatcher, which a planned step does not. So each form is captured, verified
 against an eager step of the same form (forms agree within rounding, and no closer), and plans of all of them are tried.
-A module that has forms says so by a method ``_hocket_forms``, which names them, the likeliest first; while its
+A module that has forms says so by a method ``_hocket_forms``, which names them, the likeliest first. While its
 attribute ``_hocket_form`` names one, that is how it computes.
 
 With ``numerics="close"`` a recorded step may also be rewritten, model and optimizer staying as they are:

@@ -1,7 +1,7 @@
-"""Ops taken apart into simpler ones, as torch's kernels compute them; in the compiling process only.
+"""Ops taken apart into simpler ones, as torch's kernels compute them. Used in the compiling process only.
 
 Inductor's own table has two constants as they are written in a paper, where the kernels have them as C++ floats: 1e-12
-in the backward of a binary cross entropy, and a sixth in that of a hard sigmoid. In float32 that is the same; in
+in the backward of a binary cross entropy, and a sixth in that of a hard sigmoid. In float32 that is the same. In
 float64 a step is 4e-9 and 3e-8 off, more than a compiled form may be. The first shows where a network is so sure that
 a probability of less than 1e-12 is left: in a GAN often.
 """

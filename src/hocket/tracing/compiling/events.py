@@ -1,4 +1,4 @@
-"""The events of a wrapper as they are kept; in the compiling process only.
+"""The events of a wrapper as they are kept. Used in the compiling process only.
 
 A kernel is given addresses. So what it reads or writes of a tensor is told by that tensor and an offset, and a view
 that only kernels use is left out: a step of LSTM cells has 379 of them, at 0.3 us each. A buffer is allocated by what
@@ -44,7 +44,7 @@ def arranged(notes: RecordedCalls, prefix: str) -> Event:
 
 
 def _places(notes: RecordedCalls) -> dict[int, tuple[int, int]]:
-    """Of each view what it is taken of, that is no view, and the offset in elements."""
+    """Map each view to its base tensor and its element offset."""
     places: dict[int, tuple[int, int]] = {}
     for event in notes.events:
         if event.get("op") == _VIEW:
@@ -83,7 +83,7 @@ def _allocating(events: list[Event], notes: RecordedCalls, roots: list[int]) -> 
 
 
 def _can_make(event: Event, buffer: int, notes: RecordedCalls, roots: list[int]) -> bool:
-    """Whether this event, the first one to touch a buffer, can allocate it."""
+    """Return whether this event, the first one to touch a buffer, can allocate it."""
     if {value for value in event["given"] if roots[value] == buffer} != {buffer} or buffer not in event["written"]:
         return False
     if "kernel" in event:

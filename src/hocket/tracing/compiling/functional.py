@@ -1,10 +1,10 @@
-"""A requested step as a functional graph for Inductor; in the compiling process only.
+"""A requested step as a functional graph for Inductor. Used in the compiling process only.
 
-The calls are run once on fake tensors, below `torch.func.functionalize`: what they write in place becomes values, and
-what the step was given is written once, at the end. Four things are done on the way:
+The calls are run once on fake tensors, below `torch.func.functionalize`: writes in place become values, and
+the inputs of the step are written once, at the end. Four things are done on the way:
 
 - *Numbers that change* are elements of one float64 vector. Ops that take numbers only are written as others that take
-  tensors, ``addcmul_(a, b, c, value=v)`` as ``a + v * b * c``; as a number, Inductor drops one silently in places.
+  tensors, ``addcmul_(a, b, c, value=v)`` as ``a + v * b * c``. As a number, Inductor drops one silently in places.
 - *Ops that may raise for their values* (a label that does not exist) stay torch's: a compiled kernel that finds one
   ends the process. They get names that Inductor has no kernels for, so it calls them.
 - *Random numbers that are drawn in place* are drawn into a tensor of their own, by such an op. Inductor 2.13 keeps
@@ -51,7 +51,7 @@ def functional_graph(
         wide: float64 in place of each other dtype of floating point.
 
     Raises:
-        CaptureError: the step cannot be compiled; says why.
+        CaptureError: the step cannot be compiled. The message says why.
     """
     run = _RequestedCalls(document, wide)
     with FakeTensorMode() as mode, torch.no_grad():
@@ -65,7 +65,7 @@ def functional_graph(
 
 
 def plain_op(func: Any) -> Any:
-    """What an op of our namespace stands for; any other one itself."""
+    """Return the torch op that an op of our namespace replaces. Other ops are returned unchanged."""
     return _PLAIN.get(func, func)
 
 
@@ -79,7 +79,7 @@ class _RequestedCalls:
         self._wide = WIDE if wide else {}
 
     def dtype(self, name: str) -> torch.dtype:
-        """What tensors of this dtype are in the compiled step."""
+        """Return the dtype that tensors of this dtype have in the compiled step."""
         own = dtype_of(name)
         return self._wide.get(own, own)
 
@@ -184,7 +184,7 @@ def _drawn_apart(func: Any, functional: Any, args: list[Any], kwargs: dict[str, 
 
 
 def _only_part(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """What is left of tensors to be joined without those of shape (0,), if it is one (the first step of a cache).
+    """Return the only tensor to be joined whose shape is not (0,), if there is exactly one (first step of a cache).
 
     Torch's decomposition gives the result the strides of that one, its kernel makes it contiguous.
     """

@@ -6,7 +6,7 @@ It is a process of its own, so that Inductor's seconds of Python leave the train
 that it does to torch stays. Each precision is compiled in a fork of it, side by side. In float64 kernels are compared
 and never timed: they are written without vectors, which takes less time.
 
-Products (small ones joined), convolutions and random numbers are left to torch; buffers are neither used again nor
+Products (small ones joined), convolutions and random numbers are left to torch. Buffers are neither used again nor
 written in place, so that kernels wait for each other only where data flows.
 """
 
@@ -63,10 +63,10 @@ _PRECISIONS = ("own", "wide")
 
 
 def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
-    """Compile a request in one precision; write its part of the listing, and the objects of its kernels.
+    """Compile a request in one precision. Write its part of the listing, and the objects of its kernels.
 
     Raises:
-        CaptureError: the step cannot be compiled; says why.
+        CaptureError: the step cannot be compiled. The message says why.
         Exception: whatever Inductor or the compiler raise.
     """
     precision = _PRECISIONS[wide]
@@ -148,7 +148,7 @@ def _mark_outputs(module: fx.GraphModule) -> None:
 
 
 def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
-    """Run tasks in forks of this process, as many at once as there are cores; the highest of their statuses.
+    """Run tasks in forks of this process, as many at once as there are cores. Return their highest status.
 
     This process and all that it has started end when the training that asked for it has ended.
     """
@@ -171,7 +171,7 @@ def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
 
 
 def _status_of(task: Callable[[], None], folder: Path) -> int:
-    """Run a task on a folder; what fails is one line in its file ``failure``, or the status where there is no room."""
+    """Run a task on a folder. A failure is one line in its file ``failure``, or the status if the disk is full."""
     try:
         task()
     except Exception as error:  # noqa: BLE001  # whatever it is, the step keeps its plain form
@@ -185,10 +185,10 @@ def _status_of(task: Callable[[], None], folder: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile the ``request.json`` of each folder into it; what fails is one line in its file ``failure``.
+    """Compile the ``request.json`` of each folder into it. A failure is one line in its file ``failure``.
 
     Args:
-        arguments: by how much it is nicer than who asked, and the folders.
+        arguments: the niceness increment, then the folders.
     """
     asked_by = os.getppid()
     os.nice(int(arguments[0]))

@@ -1,4 +1,4 @@
-"""What the compiling process hands back: values, events, and a library of kernels, as checked data."""
+"""The result of the compiling process: values, events, and a library of kernels, as checked data."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ListedCall:
     """A call of a kernel, or of an op of torch.
 
     Attributes:
-        op: name of the op; of a kernel its symbol.
+        op: name of the op, or symbol of a kernel.
         args, kwargs: of an op, as text (see `hocket.tracing.compiling.arguments`).
         given, written: the values that it reads or writes, and those of them that it writes.
         outs: position in the result (-1: the whole) and value that it is.
-        order: of a kernel: its arguments as places in `given`, or as -1 - place in `outs`; None for an op.
+        order: of a kernel: its arguments as places in `given`, or as -1 - place in `outs`. None for an op.
         offsets: of a kernel's arguments, in elements behind the first one of that tensor.
     """
 
@@ -56,7 +56,7 @@ class Listing:
     """A compiled step.
 
     Attributes:
-        values: all tensors; the first ones are the request's inputs and its numbers.
+        values: all tensors. The first ones are the request's inputs and its numbers.
         events: in their order.
         outputs: the values that stand for the request's outputs.
         library: of the kernels.

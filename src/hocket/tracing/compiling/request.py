@@ -1,6 +1,6 @@
-"""What is asked of the compiler: a captured step as text, without its data.
+"""The request to the compiler: a captured step as text, without its data.
 
-The calls are those of the lowered program, in its order, and work on numbered values; the layouts of all tensors are
+The calls are those of the lowered program, in its order, and work on numbered values. The layouts of all tensors are
 fixed. It is compiled as it stands and *wide*: every tensor of floating point as float64 (but random numbers are drawn
 in the step's own dtype, and then converted), to be compared with eager in float64.
 
@@ -73,7 +73,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
         threads: the most threads that a kernel may use.
 
     Raises:
-        CaptureError: the step cannot be compiled; says why.
+        CaptureError: the step cannot be compiled. The message says why.
     """
     _expect_known_torch(torch.__version__)
     program, slot_of = captured.program, captured.lowered.slot_of

@@ -1,11 +1,11 @@
 """Calls whose results share memory with what they are given, and whose schema does not say so.
 
-``unsafe_split`` takes an LSTM cell's gates apart; what is then written in place into a part goes into the whole, too.
+``unsafe_split`` takes an LSTM cell's gates apart. What is then written in place into a part goes into the whole, too.
 The compiler believes the schema. In a captured step views come right behind what makes their base, so a write of the
 base that came before such a call now comes behind it, and would be missed.
 
 A split whose whole is not touched any more once a part of it was (that is what "unsafe" asks of its caller) is made
-where its parts are first used; they are then values of their own, and a write of one part is no write of the whole.
+where its parts are first used. They are then values of their own, and a write of one part is no write of the whole.
 Any other one is written as the view that it is.
 """
 
@@ -36,7 +36,7 @@ def with_told_views(calls: Sequence[Call], memory: Mapping[int, int], kept: Coll
 
     Args:
         calls: in their order.
-        memory: of slots; two of the same number share it.
+        memory: of slots. Two of the same number share it.
         kept: slots that are needed afterwards.
 
     Raises:
@@ -58,7 +58,7 @@ def with_told_views(calls: Sequence[Call], memory: Mapping[int, int], kept: Coll
 
 
 def _first_use(calls: Sequence[Call], at: int, memory: Mapping[int, int], kept: Collection[int]) -> int | None:
-    """The call that uses a part of this split first; None where the whole is used from there on, or nothing is."""
+    """Return the first call that uses a part of this split. None if the whole is used afterwards, or no part is."""
     parts = set(calls[at].outs.values())
     whole = {memory.get(slot) for slot in parts}
     place: int | None = None

@@ -1,7 +1,7 @@
 """The role, the parameter and the name of each op of a step.
 
 The backward of a layer is three tasks (TurboDL, section III): the *activation gradient*, which the layer below waits
-for, and the *weight* and *bias gradients*, which only the update waits for. Capture knows the phase of each op; within
+for, and the *weight* and *bias gradients*, which only the update waits for. Capture knows the phase of each op. Within
 the backward, an op is a weight (or bias) gradient when all it makes ends as the gradient of a parameter, by way of
 views, sums and casts alone.
 """
