@@ -135,7 +135,7 @@ class Body:
         return "draw" if issubclass(type(owner), DRAWING) and called.__name__ not in _WRITING else ""
 
     def updates(self, statement: Statement) -> bool:
-        """True of a statement that calls the `step` of an optimizer, perhaps in every fourth step only."""
+        """Return True for a statement that calls the `step` of an optimizer, perhaps in every fourth step only."""
         calls = [n.func for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
         return any(
             isinstance(f, ast.Attribute) and f.attr == "step" and is_a(self.value_of(f.value), torch.optim.Optimizer)
@@ -220,7 +220,7 @@ def names_of(statements: Iterable[Statement], what: str) -> set[str]:
 
 
 def is_plain(node: ast.stmt, body: Body) -> bool:
-    """True of ``name = self.optimizer``, ``x, y = batch``, ``n = len(x)``: may be evaluated twice."""
+    """Return True for statements that may run twice: ``name = self.optimizer``, ``x, y = batch``, ``n = len(x)``."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return True
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:

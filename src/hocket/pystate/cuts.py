@@ -198,7 +198,7 @@ class BodyCut:
         return found
 
     def _only_draws(self, statement: Statement, attributes_set: set[str]) -> bool:
-        """True of ``lam = random.random() if alpha > 0 else 1.0``: it may come before what is done before it."""
+        """Return True for ``lam = random.random() if alpha > 0 else 1.0``, which may be moved ahead of earlier code."""
         calls = [n for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
         attributes = {n.attr for n in ast.walk(statement.node) if isinstance(n, ast.Attribute)}
         return (
@@ -211,7 +211,7 @@ class BodyCut:
         )
 
     def _is_clock(self, statement: Statement) -> bool:
-        """True of ``start = time.perf_counter()``."""
+        """Return True for ``start = time.perf_counter()``."""
         node = statement.node
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or statement.attributes_set:
             return False

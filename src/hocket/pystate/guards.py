@@ -212,7 +212,7 @@ def _test_of(group: Group) -> Callable[[], bool]:
 
 
 def _safe(test: Callable[[], bool]) -> Callable[[], bool]:
-    """A test that says no where code of the user's raises in it."""
+    """Wrap a check so that it fails if user code raises in it."""
 
     def holds() -> bool:
         try:
