@@ -64,7 +64,7 @@ class PartedPool:
         """One training step.
 
         Raises:
-            CaptureError: ``strict`` was asked for, and the step cannot be captured. It was made.
+            CaptureError: ``strict`` was asked for, and the step cannot be captured. The step was run.
             Exception: whatever the step raises.
         """
         if self._middle is not None:
@@ -79,7 +79,7 @@ class PartedPool:
 
     @property
     def config(self) -> TunerConfig:
-        """The options that the schedule was given."""
+        """Configuration of the schedule."""
         return replace(self._whole.config, strict=self._asked.strict, is_tentative=False)
 
     @property
@@ -94,7 +94,7 @@ class PartedPool:
 
     @property
     def recognised(self) -> Any:
-        """The native check that knew the last call, or None where it had to be described."""
+        """Native check that recognised the last call, or None if the call had to be described."""
         return self.active.recognised
 
     @property

@@ -133,7 +133,7 @@ class VariantPool:
 
     @property
     def has_plan(self) -> bool:
-        """True if some variant was captured."""
+        """Return whether some variant was captured."""
         return self._has_plan
 
     @property

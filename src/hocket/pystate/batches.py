@@ -5,7 +5,7 @@ often a dataclass, an `argparse.Namespace`, a `collections.UserDict`, a dict of 
 ``BatchEncoding`` of a tokenizer. All that such an object holds is in its ``__dict__``, its slots, and the items of the
 list, tuple or dict that its class is derived from::
 
-    Batch(x=tensor, meta=Namespace(ids=tensor))   ->   leaves tensor, tensor; tree (Batch, x, (Namespace, ids))
+    Batch(x=tensor, meta=Namespace(ids=tensor))   ->   leaves tensor, tensor and tree (Batch, x, (Namespace, ids))
 
 An array of numpy is unfolded into the tensor that shares its memory. `unfolded` gives such a batch as an `Unfolded`,
 which is registered with torch's pytree. The step gets its own object.

@@ -127,7 +127,7 @@ class Body:
         return _function(self.function, ast.FunctionDef(self._node.name, made, body, []))
 
     def draw_of(self, call: ast.Call) -> str:
-        """``draw`` of a call that draws from a generator of numbers, ``fetch`` of `next`. Otherwise empty."""
+        """Return ``draw`` for a call that draws random numbers, ``fetch`` for `next`, and an empty text otherwise."""
         called = self.value_of(call.func)
         if called is next:
             return "fetch"
@@ -135,7 +135,7 @@ class Body:
         return "draw" if issubclass(type(owner), DRAWING) and called.__name__ not in _WRITING else ""
 
     def updates(self, statement: Statement) -> bool:
-        """True of a statement that calls the `step` of an optimizer, perhaps in every fourth step only."""
+        """Return True for a statement that calls the `step` of an optimizer, perhaps in every fourth step only."""
         calls = [n.func for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
         return any(
             isinstance(f, ast.Attribute) and f.attr == "step" and is_a(self.value_of(f.value), torch.optim.Optimizer)
@@ -143,7 +143,7 @@ class Body:
         )
 
     def value_of(self, node: ast.expr) -> Any:
-        """The value of a name or of an attribute outside of the function, or None where it is not known."""
+        """Return the value of a name or an attribute outside of the function, or None if it is not known."""
         if isinstance(node, ast.Attribute):
             owner = self.value_of(node.value)
             if owner is None:
@@ -205,7 +205,7 @@ def _source(
 
 
 def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
-    """True if the file still says what runs."""
+    """Return whether the source file still matches the code that runs."""
     names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     same = all(getattr(one, name) == getattr(other, name) for name in names)
     return same and _plain(one.co_consts) == _plain(other.co_consts)
@@ -220,7 +220,7 @@ def names_of(statements: Iterable[Statement], what: str) -> set[str]:
 
 
 def is_plain(node: ast.stmt, body: Body) -> bool:
-    """True of ``name = self.optimizer``, ``x, y = batch``, ``n = len(x)``: may be evaluated twice."""
+    """Return True for statements that may run twice: ``name = self.optimizer``, ``x, y = batch``, ``n = len(x)``."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return True
     if not isinstance(node, ast.Assign) or len(node.targets) != 1:

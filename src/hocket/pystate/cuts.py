@@ -28,11 +28,11 @@ class StepParts:
     """A step in three parts.
 
     Attributes:
-        before: called with the step's arguments. Returns what the middle needs of it, and what the last part does. None
-            where nothing comes before.
-        middle: called with the step's arguments, and `BEFORE` where there is something before. Returns a tuple.
+        before: called with the step's arguments. Returns the values that the middle
+            and the last part need. None if nothing comes before.
+        middle: called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple.
         after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
-            middle as `LIVE`. Returns what the step does.
+            middle as `LIVE`. Returns the step's result.
         lines: of the user's code that is not in the middle.
     """
 
@@ -54,7 +54,7 @@ class StepParts:
         return (packed(args, {**kwargs, BEFORE: drawn}) if drawn else batch), kept
 
     def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
-        """Run the statements after the middle with its values, and return what the step returns."""
+        """Run the last part with the result of the middle, and return the step's result."""
         args, kwargs = unpacked(batch)
         return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
 
@@ -174,7 +174,7 @@ class BodyCut:
         )
 
     def _move(self, statement: Statement, node: ast.stmt, ready: set[str], stored: Sequence[str]) -> None:
-        """Move a whole statement to the front. The middle binds in its place what it has bound."""
+        """Move a whole statement to the first part. In its place the middle binds the names that it bound."""
         self.front.append(node)
         self.drawing.append(node)
         sure = statement.stores & (ready | statement.binds)
@@ -188,7 +188,7 @@ class BodyCut:
         self.early |= self._bound_once(statement, stored)
 
     def _passed_on(self, live: set[str]) -> list[str]:
-        """Names in the front of what the middle reads. What it does not read is left out of it."""
+        """Drop moved statements whose names the middle does not read, and return the names of the rest."""
         own = [node for node in self.nodes if node not in self.moved.values()]
         read = {n.id for each in own for n in ast.walk(each) if isinstance(n, ast.Name)} | live
         found = [kept for kept, node in self.moved.items() if node.targets[0].id in read]  # type: ignore[attr-defined]
@@ -198,7 +198,7 @@ class BodyCut:
         return found
 
     def _only_draws(self, statement: Statement, attributes_set: set[str]) -> bool:
-        """True of ``lam = random.random() if alpha > 0 else 1.0``: it may come before what is done before it."""
+        """Return True for ``lam = random.random() if alpha > 0 else 1.0``, which may be moved ahead of earlier code."""
         calls = [n for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
         attributes = {n.attr for n in ast.walk(statement.node) if isinstance(n, ast.Attribute)}
         return (
@@ -211,7 +211,7 @@ class BodyCut:
         )
 
     def _is_clock(self, statement: Statement) -> bool:
-        """True of ``start = time.perf_counter()``."""
+        """Return True for ``start = time.perf_counter()``."""
         node = statement.node
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or statement.attributes_set:
             return False

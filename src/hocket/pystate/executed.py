@@ -304,7 +304,7 @@ def _as_called(asked: str, frame: FrameType) -> str:
 
 
 def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
-    """A description of what a C function asks of the world outside. Empty if nothing."""
+    """Describe the outside state (clock, file, ...) that a C function reads. Empty if none."""
     if isinstance(owner, io.IOBase) and name in _STREAMING:
         return f"{name} of a {type(owner).__name__}"
     if (name in _CLOCKS and module == "time") or (name in _CALENDAR and isinstance(owner, type)):
@@ -331,13 +331,13 @@ def _is_quiet(frame: FrameType, asked: str) -> bool:
 
 
 def _is_op(frame: FrameType) -> bool:
-    """True if the dispatcher called this function."""
+    """Return whether the dispatcher called this function."""
     caller = frame.f_back
     return caller is not None and caller.f_code.co_filename == _DISPATCH
 
 
 def _is_leaf_op(frame: FrameType) -> bool:
-    """True if the function is a kernel that a planned step calls. A composite one has been taken apart by then."""
+    """Return whether the function is a kernel that a planned step calls. Composite ops were decomposed before."""
     caller = frame.f_back
     op = None if caller is None else caller.f_locals.get("self")
     name = getattr(op, "_qualified_op_name", None) or getattr(getattr(op, "_schema", None), "name", "")
@@ -351,7 +351,7 @@ def _is_leaf_op(frame: FrameType) -> bool:
 
 
 def _compares_types(code: CodeType) -> bool:
-    """True if code compares ``type(x)`` with anything, or looks something up by it."""
+    """Return whether code compares ``type(x)`` with anything, or looks something up by it."""
     instructions = list(dis.get_instructions(code))
     for place, instruction in enumerate(instructions):
         if instruction.opname in _GLOBAL_OPS and instruction.argval == "type":

@@ -14,7 +14,7 @@ __all__ = ["PythonTable"]
 
 
 class PythonTable:
-    """See the native `GuardTable`. Methods that add a group return its number."""
+    """Python version of the native `GuardTable`. Methods that add a group return its number."""
 
     def __init__(self) -> None:
         self._tests: list[Callable[[], bool]] = []

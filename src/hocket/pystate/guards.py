@@ -35,7 +35,7 @@ A_TENSOR = object()
 
 
 class Guards:
-    """The conditions under which a recorded step stands for the user's.
+    """Conditions under which a recorded step may replace the user's step.
 
     Args:
         found: the state before the recorded step.
@@ -74,7 +74,7 @@ class Guards:
         return len(self._table)
 
     def hold(self) -> bool:
-        """True if everything is as it was recorded."""
+        """Return whether everything is as it was recorded."""
         failed = self._check()
         while failed >= 0 and self._is_about_others(failed):
             self._table.accept(failed)
@@ -83,11 +83,11 @@ class Guards:
 
     @property
     def condition(self) -> Any:
-        """The native table, which holds where `hold` has nothing to look into. Direct calls ask it."""
+        """The native table of checks, for direct calls."""
         return self._table
 
     def renew(self) -> bool:
-        """Look at everything again where a check has failed. If nothing differs, guard it as it stands now.
+        """Read all state again after a failed check. If nothing differs, guard the state as it is now.
 
         An object may have been exchanged for an equal one that the table knows by its address.
         """
@@ -99,7 +99,7 @@ class Guards:
         return self.hold()
 
     def changes(self) -> list[Change]:
-        """All that is not as it was recorded, for messages and to find numbers that move."""
+        """Return all changes since the recording, for messages and to find numbers that change between steps."""
         return self._changes(self._watch.look())
 
     def unexpected(self) -> list[Change]:
@@ -123,7 +123,7 @@ class Guards:
         return is_a(change.now, torch.Tensor) if expected is A_TENSOR else same(expected, change.now)
 
     def _is_about_others(self, failed: int) -> bool:
-        """True if a hook went to another module, or a dict has only gained or lost names that the step does not use."""
+        """Return whether a change is irrelevant: a hook on another module, or unused names in a dict."""
         if failed == self._hooks:
             return not any(self._empty_hooks)
         group = self._groups[failed]
@@ -191,7 +191,7 @@ class Guards:
 
 
 def _is_safe_member(value: Any) -> bool:
-    """True if looking it up in a set runs no code of the user's."""
+    """Return whether looking the value up in a set runs no user code."""
     return is_plain(value) or (_default(value, "__hash__") and _default(value, "__eq__"))
 
 
@@ -200,7 +200,7 @@ def _default(value: Any, method: str) -> bool:
 
 
 def _test_of(group: Group) -> Callable[[], bool]:
-    """True if a set, a deque or the like still holds what it held."""
+    """Build the check that a set, a deque or the like still has the same members."""
     owner, values = group.owner, list(group.values)
 
     def holds() -> bool:
@@ -212,7 +212,7 @@ def _test_of(group: Group) -> Callable[[], bool]:
 
 
 def _safe(test: Callable[[], bool]) -> Callable[[], bool]:
-    """A test that says no where code of the user's raises in it."""
+    """Wrap a check so that it fails if user code raises in it."""
 
     def holds() -> bool:
         try:

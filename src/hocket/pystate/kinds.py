@@ -1,4 +1,4 @@
-"""The content of each kind of object besides attributes, looked into without running the user's code.
+"""Rules for each kind of object: the state that it holds besides attributes, read without running user code.
 
 A rule stands for a type and what is derived from it. Objects of C that no rule knows and that have memory which no
 attribute shows are *opaque*, unless their module is one of values: a step that reaches one stays eager.
@@ -61,7 +61,7 @@ _FUNCTIONS_OF_C = ("_cython_", "pybind11_builtins")
 
 
 class Kinds(TorchKinds):
-    """A method for each kind of object. `_RULES` says which is for which."""
+    """One method for each kind of object. `_RULES` maps types to methods."""
 
     def visit(self, value: Any, path: Path) -> None:
         kind = type(value)

@@ -20,7 +20,7 @@ _SLOTS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 
 
 def foreign_base(kind: type) -> type | None:
-    """The C class that gives instances memory that no attribute shows, or None for classes written in Python."""
+    """Return the C base class that gives instances memory hidden from attributes. None for pure Python classes."""
     for base in kind.__mro__[:-1]:
         parent = base.__base__
         if parent is None:
@@ -57,7 +57,7 @@ def _slots(kind: type) -> Iterator[str]:
 
 
 def slot_value(value: Any, slot: str) -> tuple[Any, ...]:
-    """The content of a slot, read without running code of the class. Empty if there is none."""
+    """Return the value in a slot without running code of the class. Empty if the slot is."""
     try:
         return (object.__getattribute__(value, slot),)
     except AttributeError:

@@ -85,7 +85,7 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
 
 
 def _end(body: Body, runs: Sequence[bool]) -> int:
-    """The position after the last statement that runs something. A return is no part of the middle."""
+    """Return the position after the last statement of the middle, which excludes the return statement."""
     end = max(place for place, each in enumerate(runs) if each) + 1
     return end - isinstance(body.statements[end - 1].node, ast.Return)
 
@@ -105,7 +105,7 @@ def _without_first(part: Callable[..., Any], owner: Any, *args: Any, **kwargs: A
 
 
 def _delegate(function: types.FunctionType, owner: Any) -> Any:
-    """``trainer.step`` of ``lambda batch: trainer.step(batch)``, or None of any other function."""
+    """Return ``trainer.step`` for ``lambda batch: trainer.step(batch)``, and None for any other function."""
     code = function.__code__
     parameters = code.co_varnames[: code.co_argcount]
     body = [

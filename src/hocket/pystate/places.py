@@ -63,7 +63,7 @@ def is_a(value: Any, kinds: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """True if `value` is immutable all through, so that type and equality identify it."""
+    """Return whether `value` is immutable all through, so that type and equality identify it."""
     kind = type(value)
     if kind is tuple:
         return all(is_plain(element) for element in value)
@@ -76,12 +76,12 @@ def is_immutable(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """True if `value` is a plain int or float (a bool chooses code, and is none)."""
+    """Return whether `value` is a plain int or float (a bool chooses code, and is none)."""
     return type(value) in (int, float)
 
 
 def same(first: Any, second: Any) -> bool:
-    """True if nothing that reads one could tell it from the other. Objects are the same only as one object."""
+    """Return whether two values are indistinguishable to code that reads them. Objects are compared by identity."""
     if first is second:
         return True
     if type(first) is not type(second) or not is_plain(first):
@@ -94,7 +94,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def are_like(first: Any, second: Any) -> bool:
-    """True if two values are tensors of one kind, or tuples, lists and dicts of such in the same order."""
+    """Return whether two values are tensors of one kind, or tuples, lists and dicts of such in the same order."""
     if is_a(first, torch.Tensor) and is_a(second, torch.Tensor):
         kinds = [(t.dtype, t.device, t.layout, t.shape, t.requires_grad) for t in (first, second)]
         if kinds[0] != kinds[1] or isinstance(second, torch.nn.Parameter):
@@ -120,7 +120,7 @@ def _items(base: Any, value: Any) -> Iterator[Any]:
 
 
 def members_of(values: Iterable[Any]) -> frozenset[Any]:
-    """The content of a set: plain values with their types, objects by identity."""
+    """Return the members of a set: plain values with their types, objects by identity."""
     return frozenset((type(each), each) if is_immutable(each) else id(each) for each in values)
 
 
@@ -233,7 +233,7 @@ class Place:
         return self.kind in ("dict", "cell", "list", "slots", "class", "context")
 
     def get(self) -> Any:
-        """The value there, or `ABSENT` where there is none (a name was deleted, a cell is empty, a list is shorter)."""
+        """Return the value at this place, or `ABSENT` (a name was deleted, a cell is empty, a list is shorter)."""
         try:
             return self._value()
         except (LookupError, AttributeError, ValueError):
@@ -249,7 +249,7 @@ class Place:
         return self.owner.get() if self.kind == "context" else self.owner[self.key]
 
     def set(self, value: Any) -> None:
-        """Put a value there, or delete what is there with `ABSENT`."""
+        """Set the value at this place, or delete it if the new value is `ABSENT`."""
         if value is ABSENT:
             self._delete()
         elif self.kind == "cell":

@@ -53,7 +53,7 @@ def is_strict(value: Any) -> bool:
 
 
 def strict_function(function: Any) -> str:
-    """The name of a C function that was called, if it may take plain numbers only. Empty if it asks for the value."""
+    """Return the name of the called C function if it accepts only plain numbers. Empty if it asks for the value."""
     owner = getattr(function, "__self__", None)
     module = getattr(function, "__module__", None)
     if owner is not None and not issubclass(type(owner), ModuleType):

@@ -52,7 +52,7 @@ def iterator_state(value: Any) -> tuple[Any, ...]:
 
 
 def _flat(state: Any, depth: int) -> Iterator[Any]:
-    """The place of an iterator as it states it, objects by their identity."""
+    """Return the position that an iterator reports, with objects replaced by their identity."""
     if depth > MAX_DEPTH:
         raise ValueError("iterators of iterators, too deep to look into")
     for each in state:

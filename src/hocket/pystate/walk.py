@@ -55,7 +55,7 @@ _SETTINGS: tuple[tuple[str, Any, Callable[[], Any]], ...] = (
 
 
 class Reachable:
-    """The result of one walk.
+    """State found by one walk.
 
     Attributes:
         groups: by owner and kind.
@@ -112,7 +112,7 @@ class Walk(ABC):
                 self._check_weak()
 
     def _drain(self) -> bool:
-        """Visit all that is waiting. Returns False where there is too much."""
+        """Visit all waiting objects. Return False if there are too many."""
         while self.todo:
             value, path = self.todo.popleft()
             self._visit(value, path)

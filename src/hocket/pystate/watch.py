@@ -5,10 +5,10 @@ compared before and after each watched step. The user's step is called no more o
 steps are different: modules are imported, optimizers make their state. A step counts once it runs no code for the first
 time.
 
-What a step may write is what its graph can write, too: models, gradients, optimizers, tensors in place. Places that it
-binds to another tensor each time (a moving average, a hidden state), that it counts on, or sets to a plain value: these
-become outputs of the graph, and lists that it appends to. Anything else, and any look at the world outside (a clock, a
-file, a random generator that is not torch's), is a *finding*: the step stays eager.
+A step may write everything that its graph can write: models, gradients, optimizers, and tensors in place. It may also
+bind places to another tensor each time (a moving average, a hidden state), count them on, or set them to a plain value:
+these become outputs of the graph. And it may append to lists. Anything else, and any look at the world outside (a
+clock, a file, a random generator that is not torch's), is a *finding*: the step stays eager.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Watched:
-    """The result of one watched step.
+    """Result of watching one step.
 
     Attributes:
         result: what it returned.
@@ -83,7 +83,7 @@ class Watched:
 
 
 def differences(before: Reachable, after: Reachable) -> Iterator[Change]:
-    """Every value that both walks could see and that differs, with keys that came or went where all keys count."""
+    """Return the values that differ between two walks, and keys that were added or removed where all keys count."""
     for key, now in after.groups.items():
         then = before.groups.get(key)
         if then is None or (then.values is now.values and then.keys is now.keys):
@@ -127,7 +127,7 @@ def _hashable(key: Any) -> Any:
 
 
 def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -> bool:
-    """True if a graph that has the changed place as an input stands for both values.
+    """Return whether a graph with the changed place as an input is valid for both values.
 
     Args:
         change: between two steps.
@@ -192,7 +192,7 @@ class PurityWatch:
         Args:
             step: makes it.
             batch: of the step.
-            counts: whether the step has to be watched. Else, where Python's hooks are taken, it runs without.
+            counts: whether the step has to be watched. Otherwise, where Python's hooks are taken, it runs without.
             by: calls the step that it is given with the batch. The code that it runs besides is not watched.
 
         Raises:
@@ -239,7 +239,7 @@ class PurityWatch:
             yield
 
     def note_moving(self, changes: Iterable[Change]) -> list[Change]:
-        """Numbers and tensors that changed between two steps are read anew from now on. Other changes are returned."""
+        """Numbers and tensors that changed between two steps are read anew from now on. Return the other changes."""
         others = []
         for change in changes:
             is_number_moved = is_number(change.then) and type(change.then) is type(change.now)
@@ -263,7 +263,7 @@ class PurityWatch:
                 yield self._finding(change)
 
     def _counts(self, change: Change) -> bool:
-        """True if a number that cannot be followed was set to another value by an earlier step."""
+        """Return whether a number that cannot be followed was set to another value by an earlier step."""
         if self.executed.follows_numbers or not (is_number(change.then) and is_number(change.now)):
             return False
         return self._numbers_set.setdefault(change.place.identity, change.now) != change.now
@@ -296,7 +296,7 @@ def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedLi
 
 
 def _is_rebinding(change: Change) -> bool:
-    """True if tensors took the place of others of their kind, without a graph of autograd behind them.
+    """Return whether tensors replaced others of their kind, without a graph of autograd behind them.
 
     With such a graph only where a hook makes it anew before it is read: pruned and normed weights.
     """
@@ -313,7 +313,7 @@ def _is_made_by_hook(place: Place) -> bool:
 
 
 def _is_output(change: Change) -> bool:
-    """True if a graph could put the new value there: a plain one, or a tensor where there was none."""
+    """Return whether a graph could put the new value there: a plain one, or a tensor where there was none."""
     if not change.place.is_writable or not is_plain(change.then):
         return False
     if is_a(change.now, torch.Tensor):

@@ -79,11 +79,11 @@ class Captured:
         return self.example.value
 
     def fits(self, batch: Any) -> bool:
-        """True if this graph may stand for ``step(batch)`` now: same shapes, same modes, same gradients present."""
+        """Return whether this graph may replace ``step(batch)`` now: same shapes, modes and gradients present."""
         return signature_of(self.trace.places, batch) == self.signature
 
     def begin(self, batch: Any, *, prologue: bool = True) -> Frame | None:
-        """Read all inputs and numbers, or None where the graph does not stand for this step (see `holds`)."""
+        """Read all inputs and numbers. Return None if the graph is not valid for the step now (see `holds`)."""
         leaves, _ = tree_flatten(batch)
         values = self._read_inputs(leaves)
         if values is None:
@@ -97,10 +97,10 @@ class Captured:
         return self._started(values, numbers) if prologue else Frame(values, numbers)
 
     def holds(self, batch: Any) -> bool:
-        """True if the graph stands for a step with this batch now.
+        """Return whether the graph is valid for a step with this batch now.
 
-        Everything that it reads is there, tensors of the same type, layout and memory shared as when it was captured.
-        Numbers have the same types, what the step branches on has the same outcome, and no number has another value
+        All its inputs exist, and tensors have the type, layout and shared memory that they had at the capture. Numbers
+        have the same types, what the step branches on has the same outcome, and no number has another value
         that was never compared with eager.
         """
         leaves, _ = tree_flatten(batch)
@@ -120,7 +120,7 @@ class Captured:
 
     @property
     def lacks_state(self) -> bool:
-        """True if state of the optimizer that the step reads is not there, or a gradient that it adds to."""
+        """Return whether optimizer state that the step reads, or a gradient that it adds to, is missing."""
         return any(
             source.kind in ("state", "gradient") and _is_gone(source)
             for _, source in self.inputs
@@ -136,7 +136,7 @@ class Captured:
         return self.trace.tape.moved(read)
 
     def numbers(self, batch: Any) -> list[Any] | None:
-        """The values of the tape for a step with this batch now, or None where a guard on them no longer holds."""
+        """Return the values of the tape for a step with this batch now, or None if a guard on them fails."""
         return self._numbers_of(tree_flatten(batch)[0])
 
     def rehearse(self) -> Frame:
@@ -175,7 +175,7 @@ class Captured:
         return self.returned(found)
 
     def returned(self, found: Sequence[Any]) -> Any:
-        """Put together the step's result from the values of `results`, and append to its lists what it appends."""
+        """Build the step's result from the values of `results`, and append to the lists that the step extends."""
         for entry, value in self.trace.effects.items():
             entry.set(value)
         if self.returns_one:
@@ -221,7 +221,7 @@ class Captured:
         return [tensor for tensor in found if tensor is not None]
 
     def _read_inputs(self, batch: list[Any]) -> list[Any] | None:
-        """A value for each slot that is read from outside, or None where one is not what it was, or is not there."""
+        """Return a value for each slot that is read from outside, or None if one has changed or is missing."""
         values: list[Any] = [None] * self.program.num_slots
         try:
             for slot, source in self.inputs:
@@ -243,7 +243,7 @@ class Captured:
         return read if [type(number) for number in read] == [type(number) for number in tape.found] else None
 
     def _numbers_of(self, batch: list[Any]) -> list[Any] | None:
-        """The values of the tape, or None where a guard fails, or a leaf has moved that is not proven."""
+        """Return the values of the tape, or None if a guard fails or an unverified leaf has changed."""
         read, tape = self._read_numbers(batch), self.trace.tape
         if read is None or (not tape.trusting and tape.moved(read)):
             return None
@@ -284,7 +284,7 @@ class Captured:
 
     @cached_property
     def standing(self) -> Standing:
-        """The conditions on the tensors that the program reads."""
+        """Conditions on the tensors that the program reads."""
         return Standing.of(self.trace, self.inputs, self.lowered.slot_of)
 
     @cached_property
@@ -298,7 +298,7 @@ class Captured:
 
     @cached_property
     def results(self) -> tuple[tuple[str, int, str | None], ...]:
-        """The source of each leaf of the result: a tensor or the number (``item``) in a slot, or on the tape.
+        """Sources of the result's leaves: a tensor or the number (``item``) in a slot, or an entry of the tape.
 
         With the name of the autograd node that the tensor has, if it requires a gradient.
         """
@@ -311,7 +311,7 @@ class Captured:
 
     @cached_property
     def returns_one(self) -> bool:
-        """True if the result is one tensor or number, and nothing is appended."""
+        """Return whether the result is one tensor or number, and nothing is appended."""
         alone = not self.trace.appended and len(self.trace.result.leaves) == len(self.results) == 1
         return alone and bool(self.trace.result.spec == tree_flatten((0, []))[1])
 

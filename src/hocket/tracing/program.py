@@ -44,14 +44,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The value that an op of a channel lane moves (see `hocket.tracing.cut`).
+    """Transfer of an op on a channel lane (see `hocket.tracing.cut`).
 
     Attributes:
         slot: of the value that is sent, that is received into its own memory, or that a received value fills.
         peer: where it goes to or comes from.
         sends: whether it goes out.
-        new: shape, strides, dtype and device of a received value without memory of its own before, or None if it has
-        some.
+        new: shape, strides, dtype and device of a received value without memory of its own. None if it has some.
     """
 
     slot: int

@@ -27,7 +27,7 @@ _CHECK_VALUES = frozenset(_NAMES.split())
 
 
 def may_raise(kernel: str) -> bool:
-    """True if an op may raise for its values.
+    """Return whether an op may raise for its values.
 
     Args:
         kernel: the last part of its name, such as ``nll_loss_forward``.

@@ -1,13 +1,13 @@
 """Reasons why a step stays eager: one table of them, with the cure for each.
 
 A reason names the user's own line, the object in the user's words, and something that helps. `REASONS` is what
-``fast.why`` is made of while a step is recorded. ``docs/eager.md`` lists the same entries.
+``fast.why`` is made of while a step is recorded, and ``docs/eager.md`` lists the same entries.
 
 A recorder notes reasons and never raises: the user's code may catch an error and go on along a branch that eager does
 not take::
 
     try:
-        value = float(loss)     # noted: the value depends on what the step computes. The step gets the true value
+        value = float(loss)     # noted: the value depends on what the step computes, the step gets the true value
     except Exception:
         value = 0.0             # not reached
 """

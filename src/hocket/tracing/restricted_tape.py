@@ -39,7 +39,7 @@ def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]
 
 
 def is_of_batch(tape: Tape, index: int) -> bool:
-    """True if an entry is computed from numbers of the batch."""
+    """Return whether an entry is computed from numbers of the batch."""
     return any(isinstance(tape.leaves[leaf], (LiveLeaf, BatchNumber)) for leaf in tape.leaves_of(index))
 
 

@@ -24,7 +24,7 @@ def encoded(value: Any, reference: Callable[[Any], dict[str, int] | None]) -> An
 
     Args:
         value: the argument.
-        reference: says of a leaf which value or number it refers to, or None for a constant.
+        reference: maps a leaf to the value or number that it refers to, or to None for a constant.
 
     Raises:
         CaptureError: there is no text for it.
@@ -49,7 +49,7 @@ def encoded(value: Any, reference: Callable[[Any], dict[str, int] | None]) -> An
 
 
 def decoded(text: Any, leaf: Callable[[str, int], Any]) -> Any:
-    """The argument that a text stands for. ``leaf("value", 3)`` is what a reference becomes.
+    """Return the argument that a text encodes. A reference becomes ``leaf("value", 3)``.
 
     Raises:
         CaptureError: it is no such text.

@@ -38,7 +38,7 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
         file: the C++ file to be written. Its parts have a number behind its name.
         kernels: by name.
         threads: for which they were written.
-        is_timed: they run in training. Others only in a few steps to be compared, and are compiled in less time.
+        is_timed: they run in training. Others run only in a few compared steps, and are compiled in less time.
 
     Raises:
         CaptureError: a kernel is not written as expected, or does not compile.
@@ -61,7 +61,7 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
 
 
 def _parts(texts: Sequence[str], most: int) -> list[list[str]]:
-    """Join the texts in at most so many parts of about the same size, or in one where they are short."""
+    """Split the texts into a limited number of parts of about the same size. Short ones stay in one part."""
     total = sum(map(len, texts))
     parts: list[list[str]] = [[] for _ in range(max(1, min(most, total // _MIN_PART_CHARS)))]
     for text in sorted(texts, key=len, reverse=True):

@@ -199,7 +199,7 @@ class _FormTrace:
         return self.by_slot[slot]
 
     def _phase(self, event: ListedCall) -> str:
-        """Kernels that write what the step was given belong to the update. Of others it is not known."""
+        """Return ``update`` for kernels that write inputs of the step. Otherwise unknown, so ``forward``."""
         own = {self.listing.values[value].root for value in event.written}
         return "update" if any(root < len(self.request.inputs) for root in own) else "forward"
 
@@ -212,7 +212,7 @@ class _FormTrace:
         return self.nodes[index]
 
     def _expect_layout(self, node: fx.Node, found: ListedTensor) -> None:
-        """Check that results of the step have the layout that they have in the plain form."""
+        """Check that an output has the same layout as in the step that was not compiled."""
         value = node.meta["val"]
         strides = [(a, b) for n, a, b in zip(value.shape, value.stride(), found.stride, strict=True) if n > 1]
         if tuple(value.shape) != found.size or any(a != b for a, b in strides):

@@ -44,7 +44,7 @@ def arranged(notes: RecordedCalls, prefix: str) -> Event:
 
 
 def _places(notes: RecordedCalls) -> dict[int, tuple[int, int]]:
-    """For each view its base, which is no view, and the offset in elements."""
+    """Map each view to its base tensor and its element offset."""
     places: dict[int, tuple[int, int]] = {}
     for event in notes.events:
         if event.get("op") == _VIEW:
@@ -83,7 +83,7 @@ def _allocating(events: list[Event], notes: RecordedCalls, roots: list[int]) -> 
 
 
 def _can_make(event: Event, buffer: int, notes: RecordedCalls, roots: list[int]) -> bool:
-    """True if this event, the first one to touch a buffer, can allocate it."""
+    """Return whether this event, the first one to touch a buffer, can allocate it."""
     if {value for value in event["given"] if roots[value] == buffer} != {buffer} or buffer not in event["written"]:
         return False
     if "kernel" in event:

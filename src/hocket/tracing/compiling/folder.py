@@ -52,10 +52,10 @@ class Compiling:
         self._scratch: Path | None = None
 
     def found(self) -> Captured | None:
-        """The compiled form, if it is kept. What does not read is thrown away.
+        """Return the compiled form if it is stored. Unreadable files are deleted.
 
         Raises:
-            CaptureError: it reads, and does not fit the step: compiled again, it would not either.
+            CaptureError: it is readable and does not fit the step. Compiling again would not help.
         """
         if not self._kept.is_dir():
             return None
@@ -72,7 +72,7 @@ class Compiling:
         return compiled_form(self._captured, self._request, listings)
 
     def start(self, process: CompilingProcess | None = None) -> None:
-        """Put the request into a process that is not begun. Without one, begin to compile at once.
+        """Add the request to a process that has not begun. Without one, begin to compile at once.
 
         Raises:
             CaptureError: the folder cannot be written, or no process started.
@@ -95,11 +95,11 @@ class Compiling:
 
     @property
     def is_done(self) -> bool:
-        """True if it was started, and has ended."""
+        """Return whether the process was started and has ended."""
         return self._process is not None and self._process.is_done
 
     def wait(self) -> None:
-        """Return when the process has ended. One that takes too long is ended."""
+        """Wait until the process has ended. One that takes too long is stopped."""
         if self._process is not None:
             self._process.wait()
 
@@ -107,7 +107,7 @@ class Compiling:
         """Wait for the process, keep what it made, and return the compiled form.
 
         Raises:
-            CaptureError: it failed, for a reason in one line.
+            CaptureError: it failed. The message says why in one line.
         """
         assert self._process is not None, "it was not started"
         assert self._scratch is not None
@@ -169,7 +169,7 @@ def _bound(folder: Path, newest: Path) -> None:
 
 
 def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured:
-    """The compiled form of a captured step, at once: what is kept of it, or compiled now, which takes a while.
+    """Return the compiled form of a captured step: the stored one, or one compiled now, which takes a while.
 
     Args:
         captured: the step, with its convolutions' backward as it stands.
@@ -177,7 +177,7 @@ def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured
         threads: the most threads that a kernel may use.
 
     Raises:
-        CaptureError: it cannot be compiled, for a reason in one line.
+        CaptureError: it cannot be compiled. The message says why in one line.
     """
     compiling = Compiling(captured, folder, threads=threads)
     found = compiling.found()

@@ -1,7 +1,7 @@
 """A requested step as a functional graph for Inductor. Used in the compiling process only.
 
-The calls are run once on fake tensors, below `torch.func.functionalize`: what they write in place becomes values, and
-what the step was given is written once, at the end. Four things are done on the way:
+The calls are run once on fake tensors, below `torch.func.functionalize`: writes in place become values, and
+the inputs of the step are written once, at the end. Four things are done on the way:
 
 - *Numbers that change* are elements of one float64 vector. Ops that take numbers only are written as others that take
   tensors, ``addcmul_(a, b, c, value=v)`` as ``a + v * b * c``. As a number, Inductor drops one silently in places.
@@ -65,7 +65,7 @@ def functional_graph(
 
 
 def plain_op(func: Any) -> Any:
-    """The op that one of our namespace stands for, and any other one itself."""
+    """Return the torch op that an op of our namespace replaces. Other ops are returned unchanged."""
     return _PLAIN.get(func, func)
 
 
@@ -79,7 +79,7 @@ class _RequestedCalls:
         self._wide = WIDE if wide else {}
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype that tensors of this one have in the compiled step."""
+        """Return the dtype that tensors of this dtype have in the compiled step."""
         own = dtype_of(name)
         return self._wide.get(own, own)
 
@@ -184,7 +184,7 @@ def _drawn_apart(func: Any, functional: Any, args: list[Any], kwargs: dict[str, 
 
 
 def _only_part(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """The one tensor that is left of those to be joined, without those of shape (0,) (the first step of a cache).
+    """Return the only tensor to be joined whose shape is not (0,), if there is exactly one (first step of a cache).
 
     Torch's decomposition gives the result the strides of that one, its kernel makes it contiguous.
     """

@@ -149,7 +149,7 @@ def _mark_outputs(module: fx.GraphModule) -> None:
 
 
 def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
-    """Run tasks in forks of this process, as many at once as there are cores, and return the highest of their statuses.
+    """Run tasks in forks of this process, as many at once as there are cores. Return their highest status.
 
     This process and all that it has started end when the training that asked for it has ended.
     """
@@ -172,7 +172,7 @@ def _beside(tasks: Sequence[Callable[[], int]], asked_by: int) -> int:
 
 
 def _status_of(task: Callable[[], None], folder: Path) -> int:
-    """Run a task on a folder. What fails is one line in its file ``failure``, or the status where there is no room."""
+    """Run a task on a folder. A failure is one line in its file ``failure``, or the status if the disk is full."""
     try:
         task()
     except Exception as error:  # noqa: BLE001  # whatever it is, the step keeps its plain form
@@ -186,10 +186,10 @@ def _status_of(task: Callable[[], None], folder: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile the ``request.json`` of each folder into it. What fails is one line in its file ``failure``.
+    """Compile the ``request.json`` of each folder into it. A failure is one line in its file ``failure``.
 
     Args:
-        arguments: by how much it is nicer than who asked, and the folders.
+        arguments: the niceness increment, then the folders.
     """
     asked_by = os.getppid()
     os.nice(int(arguments[0]))

@@ -35,11 +35,11 @@ class ListedCall:
     """A call of a kernel, or of an op of torch.
 
     Attributes:
-        op: name of the op. Of a kernel its symbol.
+        op: name of the op, or symbol of a kernel.
         args, kwargs: of an op, as text (see `hocket.tracing.compiling.arguments`).
         given, written: the values that it reads or writes, and those of them that it writes.
         outs: position in the result (-1: the whole) and value that it is.
-        order: of a kernel: its arguments as places in `given`, or as -1 - place in `outs`, or None for an op.
+        order: of a kernel: its arguments as places in `given`, or as -1 - place in `outs`. None for an op.
         offsets: of a kernel's arguments, in elements behind the first one of that tensor.
     """
 

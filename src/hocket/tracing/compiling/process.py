@@ -41,7 +41,7 @@ def niceness(speedup: float) -> int:
 
 
 class CompilingProcess:
-    """Compiles what lies in some folders, in one process for all of them, since it begins with seconds of imports.
+    """Compiles requests in several folders by one process, since each process begins with seconds of imports.
 
     Args:
         nice: added to its niceness, and to that of its compilers.
@@ -54,7 +54,7 @@ class CompilingProcess:
         self._give_up_at = math.inf
 
     def add(self, folder: Path) -> None:
-        """Compile what lies in this folder, too, unless the process has begun."""
+        """Add a folder to be compiled. Not allowed once the process has begun."""
         assert self._process is None, "it has begun"
         self._folders.append(folder)
 
@@ -84,18 +84,18 @@ class CompilingProcess:
 
     @property
     def group(self) -> int | None:
-        """The process group that it and its compilers are, or None where nothing was to be compiled."""
+        """Process group of the process and its compilers. None if there was nothing to compile."""
         return None if self._process is None else self._process.pid
 
     @property
     def is_done(self) -> bool:
-        """True if it was started, and has ended. One that takes too long is ended."""
+        """Return whether the process was started and has ended. One that takes too long is stopped."""
         if time.monotonic() > self._give_up_at:
             self.end()
         return self._process is not None and self._process.poll() is not None
 
     def wait(self) -> int:
-        """Return its status when it has ended. One that takes too long is ended."""
+        """Wait for the process, and return its status. One that takes too long is stopped."""
         if self._process is None:
             return 0
         try:

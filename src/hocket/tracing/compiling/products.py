@@ -66,7 +66,7 @@ class _Making:
         return node
 
     def joined(self, place: float, nodes: Sequence[Any], axis: int) -> fx.Node:
-        """Matrices one after another. Of transposed ones the matrix behind them is taken: rows are copied, and once."""
+        """Concatenate matrices along an axis. Transposed ones are concatenated untransposed. Results are cached."""
         if all(map(_is_turned, nodes)):
             return self(place, _aten.permute.default, self.joined(place, _inner(nodes), 1 - axis), [1, 0])
         key = axis, tuple(nodes)
@@ -86,7 +86,7 @@ class _Making:
         return sorted(products, key=place)
 
     def sort(self) -> None:
-        """Put every node behind its inputs, else by its place, and leave out what is not used any more."""
+        """Sort nodes behind their inputs, else by position. Unused nodes are removed."""
         waiting: dict[fx.Node, int] = {}
         ready: list[tuple[float, int, fx.Node]] = []
         numbers = {node: number for number, node in enumerate(self.graph.nodes)}
@@ -123,7 +123,7 @@ def _is_turned(node: fx.Node) -> bool:
 
 
 def _unturned(node: fx.Node, most_users: float = float("inf")) -> tuple[fx.Node, bool]:
-    """The transposed value, and True if it was transposed an odd number of times."""
+    """Return the tensor below all transpositions, and whether their number is odd."""
     odd = False
     while _is_turned(node) and len(node.users) <= most_users:
         (node,), odd = node.all_input_nodes, not odd
@@ -135,7 +135,7 @@ def _inner(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def _is_sum(node: fx.Node) -> bool:
-    """True if it is a sum of two different tensors of its own shape and dtype."""
+    """Return whether it is a sum of two different tensors of its own shape and dtype."""
     inputs = node.all_input_nodes
     if node.target is not _aten.add.Tensor or node.kwargs or len(inputs) != 2:
         return False

@@ -58,7 +58,7 @@ def with_told_views(calls: Sequence[Call], memory: Mapping[int, int], kept: Coll
 
 
 def _first_use(calls: Sequence[Call], at: int, memory: Mapping[int, int], kept: Collection[int]) -> int | None:
-    """The call that uses a part of this split first, or None where the whole is used from there on, or nothing is."""
+    """Return the first call that uses a part of this split. None if the whole is used afterwards, or no part is."""
     parts = set(calls[at].outs.values())
     whole = {memory.get(slot) for slot in parts}
     place: int | None = None

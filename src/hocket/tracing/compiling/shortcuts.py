@@ -1,4 +1,4 @@
-"""Results that Inductor computes again and again, computed once. Used in the compiling process only.
+"""Caches for results that Inductor computes repeatedly. Used in the compiling process only.
 
 Two of its functions took a fifth of the seconds in which it wrote the kernels of a DenseNet, and a third one compiles:
 
@@ -55,7 +55,7 @@ def shortcuts() -> Iterator[None]:
 
 
 def linear_stride(index: Any, var: Any) -> Any:
-    """By how much a sum of variables with constant factors grows when this variable grows by one.
+    """Return the amount by which a sum of variables with constant factors grows when this variable grows by one.
 
     Args:
         index: an expression of sympy.

@@ -1,4 +1,4 @@
-"""The Python wrapper that Inductor writes as a list of events. Used in the compiling process only.
+"""Record the calls of Inductor's Python wrapper as a list of events. Used in the compiling process only.
 
 The wrapper is straight-line code: it allocates buffers, takes views, calls kernels and ops of torch. Its function
 ``call`` is run once on fake tensors, with stand-ins for all the names that it may use. Any other name is an error, so
@@ -41,7 +41,7 @@ class RecordedCalls:
 
     Attributes:
         values: of each value its tensor, which has a layout and no data.
-        events: what was called. See `hocket.tracing.compiling.listing.Listing`.
+        events: the calls, see `hocket.tracing.compiling.listing.Listing`.
         outputs: the values that the step leaves.
     """
 
@@ -112,8 +112,8 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> RecordedCalls:
     """Run a wrapper's ``call`` on fake tensors, inside their mode, and note what it does.
 
     Args:
-        source: what Inductor wrote.
-        given: one tensor for each of its arguments. The values of these numbers.
+        source: text of the wrapper.
+        given: one tensor for each of its arguments, and the values of these numbers.
 
     Raises:
         CaptureError: the wrapper does what is not known here.
@@ -145,7 +145,7 @@ def recorded(source: str, given: Sequence[torch.Tensor]) -> RecordedCalls:
 
 
 def _stand_ins(notes: RecordedCalls, kernels: dict[str, WrittenKernel]) -> dict[str, Any]:
-    """The meanings of the names in a wrapper."""
+    """Map the names in a wrapper to their stand-ins."""
 
     def allocated(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made = torch.empty_strided(size, stride, dtype=dtype)

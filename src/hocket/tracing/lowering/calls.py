@@ -32,7 +32,7 @@ class AnnotatedCall:
 
     @property
     def access(self) -> Access:
-        """A fresh result is a root that the op writes: nobody can read it before."""
+        """A fresh result is a root that the op writes, since no other op can read it earlier."""
         fresh = frozenset(r for r in self.note.returns if r is not None) - self.note.reads
         return Access(self.note.reads, self.note.writes | fresh, self.note.random)
 

@@ -4,7 +4,7 @@
 tensor has a *root*, the storage it views. For each root, in program order::
 
     write ---> read, read ---> write        a read waits for the write before it,
-                                            a write waits for the write and for all reads before it;
+                                            a write waits for the write and for all reads before it,
 
 and ops that draw from the default random generator keep program order among themselves. So do those that may raise,
 with what is written beyond the step (`around_raises`).

@@ -20,7 +20,7 @@ _MIN_UPDATE_BYTES = 128 << 10
 
 
 def drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[AnnotatedCall]:
-    """Leave out what nobody reads, unless it writes what outlives it or draws random numbers."""
+    """Remove unread ops, unless they write memory that outlives them or draw random numbers."""
     needed = set(kept)
     alive: list[AnnotatedCall] = []
     for piece in reversed(pieces):
