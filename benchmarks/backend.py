@@ -2,6 +2,7 @@
 
 Contenders, in one process, each on a twin of the same job (`benchmarks.turns`). The update is eager's but in the last:
 
+- ``dynamo``: Dynamo's graphs as they stand (``backend="eager"``), with Dynamo's guards: no backend can undo their time;
 - ``aot_eager``: the graphs of AOTAutograd op by op, what a region has to beat;
 - ``bitwise`` and ``close``: the model compiled with ``backend="hocket"`` and these ``numerics``;
 - ``inductor``: torch's own backend;
@@ -26,7 +27,7 @@ from hocket.job import Job
 
 __all__ = ["CONTENDERS", "run"]
 
-CONTENDERS = ("aot_eager", "bitwise", "close", "inductor", "schedule")
+CONTENDERS = ("dynamo", "aot_eager", "bitwise", "close", "inductor", "schedule")
 TARGETS: dict[str, Callable[[], Job]] = {
     "mlp": lambda: zoo.load("mlp"),
     "gpt2": lambda: gpt2(64),
@@ -72,6 +73,7 @@ def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, An
     failed: dict[str, Any] = {}
     found: dict[str, list[Region]] = {}
     ways: dict[str, dict[str, Any]] = {
+        "dynamo": {"backend": "eager"},
         "aot_eager": {"backend": "aot_eager"},
         "bitwise": {"backend": "hocket", "options": {"numerics": "bitwise"}},
         "close": {"backend": "hocket", "options": {"numerics": "close"}},
