@@ -92,7 +92,7 @@ class FormCompiler:
         return self.is_done
 
     def start(self, nice: int = 0) -> None:
-        """Begin with what is left to be compiled: one process, for all forms, by so much nicer than this one."""
+        """Begin with what is left to be compiled: one process, for all forms, nicer than this one by that increment."""
         process = CompilingProcess(nice)
         for form, compiling in list(self._left.items()):
             try:

@@ -5,7 +5,7 @@ stands before its ops or after them, mostly, and may run there as it is (see `ho
 
     refused ---> before (Python) ---> middle: a pool of its own ---> after (Python)
 
-Each part is made once in each call, whoever makes the middle. Where that is refused, too, the whole step stays eager,
+Each part is made once in each call, whatever makes the middle. Where that is refused, too, the whole step stays eager,
 with the first reason.
 """
 

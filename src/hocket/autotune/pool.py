@@ -217,7 +217,7 @@ class VariantPool:
         return self.config.step(batch)
 
     def _unseen(self, batch: Any, error: Exception) -> Any:
-        """The user's own step, of which it cannot be told what it would run on."""
+        """The user's own step, whose inputs cannot be described."""
         reason = f"the state before the step could not be looked at ({type(error).__name__}: {error}); please report it"
         if self.current.decision.reason != reason:
             log.warning("hocket: this call is eager: %s", reason, exc_info=error)

@@ -160,7 +160,7 @@ def wait_until_admitted(membership: Membership) -> int:
 
 
 def admit(membership: Membership, rejoin: int, steps: int) -> None:
-    """Tell a worker, at worker 0, that its first step is the one after `steps`. Servers were told to admit it."""
+    """Tell a worker, at worker 0, that its first step is the one after `steps`. Servers were asked to admit it."""
     membership.announce(_since(rejoin), steps)
 
 
@@ -196,7 +196,7 @@ class RejoiningWorkers:
             wire.close(reason=str(error) if error is not None else "")
 
     def admit(self, rejoin: int, steps: int) -> WorkerLink:
-        """Let a worker take part from now on, after so many steps."""
+        """Let a worker take part from now on, after this number of steps."""
         with self._lock:
             worker = replace(self._ready.pop(rejoin), since=steps)
         self._workers.add(worker)

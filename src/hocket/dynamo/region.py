@@ -256,7 +256,7 @@ class _Drift:
         self._watches: WeakKeyDictionary[Variant, DriftDetector] = WeakKeyDictionary()
 
     def note(self, times_ms: Sequence[float], variant: Variant) -> bool:
-        """Whether calls of this variant take another time than when its plan was chosen."""
+        """True if calls of this variant take another time than when its plan was chosen."""
         if not variant.settled or not variant.decision.eager_ms:
             return False  # a plan that was not compared with eager
         watch = self._watches.get(variant)

@@ -3,7 +3,7 @@ r"""A traced model run for one model after another, each on its part of the stac
     leaves, stacked tensors --split--> model 0's, model 1's, ... --program each--> outputs --joined--> output
                                                                 \--loss, backward--> losses, and gradients that wait
 
-Where models go to the end of their backward, gradients are there before somebody asks for them: they wait in the
+Where models go to the end of their backward, gradients are there before they are read: they wait in the
 stacked buffers until ``losses.backward()`` hands them over, times whatever gradient the losses get there.
 
 A traced model runs as a plain Python function without the modules around its ops, so a small op costs less than in the
@@ -238,7 +238,7 @@ def _leads_elsewhere(loss: Tensor, out: Any, parts: list[Tensor]) -> bool:
 
 
 class _Waiting:
-    """Losses and the gradients that belong to them, until somebody takes these."""
+    """Losses and the gradients that belong to them, until these are taken."""
 
     def __init__(self, losses: Tensor, grads: list[Tensor | None]) -> None:
         self.losses = losses

@@ -1,4 +1,4 @@
-"""Tensors of each model ``(B, N, ...)`` told apart from those of all models ``(N, ...)``.
+"""Tensors of each model ``(B, N, ...)`` separated from those of all models ``(N, ...)``.
 
 Only a tensor whose first axis is B can be the former. Which it is, the first call settles, and later calls hold to it:
 

@@ -119,7 +119,7 @@ def first_tensor(out: Any) -> Tensor:
 
 
 def _are_plain(outputs: Any, target: Any) -> bool:
-    """One tensor each, and nobody traces: the only model's loss is one number, which needs no class of its own."""
+    """One tensor each, and nothing is traced: the only model's loss is one number, which needs no class of its own."""
     return type(outputs) is Tensor and type(target) is Tensor and not is_watched()
 
 

@@ -4,8 +4,8 @@ Everything that a walk found (see `reachable`) is compared: plain values by equa
 hold by groups of their own. Of a number that the graph reads anew the type counts, and of a tensor that the step binds
 anew the kind.
 
-The native table (see ``native/guards.cpp``) costs about a nanosecond for each dict, module or tensor that nobody wrote
-to since the last check. Without a compiler the same comparison runs in Python, at some microseconds a hundred values.
+The native table (see ``native/guards.cpp``) costs about a nanosecond for each dict, module or tensor without writes
+since the last check. Without a compiler the same comparison runs in Python, at some microseconds a hundred values.
 """
 
 from __future__ import annotations

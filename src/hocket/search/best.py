@@ -32,7 +32,7 @@ def best_model(
         study: what `hocket.tune` returned.
         train: the function that it was given.
         seed: likewise.
-        checkpoints: likewise. Without it the trial is trained again, alone, up to the epoch whose value it was told
+        checkpoints: likewise. Without it the trial is trained again, alone, up to the epoch whose value was reported
             with. A trial has the values that it has alone.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Decisions on a search's trials at the end of an epoch: told to the study, ended or continued."""
+"""Decisions on a search's trials at the end of an epoch: reported to the study, ended or continued."""
 
 from __future__ import annotations
 

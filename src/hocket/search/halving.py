@@ -43,7 +43,7 @@ class Rungs(Schedules):
         check_whole("min_epochs", self.min_epochs, 1)
 
     def rungs(self, trials: int, first: int, epochs: int) -> list[Rung]:
-        """The rungs of a bracket of so many trials, from the epoch of the first rung to the last epoch."""
+        """The rungs of a bracket of this number of trials, from the epoch of the first rung to the last epoch."""
         found = []
         epoch = first
         while epoch < epochs and trials > 1:
@@ -58,7 +58,7 @@ class Halving(Rungs):
     """Successive halving (Jamieson and Talwalkar, AISTATS 2016): at each rung the best of all trials go on.
 
     Attributes:
-        eta: at each rung one trial of so many goes on, for so many times the epochs.
+        eta: at each rung one trial in `eta` goes on, for `eta` times the epochs.
         min_epochs: the epoch of the first rung.
 
     Raises:

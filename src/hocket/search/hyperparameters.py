@@ -3,8 +3,8 @@
     params["lr"]                                   a space of distributions was given
     params.suggest_float("lr", 1e-4, 1e-1)         the function itself says what there is to propose
 
-A trial is built again and again: to see what changes shapes, in a slot, in a process, after a kill. Only the first time
-somebody proposes. Later the dict answers.
+A trial is built again and again: to see what changes shapes, in a slot, in a process, after a kill. Only the first call
+proposes. Later the dict answers.
 """
 
 from __future__ import annotations

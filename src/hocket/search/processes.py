@@ -101,7 +101,7 @@ class ProcessTrainer(Trainer):
 
 
 def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
-    """A process: train what comes until nobody sends any more."""
+    """A process: train what comes until the sender closes."""
     import torch
 
     from hocket.search.trainer import SerialTrainer

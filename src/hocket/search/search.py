@@ -247,7 +247,7 @@ class Search(Decisions):
                 self._finish(run, Status.PRUNED if run.values else Status.FAILED)
 
     def _abandon(self) -> None:
-        """The search ends before its time: what is kept goes on later, and the rest is told as failed."""
+        """The search ends before its time: what is kept goes on later, and the rest is reported as failed."""
         if self._checkpoints is not None:
             return
         for run in self.runs.values():

@@ -1,4 +1,4 @@
-"""Hyper-parameters that may differ between fused models, told apart from those that may not.
+"""Hyper-parameters that may differ between fused models, separated from those that may not.
 
 HFHT (Wang et al., MLSys 2021, Appendix E) calls them fusible and infusible, and asks the user. Here they are found: the
 user's function is called with one parameter changed at a time, on the meta device, where tensors have shapes and no

@@ -1,4 +1,4 @@
-"""Optuna as the engine: what is asked of a study, and what is told to it.
+"""Optuna as the engine: what is asked of a study, and what is reported to it.
 
 Several searches, on several machines, may share one study through its storage. Those with checkpoints mark their trials
 with an owner (Optuna has heartbeats only in databases, and a journal keeps a trial of a killed process running for

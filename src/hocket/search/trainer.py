@@ -63,7 +63,7 @@ class Trainer(ABC):
         """Train on for an epoch at least, and say what came of it."""
 
     def shrink(self) -> None:  # noqa: B027 - most trainers have nothing to give up
-        """Give up slots that nobody needs, where that saves time."""
+        """Give up slots that no trial needs, where that saves time."""
 
     def close(self) -> None:
         """Let go of all trials. Their states are in their own models."""

@@ -176,7 +176,7 @@ def _restricted(made: _Cut) -> Trace:
 def _numbers(made: _Cut, used: set[int]) -> tuple[dict[Entry, TapeRef], Tape, bool]:
     """The numbers that this part counts on, its tape, and whether it needs the batch.
 
-    A number that the part reads is counted on here, too, whoever else does.
+    A number that the part reads is counted on here, too, as on the other parts.
 
     Raises:
         InputError: as `_guards`.

@@ -5,8 +5,8 @@ may change memory under its feet, bind a place anew, or count a number on, and n
 the ops that are kept. So each of these is looked for here, and refused by name unless the value arrives.
 
 What arrives of memory that outlives the step (a parameter) is what the step before left there, if ops kept here use it
-before those left out write it. If they use it after that, it is what this step leaves there. Whoever pairs a send with
-a receive pairs their steps so. Of a value that an op makes it is what all ops leave that write it. A part that sends
+before those left out write it. If they use it after that, it is what this step leaves there. A program that pairs a
+send with a receive pairs their steps so. Of a value that an op makes it is what all ops leave that write it. A part that sends
 has to have that very value.
 """
 

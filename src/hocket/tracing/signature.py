@@ -1,4 +1,4 @@
-"""Signatures: the conditions that a graph was recorded under, by which calls of a schedule are told apart.
+"""Signatures: the conditions that a graph was recorded under, which distinguishes calls of a schedule.
 
 `signature_of` describes a call in Python values. Where a signature is met again, the native core learns to recognise it
 (see ``native/signature.cpp``): the next such call costs about a microsecond instead of some tens.

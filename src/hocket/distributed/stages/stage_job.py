@@ -176,7 +176,7 @@ class RunningPart:
                 job.wires[each.to].send(each.recv, value, 1, lambda error: None)
 
     def synchronize(self, steps: int) -> None:
-        """Wait until no transfer is under way after so many steps. Raises `PeerError` if a rank is gone."""
+        """Wait until no transfer is under way after this number of steps. Raises `PeerError` if a rank is gone."""
         for channel in self._arriving:
             channel.wait(steps - self._since + 1)
 

@@ -1,6 +1,6 @@
 """The events of a wrapper as they are kept. Used in the compiling process only.
 
-A kernel is given addresses. So what it reads or writes of a tensor is told by that tensor and an offset, and a view
+A kernel is given addresses. So what it reads or writes of a tensor is known by that tensor and an offset, and a view
 that only kernels use is left out: a step of LSTM cells has 379 of them, at 0.3 us each. A buffer is allocated by what
 touches it first, where that is a kernel, or a product that fills it: an op of its own costs 3 us.
 """

@@ -9,7 +9,7 @@ the inputs of the step are written once, at the end. Four things are done on the
   ends the process. They get names that Inductor has no kernels for, so it calls them.
 - *Random numbers that are drawn in place* are drawn into a tensor of their own, by such an op. Inductor 2.13 keeps
   ``bernoulli_`` in place, and at times computes with the tensor before that: a dropout behind a softmax was NaN.
-- *Running statistics*, which a batch norm writes without saying so, are told.
+- *Running statistics*, which a batch norm writes without saying so, are reported.
 """
 
 from __future__ import annotations

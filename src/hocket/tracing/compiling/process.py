@@ -29,7 +29,7 @@ _SLOWDOWN, _POWER, _LEVEL = 1.55, 0.72, 0.8
 
 
 def niceness(speedup: float) -> int:
-    """How far the compiler gives way to steps that are so many times as fast as eager's.
+    """How far the compiler gives way to steps with this speedup over eager.
 
     Example:
         >>> [niceness(speedup) for speedup in (1.0, 1.5, 2.0, 3.0)]

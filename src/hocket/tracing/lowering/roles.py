@@ -105,7 +105,7 @@ def _only_moves(piece: AnnotatedCall) -> bool:
 
 
 def _owners(pieces: Sequence[AnnotatedCall], inputs: dict[int, Any], gradients: dict[int, str]) -> list[str]:
-    """For ops of the update the parameter it is about, told by the state or the gradient they start from."""
+    """For ops of the update the parameter it is about, known by the state or the gradient they start from."""
     owner = {slot: source.owner for slot, source in inputs.items() if source.owner}
     owner.update(gradients)
     result = []

@@ -1,6 +1,6 @@
 """Ops that look at a tensor's shape, and not at what is in it.
 
-`empty_like(x)` waits for `x` only as long as nobody knows its shape. In a captured step all shapes are known, so it can
+`empty_like(x)` waits for `x` only as long as its shape is not known. In a captured step all shapes are known, so it can
 be said without `x`. That matters where much hangs on it: dropout draws its mask into an `empty_like` of its input::
 
     before   x --> empty_like --> bernoulli_ --> mul      the mask can be drawn only when x is there

@@ -8,8 +8,8 @@ gets the real one, and what led to it becomes a small program, run on each new b
     batch[1] ---> eq ---> all ---> item == True ?      another outcome: the capture does not stand for this batch
     batch[3] ---> sum ---> item ---------------->      a number that is computed with: a leaf of the tape
 
-Which tensors are of that kind is told by their *roots*, the memory they view: memory that is written with anything else
-is lost for good, and so is memory from outside the step that the step writes.
+Which tensors are of that kind is known by their *roots*, the memory they view: memory that is written with anything
+else is lost for good, and so is memory from outside the step that the step writes.
 """
 
 from __future__ import annotations

@@ -1,0 +1,38 @@
+"""Docstrings are plain English: the subject first, one sentence after the other, no words of a private dialect."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[1] / "src" / "hocket"
+OPENINGS = {"What", "Whether", "Of", "Who", "Whoever", "Nobody", "So"}
+WORDS = re.compile(r"\b(nobody|somebody|whoever|everybody|so many|so much|told|made of it)\b", re.IGNORECASE)
+# Of all docstrings. Drawings, formulas and lists hold some.
+MAX_SEMICOLONS = 0.01
+
+
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Where each stands, and its text without the example."""
+    documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, documented) and (found := ast.get_docstring(node)):
+                line = getattr(node, "lineno", 1)
+                yield f"{path.relative_to(SOURCES)}:{line}", found.partition("Example:")[0]
+
+
+def test_none_opens_with_a_question_word() -> None:
+    assert [where for where, text in docstrings() if text.split()[0].rstrip(",.:") in OPENINGS] == []
+
+
+def test_words_of_a_dialect_are_gone() -> None:
+    assert [f"{where}: {found[0]}" for where, text in docstrings() if (found := WORDS.search(text))] == []
+
+
+def test_hardly_any_holds_a_semicolon() -> None:
+    found = [";" in text for _, text in docstrings()]
+    assert len(found) > 3000
+    assert sum(found) <= MAX_SEMICOLONS * len(found)
