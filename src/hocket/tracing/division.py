@@ -6,8 +6,8 @@ the ops that are kept. So each of these is looked for here, and refused by name 
 
 What arrives of memory that outlives the step (a parameter) is what the step before left there, if ops kept here use it
 before those left out write it. If they use it after that, it is what this step leaves there. A program that pairs a
-send with a receive pairs their steps so. Of a value that an op makes it is what all ops leave that write it. A part that sends
-has to have that very value.
+send with a receive pairs their steps so. Of a value that an op makes it is what all ops leave that write it. A part
+that sends has to have that very value.
 """
 
 from __future__ import annotations
