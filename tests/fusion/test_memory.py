@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -108,3 +110,24 @@ def test_a_model_that_comes_into_a_slot_is_looked_at_too():
     with pytest.raises(InputError, match=r"b\.weight shares memory|a\.weight shares memory"):
         array.refill(0, Two(tied_by_data))
     assert all(map(torch.equal, array.parameters(), before))
+
+
+@pytest.mark.parametrize("backend", ["auto", "rule", "loop", "vmap"])
+def test_parameters_of_an_array_whose_data_is_bound_anew_between_calls_count(backend):
+    models = [nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(3)]
+    array, alone = hocket.fuse(models, backend=backend), copy.deepcopy(models)
+    x = torch.randn(5, 4)
+    for call in range(8):
+        if call in (3, 5):
+            for parameter in [*array.parameters(), *(p for model in alone for p in model.parameters())]:
+                parameter.data = parameter.data * 1.5
+        out = array(x)
+        torch.testing.assert_close(out, torch.stack([model(x) for model in alone]))
+        array.zero_grad()
+        out.square().sum().backward()
+        for model in alone:
+            model.zero_grad()
+            model(x).square().sum().backward()
+        for name, parameter in array.named_parameters():
+            grads = [model.get_parameter(name.removeprefix("fused.")).grad for model in alone]
+            torch.testing.assert_close(parameter.grad, torch.stack(grads))

@@ -92,6 +92,9 @@ class Calls:
         world = self.programs.world()
         key, leaves = self._read("forward", args, kwargs)
         call = world.calls.get(key)
+        # A program reads the stacked tensors, the plain models their parts, which may have to be made anew.
+        if call is not None and call.program is None and not self._is_transformed() and self._has_moved():
+            world, call = self.programs.world(), None
         if call is not None:
             return as_tensors(call.run(call.values(leaves)), self.store.num_models)
         return as_tensors(self._new_forward(world, key, args, kwargs), self.store.num_models)
@@ -148,6 +151,13 @@ class Calls:
     def _may_choose(self) -> bool:
         return self.settings.backend == "auto" and self.form is None and not self._is_transformed()
 
+    def _has_moved(self) -> bool:
+        """Follow the stacked tensors to where they are now. Returns True if that made new templates."""
+        if not self.store.link():
+            return False
+        self.forget()
+        return True
+
     def _is_transformed(self) -> bool:
         return is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
 
@@ -171,8 +181,7 @@ class Calls:
     def _new_forward(self, world: World, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the output of a kind of call that is new, and note how to compute later ones."""
         is_seen = self._is_transformed()
-        if not is_seen and self.store.link():
-            self.forget()
+        if not is_seen and self._has_moved():
             world = self.programs.world()
         kind, values = self._kind(args, kwargs)
         found = world.find(kind)
@@ -235,8 +244,7 @@ class Calls:
         half = half or any(enabled and dtype == torch.float16 for enabled, dtype in autocast())
         if trains_more or half or not any(p.requires_grad for p in params) or not all(p.is_leaf for p in params):
             return None
-        if self.store.link():
-            self.forget()
+        if self._has_moved():
             return None
         call, values = self._kind(args, kwargs)
         program = world.find(call)
