@@ -79,6 +79,14 @@ def test_a_plan_that_loses_now_is_searched_for_and_remembered_anew(tmp_path, cap
     assert json.loads(one_file(tmp_path).read_text())["decision"]["kind"] == "eager"
 
 
+def test_a_plan_that_gains_less_now_is_compared_anew(tmp_path):
+    searched(mlp(), taking(3.0, 1.0), tmp_path)
+    now, items = searched(mlp(), taking(3.0, 2.0), tmp_path)
+    assert not any(item.stage == "profile" for item in items), "no search"
+    assert (now.kind, now.speedup, now.is_recalled) == ("planned", 1.5, False)
+    assert searched(mlp(), taking(3.0, 2.0), tmp_path)[0].speedup == 1.5
+
+
 def test_eager_where_it_was_clearly_faster_costs_one_step(tmp_path):
     searched(mlp(), taking(2.0, 3.0), tmp_path)
     again, items = searched(mlp(), taking(2.0, 3.0), tmp_path)

@@ -29,7 +29,8 @@ __all__ = ["Recall"]
 
 log = logging.getLogger(__name__)
 
-# A remembered plan may look slower than eager by this in a few steps; beyond it, everything is measured anew.
+# A remembered plan may look slower by this in a few steps. Slower than eager, plans are searched anew; slower than its
+# interval says, its plan is compared anew.
 MAX_SLOWDOWN = 1.1
 
 
@@ -51,7 +52,8 @@ class Recall:
         """Ask for the steps that it takes.
 
         Returns:
-            The remembered decision, a new comparison of its plan if the old one was not clear, or None to search.
+            The remembered decision, a new comparison of its plan if the old one was not clear or promised more than
+            a few steps show now, or None to search.
 
         Raises:
             RefusedError: the captured step is not what eager computes.
@@ -92,6 +94,8 @@ class Recall:
             if slowdown > MAX_SLOWDOWN:
                 log.info("hocket: the remembered plan takes %.2fx of eager's time now; plans are searched", slowdown)
                 return None
+            if known.low is not None and slowdown * known.low > MAX_SLOWDOWN:  # slower than its interval says
+                return (yield from compare_steps([candidate], self._backend, after_eager))
         return _decision(known, candidate)
 
     def keep(self, decision: Decision) -> None:
