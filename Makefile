@@ -8,7 +8,7 @@ PY     ?= $(BIN)/python
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint format gpu bench clean
+.PHONY: help install demo docs test test-all lint format gpu bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 demo: install  ## plan and run a small convolutional net against eager; report in build/demo
 	$(BIN)/hocket run digits-cnn --report build/demo
+
+docs: install  ## the site in build/site, strictly: a broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 # One thread for each of the processes: two of two threads each would wait for each other. What needs more asks for it.
 # Tests stay in their order (worksteal), so that those of a file share what is made once for all of them.

@@ -33,7 +33,8 @@ class GradScaler:
         num_models: B.
         device: where the scales are kept.
         init_scale: one, or B in a list.
-        growth_factor, backoff_factor: of a scale after `growth_interval` steps without an overflow, and after one with.
+        growth_factor: of a scale after `growth_interval` steps without an overflow.
+        backoff_factor: of a scale after a step with an overflow.
         growth_interval: in steps.
         enabled: without, everything passes through.
 

@@ -1,0 +1,107 @@
+"""Every Python block of README and docs runs, and prints the output that stands below it."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests.docs.preludes import BLOCKS, ITSELF
+
+import forked
+
+ROOT = Path(__file__).parents[2]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    name: str
+    place: str
+    line: int
+    code: str
+    output: str | None
+
+
+def blocks() -> list[Block]:
+    """Return all Python blocks, each with the block without a language that directly follows it, if any."""
+    found = []
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = page.read_text(encoding="utf-8")
+        fences = list(FENCE.finditer(text))
+        python = [number for number, fence in enumerate(fences) if fence[1] == "python"]
+        for index, number in enumerate(python):
+            fence, after = fences[number], (fences[number + 1 :] or [None])[0]
+            follows = after is not None and not after[1] and not text[fence.end() : after.start()].strip()
+            line = text[: fence.start()].count("\n") + 1
+            output = after[2] if follows else None
+            found.append(Block(f"{page.stem} {index}", str(page.relative_to(ROOT)), line, fence[2], output))
+    return found
+
+
+def program(block: Block) -> str:
+    """Return a program whose tracebacks name the line of the page."""
+    around = BLOCKS.get(block.name, ITSELF)
+    return (
+        f"import os\nexec(compile({around.before!r}, 'before {block.name}', 'exec'), globals())\n"
+        f"exec(compile({chr(10) * block.line + block.code!r}, {block.place!r}, 'exec'), globals())\n"
+        f"exec(compile({around.after!r}, 'after {block.name}', 'exec'), globals())\n"
+    )
+
+
+def is_shown(printed: str, shown: str) -> bool:
+    """Compare outputs; the decision of a schedule is that of this machine and this moment."""
+    verdict = re.compile(r"(planned|eager) because .*\n")
+    if verdict.fullmatch(shown):
+        return verdict.fullmatch(printed) is not None
+    return printed == shown
+
+
+def test_code_around_blocks_is_that_of_blocks() -> None:
+    assert BLOCKS.keys() <= {block.name for block in blocks()}
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.name) for block in blocks() if BLOCKS.get(block.name, ITSELF).ranks == 1]
+)
+def test_a_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = forked.run(program(block), timeout_s=500, warn="ignore")
+    assert done.returncode == 0, done.stderr
+    if block.output is not None:
+        assert is_shown(done.stdout, block.output), done.stdout
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.name) for block in blocks() if BLOCKS.get(block.name, ITSELF).ranks > 1]
+)
+def test_a_block_of_a_job_runs(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(program(block), encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = BLOCKS[block.name].ranks
+    started = [
+        subprocess.Popen(
+            [sys.executable, "block.py"],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"},
+                **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)},
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        errors = [process.communicate(timeout=180)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0] * ranks, "\n".join(errors)
