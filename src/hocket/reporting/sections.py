@@ -34,6 +34,7 @@ def hero_section(
     comparison: Comparison | None,
     lower_us: float | None,
     upper_us: float | None,
+    is_estimate: bool = False,
 ) -> str:
     """The verdict in one line, and the figures behind it."""
     tiles: list[tuple[str, str, str]] = []
@@ -41,14 +42,19 @@ def hero_section(
     shown = timeline_of(plan, timelines)
     if comparison is not None:
         headline = _sentence(comparison.outcome) + (", same result bitwise" if comparison.bitwise else "")
-        lines = [comparison.bound, comparison.why]
+        lines = [comparison.bound, comparison.why, comparison.disagreement]
         for name, sample in (("Eager", comparison.eager_ms), ("Planned", comparison.planned_ms)):
             tiles.append((name, _ms(sample.lower_quartile), f"lower quartile of {count_text(sample.runs, 'run')}"))
     elif shown is not None:
         headline = f"A planned step takes {duration_text(timelines[shown].makespan_us, MICRO)}"
         lines = [f"{timelines[shown].source}, not compared with eager in this report"]
     if lower_us is not None:
-        tiles.append(("Lower bound", duration_text(lower_us, MICRO), "no plan is faster"))
+        words = (
+            ("Estimated lower bound", "a measured step is faster")
+            if is_estimate
+            else ("Lower bound", "no plan is faster")
+        )
+        tiles.append((words[0], duration_text(lower_us, MICRO), words[1]))
     if upper_us is not None:
         tiles.append(("Upper bound", duration_text(upper_us, MICRO), "without any overlap"))
     if comparison is not None:
@@ -69,7 +75,7 @@ def hero_section(
     )
 
 
-def comparison_section(comparison: Comparison | None, lower_us: float | None) -> str:
+def comparison_section(comparison: Comparison | None, lower_us: float | None, is_estimate: bool = False) -> str:
     """Eager and planned as bars and as figures."""
     if comparison is None:
         return ""
@@ -93,10 +99,11 @@ def comparison_section(comparison: Comparison | None, lower_us: float | None) ->
         for name, s in samples
     ]
     kinds = {position: "kept" for position, (name, _) in enumerate(samples) if name == comparison.verdict}
+    name = "estimated lower bound" if is_estimate else "lower bound"
     if bound is not None:
         kinds[len(rows)] = "aside"
-        rows.append([Cell("lower bound"), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
-    dashed = " The dashed line is the lower bound." if bound is not None else ""
+        rows.append([Cell(name), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
+    dashed = f" The dashed line is the {name}." if bound is not None else ""
     return (
         '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
         f'<div class="pair"><div class="race">{tracks}<p>Lower quartiles. The one in colour was kept.{dashed}</p></div>'
