@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.reporting import Comparison, Sample, comparison_table
+from hocket.reporting import Comparison, Sample, comparison_table, schedule_html
 
 from .examples import example
 from .test_page import Page, page_of
@@ -41,8 +41,9 @@ def test_no_part_of_a_report_contradicts_another(comparison: Comparison) -> None
     # The page gets another bound, which must not show beside the comparison's.
     another_us = None if comparison.lower_bound_ms is None else 1.0  # must not show beside the comparison's own
     page = Page(page_of(FOUND, comparison=comparison, timelines={}, lower_us=another_us)).text
+    notebook = Page(schedule_html("step", "", comparison)).text
     faster = comparison.eager_ms.lower_quartile > comparison.planned_ms.lower_quartile
-    for text in (comparison.headline, page):
+    for text in (comparison.headline, page, notebook):
         assert ("eager kept" in text.lower()) == (comparison.verdict == "eager")
         assert f"x {'slower' if faster else 'faster'} than eager" not in text
     assert f"verdict: {comparison.verdict}" in table
@@ -50,13 +51,18 @@ def test_no_part_of_a_report_contradicts_another(comparison: Comparison) -> None
     fastest_ms = min(comparison.eager_ms.min, comparison.planned_ms.min)
     is_beaten = bound_ms is not None and fastest_ms < bound_ms
     assert ("no plan is faster" in page) == (bound_ms is not None and not is_beaten)
-    assert ("Estimated lower bound" in page) == ("est. lower bound" in table) == is_beaten
+    assert (
+        ("Estimated lower bound" in page)
+        == ("est. lower bound" in table)
+        == ("estimated lower bound" in notebook)
+        == is_beaten
+    )
     assert ("estimated bound" in comparison.headline) == is_beaten
     shown = [float(x) for x in re.findall(r"speedup ([\d.]+)x", table)]
     assert set(shown) == {round(comparison.speedup, 2)}
     interval = comparison.speedup_interval
     is_outside = interval is not None and not round(interval[0], 2) <= shown[0] <= round(interval[1], 2)
-    for text in (table, page):
+    for text in (table, page, notebook):
         assert ("when the verdict was reached" in text) == is_outside
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "hero_section",
     "lanes_section",
     "ops_section",
+    "schedule_html",
 ]
 
 _MAX_ROWS = 200
@@ -89,25 +90,43 @@ def comparison_section(comparison: Comparison | None, lower_us: float | None, is
         f'<i><b style="width:{time_ms / longest * 100:.2f}%"></b>{mark}</i><em>{_ms(time_ms)}</em></div>'
         for name, time_ms in times_ms.items()
     )
-    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("lower quartile", "median", "min", "p90", "runs"))]
-    rows = [
-        [
-            Cell(name),
-            *(number(v, f"{v:,.3f}") for v in (s.lower_quartile, s.median, s.min, s.p90)),
-            number(s.runs, f"{s.runs:,}"),
-        ]
-        for name, s in samples
-    ]
-    kinds = {position: "kept" for position, (name, _) in enumerate(samples) if name == comparison.verdict}
     name = "estimated lower bound" if is_estimate else "lower bound"
-    if bound is not None:
-        kinds[len(rows)] = "aside"
-        rows.append([Cell(name), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
     dashed = f" The dashed line is the {name}." if bound is not None else ""
     return (
         '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
         f'<div class="pair"><div class="race">{tracks}<p>Lower quartiles. The one in colour was kept.{dashed}</p></div>'
-        f"{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
+        f"{_times_table(comparison, bound, name)}</div></section>"
+    )
+
+
+def _times_table(comparison: Comparison, bound: float | None, name: str) -> str:
+    samples = (("eager", comparison.eager_ms), ("planned", comparison.planned_ms))
+    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("lower quartile", "median", "min", "p90", "runs"))]
+    rows = [
+        [
+            Cell(word),
+            *(number(v, f"{v:,.3f}") for v in (s.lower_quartile, s.median, s.min, s.p90)),
+            number(s.runs, f"{s.runs:,}"),
+        ]
+        for word, s in samples
+    ]
+    kinds = {position: "kept" for position, (word, _) in enumerate(samples) if word == comparison.verdict}
+    if bound is not None:
+        kinds[len(rows)] = "aside"
+        rows.append([Cell(name), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
+    return table(head, rows, caption="Eager and planned in milliseconds", kinds=kinds)
+
+
+def schedule_html(name: str, state: str, comparison: Comparison | None) -> str:
+    """Return a scheduled step for a notebook: its state, or, once it is compared, the outcome and the times."""
+    if comparison is None:
+        return f"<div><b>{text(name)}</b>: {text(state)}</div>"
+    lines = (comparison.bound, comparison.why, comparison.disagreement)
+    below = " ".join(f"{_sentence(line)}." for line in lines if line)
+    bound_name = "estimated lower bound" if comparison.is_bound_beaten else "lower bound"
+    return (
+        f"<div><b>{text(name)}</b>: {text(comparison.outcome)}, {text(comparison.result)}"
+        f"<p>{text(below)}</p>{_times_table(comparison, comparison.lower_bound_ms, bound_name)}</div>"
     )
 
 
