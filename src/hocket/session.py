@@ -32,7 +32,7 @@ from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds
 from hocket.pystate.watch import PurityWatch
-from hocket.reporting import Comparison, write_report
+from hocket.reporting import Comparison, schedule_html, write_report
 from hocket.summary import comparison_of, notes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import inventory
@@ -230,7 +230,7 @@ class Schedule(FunctionLike):
         """Write the page, the trace, the drawing and all files behind them into `directory`."""
         found = self._found()
         limits = self.bounds
-        contested = bool(self._pool.current.decision.eager_ms and found.steps_ms)
+        contested = self._is_contested
         return write_report(
             Path(directory),
             title="Hocket report",
@@ -274,9 +274,18 @@ class Schedule(FunctionLike):
         state = f"{self.verdict}: {self.why}" if self.decided else self.why
         return f"<hocket schedule of {self.__qualname__}, {state}>"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the outcome and the times, once eager and a plan are compared."""
+        state = f"{self.verdict}: {self.why}" if self.decided else self.why
+        return schedule_html(self.__qualname__, state, self.comparison() if self._is_contested else None)
+
     def close(self) -> None:
         """End the lanes' threads."""
         self._pool.close()
+
+    @property
+    def _is_contested(self) -> bool:
+        return bool(self.decision.eager_ms and self.candidate and self.candidate.steps_ms)
 
     def _found(self) -> Candidate:
         found = self.candidate

@@ -57,7 +57,6 @@ class Trial:
         candidate = self.fast.candidate
         if candidate is None:
             raise HocketError(f"there is nothing to report, the step was not planned: {self.comparison.why}")
-        limits = self.fast.bounds
         return write_report(
             directory,
             title=f"Hocket: {self.comparison.target}",
@@ -66,8 +65,7 @@ class Trial:
             costs=candidate.costs,
             timelines=self.timelines,
             comparison=self.comparison,
-            lower_us=limits.lower_us,
-            upper_us=limits.upper_us,
+            upper_us=self.fast.bounds.upper_us,
             baseline_plan=self.fast.backend.serial_plan(candidate.captured),
             notes=self.fast.notes,
         )

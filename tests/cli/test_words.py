@@ -12,7 +12,20 @@ from hocket.cli import main
 
 from .conftest import TINY, line_of
 
-VERBS = ("run", "capture", "profile", "plan", "check", "simulate", "bounds", "report", "machine", "zoo", "partition")
+VERBS = (
+    "run",
+    "capture",
+    "profile",
+    "plan",
+    "check",
+    "simulate",
+    "bounds",
+    "report",
+    "machine",
+    "zoo",
+    "partition",
+    "completion",
+)
 
 
 def test_alone_it_prints_its_help(hocket):
@@ -29,12 +42,6 @@ def test_every_verb_has_an_example(hocket, verb):
     assert f"example:\n  hocket {verb}" in found.out
     assert "--format {table,json}" in found.out
     assert max(map(len, found.out.splitlines())) <= 80
-
-
-def test_version(hocket):
-    from hocket import __version__
-
-    assert hocket("--version").out == f"hocket {__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,8 @@ reconstruction = divergence = lambda model, batch: cross_entropy(model(batch[0])
         "meter = AverageMeter(); train(hocket.schedule(step, model, optimizer), *batch); assert meter.count == 48",
     ),
     "eager 3": Around(
-        STEP + "\nrun, state, loss = types.SimpleNamespace(log=lambda *words, **more: None), {'step': 9}, x.sum()", "step(batch)"
+        STEP + "\nrun, state, loss = types.SimpleNamespace(log=lambda *words, **more: None), {'step': 9}, x.sum()",
+        "step(batch)",
     ),
     "forms 0": Around(STEP, "train(fast)"),
     "index 1": Around("import torch\nfrom torch.nn.functional import cross_entropy"),

@@ -105,8 +105,10 @@ def test_what_cannot_be_captured_stays_eager_with_a_reason() -> None:
 def test_report_writes_page_and_trace(tmp_path) -> None:
     _, job = twin()
     fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial")
+    assert fast.why in fast._repr_html_()
     decide(fast, job)
     fast(job.batch(0))
+    assert f"{fast.comparison().eager_ms.median:,.3f}" in fast._repr_html_()
     files = fast.report(tmp_path / "report")
     assert (tmp_path / "report" / "index.html").exists()
     assert {"trace.json", "plan.txt", "graph.json"} <= set(files)

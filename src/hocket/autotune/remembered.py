@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from hocket.ir import Costs, Machine
 from hocket.ir._fields import Reader
+from hocket.ir.limits import processor_name
 from hocket.version import VERSION
 
 __all__ = ["FORMAT", "Remembered", "RememberedPlan", "about_step", "document_of", "read_document"]
@@ -78,7 +77,7 @@ def about_step(
     return {
         "graphs": dict(fingerprints),
         "machine": json.loads(json.dumps(machine.document())),
-        "processor": _processor(),
+        "processor": processor_name(),
         "threads": torch.get_num_threads(),
         "spinning": {name: os.environ[name] for name in _SPINNING if name in os.environ},
         "torch": str(torch.__version__),
@@ -163,11 +162,3 @@ def _read_plan(reader: Reader) -> RememberedPlan:
 
 def _times(reader: Reader) -> tuple[float, ...]:
     return tuple(element.number() for element in reader.elements())
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

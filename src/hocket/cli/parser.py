@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
 from pathlib import Path
 
 from hocket.cli import files, partitions, pipelines, servers, steps
+from hocket.cli.about import SHELLS, VersionAction, print_completion
 from hocket.cli.arguments import Argument, ArgumentGroup, Verb, arg, count, make_parser_of, output
 from hocket.errors import HocketError
 from hocket.ir import Machine
@@ -35,9 +35,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="start with:\n  hocket run mlp\n\n`hocket VERB --help` has an example for each verb.\n"
         "Exit status: 0 done, 1 the work failed, 2 a usage error.",
     )
-    # A plain import would make the command line one of the modules that the package depends on.
-    version = import_module("hocket").__version__
-    parser.add_argument("--version", action="version", version=f"hocket {version}")
+    parser.add_argument("--version", action=VersionAction, nargs=0, help="show the version")
+    parser.add_argument("--json", action=VersionAction, nargs=0, help="with --version: all that a bug report needs")
     return parser
 
 
@@ -292,6 +291,13 @@ def _verbs_of_files() -> tuple[Verb, ...]:
             "hocket cache info",
             (arg("action", choices=("info", "clear"), metavar="ACTION", help="info or clear"),),
             "A process that has loaded a library keeps it. What is missing is made again.",
+        ),
+        Verb(
+            "completion",
+            lambda args: print_completion(args, make_parser()),
+            "print a script that completes verbs and options in a shell",
+            "hocket completion bash > ~/.local/share/bash-completion/completions/hocket",
+            (arg("shell", choices=SHELLS, metavar="SHELL", help=", ".join(SHELLS)),),
         ),
         Verb("zoo", steps.zoo_verb, "list the training steps that come with Hocket", "hocket zoo --format json"),
     )

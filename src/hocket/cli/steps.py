@@ -16,8 +16,8 @@ from hocket.cli.files import output_file, output_folder, read_plan, written
 from hocket.cli.targets import Target, only_model, wait_policy, working
 from hocket.errors import InputError
 from hocket.ir import ROLES, Costs, Graph, Machine
-from hocket.reporting import comparison_table, ops_table, plan_table
-from hocket.reporting.words import count_text, duration_text, quantity_text
+from hocket.reporting import Comparison, comparison_table, ops_table, plan_table
+from hocket.reporting.words import count_text, duration_text, plain, quantity_text
 
 __all__ = ["capture_verb", "explain_verb", "load_verb", "profile_verb", "run_verb", "tune_verb", "zoo_verb"]
 
@@ -64,9 +64,17 @@ def run_verb(args: Namespace) -> None:
         tables.append(plan_table(planned.captured.graph, planned.plan))
         where = "add --report DIR for the page, the trace and the files behind them" if page is None else page
         tables.append(f"report: {where}")
+    if sys.stdout.isatty():
+        tables.insert(0, _headline(trial.comparison))
     emit(args, trial.comparison.to_json() | ({} if page is None else {"report": str(page)}), *tables)
     if folder is not None and planned is None:
         trial.report(folder)  # raises, so that the exit status tells that there is no report
+
+
+def _headline(comparison: Comparison) -> str:
+    """Return the outcome in one line and at most three lines of reasons, to stand above the figures on a terminal."""
+    why = (f"verdict {comparison.verdict}: {comparison.why}", comparison.disagreement, comparison.bound)
+    return "\n".join(plain(line) for line in (f"{comparison.outcome}, {comparison.result}", *why) if line)
 
 
 def explain_verb(args: Namespace) -> None:

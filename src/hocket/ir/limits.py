@@ -7,10 +7,11 @@ controller (https://docs.kernel.org/admin-guide/cgroup-v2.html, .../cgroup-v1). 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_limit", "free_bytes", "memory_limit_bytes", "usable_cpus"]
+__all__ = ["cpu_limit", "free_bytes", "memory_limit_bytes", "processor_name", "usable_cpus"]
 
 _ROOT = Path("/")
 
@@ -88,3 +89,12 @@ def _words(path: Path) -> list[str]:
         return path.read_text().split()
     except (OSError, UnicodeDecodeError):
         return []
+
+
+def processor_name() -> str:
+    """Return the model of the processor, as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -8,6 +8,7 @@ from hocket.reporting.corunning import corunning_of, corunning_svg
 from hocket.reporting.drawing import timeline_svg
 from hocket.reporting.page import page_html, write_report
 from hocket.reporting.parts import bytes_between, parts_svg
+from hocket.reporting.sections import schedule_html
 from hocket.reporting.table import comparison_table, ops_table, plan_table, timeline_table
 from hocket.reporting.trace import trace_events, write_trace
 
@@ -23,6 +24,7 @@ __all__ = [
     "page_html",
     "parts_svg",
     "plan_table",
+    "schedule_html",
     "timeline_svg",
     "timeline_table",
     "trace_events",

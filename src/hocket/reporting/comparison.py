@@ -87,7 +87,7 @@ class Comparison:
         ops: number of ops in the graph.
         eager_ms: times of the eager step.
         planned_ms: times of the planned step.
-        lower_bound_ms: no plan is faster than this. None if not known.
+        lower_bound_ms: no plan is faster than this, by the measured costs of ops. None if not known.
         efficiency: ``(U - m) / (U - L)``, 1 at the bound. None if not known.
         speedup: eager's time over planned's time, by lower quartiles.
         verdict: which one was kept, ``planned`` or ``eager``.
@@ -97,6 +97,7 @@ class Comparison:
         planner: the planner that made the plan.
         versions: name -> version of the software it ran on.
         notes: further lines for the reader.
+        speedup_interval: between which the verdict found the speedup. None if not known.
     """
 
     target: str
@@ -115,6 +116,7 @@ class Comparison:
     planner: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    speedup_interval: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "versions", dict(self.versions))
@@ -146,7 +148,27 @@ class Comparison:
         if self.lower_bound_ms is None:
             return ""
         bound = duration_text(self.lower_bound_ms * 1e3)
-        return f"bound at {bound}" if self.over_bound is None else f"{self.over_bound:.2f}x of the bound of {bound}"
+        if self.over_bound is None:
+            return f"bound at {bound}"
+        if self.is_bound_beaten:
+            return f"{self.over_bound:.2f}x of the estimated bound of {bound}, which a measured step has beaten"
+        return f"{self.over_bound:.2f}x of the bound of {bound}"
+
+    @property
+    def is_bound_beaten(self) -> bool:
+        """True if a measured step is faster than the bound, which is then an estimate."""
+        fastest_ms = min(self.eager_ms.min, self.planned_ms.min)
+        return self.lower_bound_ms is not None and fastest_ms < self.lower_bound_ms
+
+    @property
+    def disagreement(self) -> str:
+        """Text that says that the speedup is not the one of the verdict, empty if it is, as far as two digits show."""
+        if self.speedup_interval is None or not math.isfinite(self.speedup):
+            return ""
+        low, high = self.speedup_interval
+        if round(low, 2) <= round(self.speedup, 2) <= round(high, 2):
+            return ""
+        return f"speedup {self.speedup:.2f}x in this run, and {low:.2f}x to {high:.2f}x when the verdict was reached"
 
     @property
     def over_bound(self) -> float | None:
@@ -172,6 +194,8 @@ class Comparison:
         document |= {name: getattr(self, name).to_json() for name in ("eager_ms", "planned_ms")}
         document |= {name: _finite(getattr(self, name)) for name in ("speedup", "max_abs_diff")}
         document |= {"versions": dict(self.versions), "notes": list(self.notes)}
+        if self.speedup_interval is not None:
+            document["speedup_interval"] = list(self.speedup_interval)
         return {"format": FORMAT, **document, "result": self.result, "headline": self.headline}
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -40,6 +40,7 @@ def timeline_svg(
     *,
     title: str = "",
     lower_us: float | None = None,
+    is_estimate: bool = False,
     width: int = 960,
 ) -> str:
     """Draw `timelines`, one under the other.
@@ -49,6 +50,7 @@ def timeline_svg(
         graph: gives each op's role, hence its colour.
         title: shown above.
         lower_us: no plan is faster than this. Drawn as a dashed line.
+        is_estimate: a measured step is faster than that, and the label says so.
         width: of the picture, in pixels.
 
     Returns:
@@ -94,12 +96,13 @@ def timeline_svg(
     layers = {op.name: op.layer for op in graph.ops} if graph is not None else {}
     body = [line for row in rows for line in _draw_row(row, left, plot_px, titled, timelines[row.timeline], layers)]
     axis = _axis(longest_us, scale, left, panels, bottom)
-    bound = [] if lower_us is None else _bound(lower_us, scale, left, top, bottom, width)
+    bound_name = "estimated lower bound" if is_estimate else "lower bound"
+    bound = [] if lower_us is None else _bound(lower_us, bound_name, scale, left, top, bottom, width)
     return document(
         [*axis, *parts, *body, *bound],
         width=width,
         height=bottom + 34,
-        description=_description(timelines, title, lower_us),
+        description=_description(timelines, title, lower_us, bound_name),
     )
 
 
@@ -187,9 +190,9 @@ def _axis(longest_us: float, scale: float, left: float, panels: list[tuple[float
     return lines
 
 
-def _bound(lower_us: float, scale: float, left: float, top: float, bottom: float, width: float) -> list[str]:
+def _bound(lower_us: float, name: str, scale: float, left: float, top: float, bottom: float, width: float) -> list[str]:
     x = left + lower_us * scale
-    label = f"lower bound {duration_text(lower_us, MICRO)}"
+    label = f"{name} {duration_text(lower_us, MICRO)}"
     anchor = "hk-before" if x + 6.2 * len(label) > width - EDGE_PX else "hk-after"
     shift = -5 if anchor == "hk-before" else 5
     return [
@@ -221,9 +224,9 @@ def _row_size(lanes: int) -> tuple[float, float]:
     return (14.0, 4.0) if lanes <= 32 else (6.0, 2.0)
 
 
-def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float | None) -> str:
+def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float | None, name: str) -> str:
     words = [title] if title else []
     words += [f"{name} {duration_text(timeline.makespan_us)}" for name, timeline in timelines.items()]
     if lower_us is not None:
-        words.append(f"lower bound {duration_text(lower_us)}")
+        words.append(f"{name} {duration_text(lower_us)}")
     return ", ".join(words)

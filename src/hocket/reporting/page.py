@@ -44,6 +44,7 @@ def page_html(
 ) -> str:
     """Return the text of the page. The arguments are those of `write_report`."""
     lower_us = _lower(lower_us, comparison)
+    is_estimate = _is_beaten(lower_us, comparison, timelines)
     lead = "Each row is a lane and each bar an op. Gaps are idle time."
     if len(timelines) > 1:
         lead += " All timelines have the same scale."
@@ -52,10 +53,10 @@ def page_html(
         "title": text(title),
         "colours": colours(),
         "css": template("page.css"),
-        "hero": sections.hero_section(title, plan, timelines, comparison, lower_us, upper_us),
-        "comparison": sections.comparison_section(comparison, lower_us),
+        "hero": sections.hero_section(title, plan, timelines, comparison, lower_us, upper_us, is_estimate),
+        "comparison": sections.comparison_section(comparison, lower_us, is_estimate),
         "timeline_lead": lead,
-        "svg": timeline_svg(timelines, graph, lower_us=lower_us, width=1120),
+        "svg": timeline_svg(timelines, graph, lower_us=lower_us, is_estimate=is_estimate, width=1120),
         "chart_label": text(f"Timelines: {label}"),
         "corunning": sections.corunning_section(timelines),
         "parts": sections.parts_section(graph, plan, costs),
@@ -63,7 +64,7 @@ def page_html(
         "ops": sections.ops_section(graph, plan, costs, timelines),
         "changes": sections.changes_section(graph, plan, timelines, baseline_plan),
         "environment": sections.environment_section(comparison, notes),
-        "data": script_json(_data(graph, timelines, lower_us)),
+        "data": script_json(_data(graph, timelines, lower_us, is_estimate)),
         "chart_js": template("chart.js"),
         "tables_js": template("tables.js"),
     }
@@ -94,7 +95,8 @@ def write_report(
         costs: durations of the ops.
         timelines: name -> timeline, in the order in which they are drawn: eager first.
         comparison: eager against planned, when both were measured.
-        lower_us: no plan is faster. Defaults to the bound of `comparison`.
+        lower_us: no plan is faster. The bound of `comparison` goes first. It is shown as an estimate if a measured
+            step is faster.
         upper_us: the time at which efficiency is 0.
         baseline_plan: the plan to compare with. Defaults to all ops on one lane in the graph's order.
         notes: lines about the environment.
@@ -127,7 +129,16 @@ def write_report(
     if comparison is not None:
         comparison.save(new("comparison.json"))
     write_trace(new("trace.json"), timelines, graph)
-    write_text(new("timeline.svg"), timeline_svg(timelines, graph, title=title, lower_us=lower_us))
+    write_text(
+        new("timeline.svg"),
+        timeline_svg(
+            timelines,
+            graph,
+            title=title,
+            lower_us=lower_us,
+            is_estimate=_is_beaten(lower_us, comparison, timelines),
+        ),
+    )
     write_text(new("corunning.svg"), corunning_svg(timelines, title=title))
     page = page_html(
         title=title,
@@ -154,12 +165,20 @@ def _timeline_file(name: str, taken: Mapping[str, Path]) -> str:
 
 
 def _lower(lower_us: float | None, comparison: Comparison | None) -> float | None:
-    if lower_us is None and comparison is not None and comparison.lower_bound_ms is not None:
+    if comparison is not None and comparison.lower_bound_ms is not None:
         return comparison.lower_bound_ms * 1e3
     return lower_us if lower_us is not None and math.isfinite(lower_us) else None
 
 
-def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | None) -> dict[str, Any]:
+def _is_beaten(lower_us: float | None, comparison: Comparison | None, timelines: Mapping[str, Timeline]) -> bool:
+    """Return True if a measured step is faster than the bound."""
+    measured_us = [each.makespan_us for each in timelines.values() if each.source == "measured" and each.spans]
+    if comparison is not None:
+        measured_us += [sample.min * 1e3 for sample in (comparison.eager_ms, comparison.planned_ms)]
+    return lower_us is not None and min(measured_us, default=math.inf) < lower_us
+
+
+def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | None, is_estimate: bool) -> dict[str, Any]:
     """Return ops, edges and spans for the chart's script. Times are in microseconds, rounded to nanoseconds."""
     index = dict(graph.index)
     ops: list[list[Any]] = []
@@ -186,6 +205,7 @@ def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | Non
         "ops": ops,
         "edges": edges if len(edges) <= 2 * _MAX_EDGES else [],
         "lower": lower_us,
+        "lower_label": "estimated lower bound" if is_estimate else "lower bound",
         "timelines": [
             {
                 "name": plain(name),

@@ -21,6 +21,7 @@ __all__ = [
     "hero_section",
     "lanes_section",
     "ops_section",
+    "schedule_html",
 ]
 
 _MAX_ROWS = 200
@@ -34,6 +35,7 @@ def hero_section(
     comparison: Comparison | None,
     lower_us: float | None,
     upper_us: float | None,
+    is_estimate: bool = False,
 ) -> str:
     """The verdict in one line, and the figures behind it."""
     tiles: list[tuple[str, str, str]] = []
@@ -41,14 +43,19 @@ def hero_section(
     shown = timeline_of(plan, timelines)
     if comparison is not None:
         headline = _sentence(comparison.outcome) + (", same result bitwise" if comparison.bitwise else "")
-        lines = [comparison.bound, comparison.why]
+        lines = [comparison.bound, comparison.why, comparison.disagreement]
         for name, sample in (("Eager", comparison.eager_ms), ("Planned", comparison.planned_ms)):
             tiles.append((name, _ms(sample.lower_quartile), f"lower quartile of {count_text(sample.runs, 'run')}"))
     elif shown is not None:
         headline = f"A planned step takes {duration_text(timelines[shown].makespan_us, MICRO)}"
         lines = [f"{timelines[shown].source}, not compared with eager in this report"]
     if lower_us is not None:
-        tiles.append(("Lower bound", duration_text(lower_us, MICRO), "no plan is faster"))
+        words = (
+            ("Estimated lower bound", "a measured step is faster")
+            if is_estimate
+            else ("Lower bound", "no plan is faster")
+        )
+        tiles.append((words[0], duration_text(lower_us, MICRO), words[1]))
     if upper_us is not None:
         tiles.append(("Upper bound", duration_text(upper_us, MICRO), "without any overlap"))
     if comparison is not None:
@@ -69,7 +76,7 @@ def hero_section(
     )
 
 
-def comparison_section(comparison: Comparison | None, lower_us: float | None) -> str:
+def comparison_section(comparison: Comparison | None, lower_us: float | None, is_estimate: bool = False) -> str:
     """Eager and planned as bars and as figures."""
     if comparison is None:
         return ""
@@ -83,24 +90,43 @@ def comparison_section(comparison: Comparison | None, lower_us: float | None) ->
         f'<i><b style="width:{time_ms / longest * 100:.2f}%"></b>{mark}</i><em>{_ms(time_ms)}</em></div>'
         for name, time_ms in times_ms.items()
     )
-    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("lower quartile", "median", "min", "p90", "runs"))]
-    rows = [
-        [
-            Cell(name),
-            *(number(v, f"{v:,.3f}") for v in (s.lower_quartile, s.median, s.min, s.p90)),
-            number(s.runs, f"{s.runs:,}"),
-        ]
-        for name, s in samples
-    ]
-    kinds = {position: "kept" for position, (name, _) in enumerate(samples) if name == comparison.verdict}
-    if bound is not None:
-        kinds[len(rows)] = "aside"
-        rows.append([Cell("lower bound"), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
-    dashed = " The dashed line is the lower bound." if bound is not None else ""
+    name = "estimated lower bound" if is_estimate else "lower bound"
+    dashed = f" The dashed line is the {name}." if bound is not None else ""
     return (
         '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
         f'<div class="pair"><div class="race">{tracks}<p>Lower quartiles. The one in colour was kept.{dashed}</p></div>'
-        f"{table(head, rows, caption='Eager and planned in milliseconds', kinds=kinds)}</div></section>"
+        f"{_times_table(comparison, bound, name)}</div></section>"
+    )
+
+
+def _times_table(comparison: Comparison, bound: float | None, name: str) -> str:
+    samples = (("eager", comparison.eager_ms), ("planned", comparison.planned_ms))
+    head = [Cell("milliseconds"), *(Cell(word, "n") for word in ("lower quartile", "median", "min", "p90", "runs"))]
+    rows = [
+        [
+            Cell(word),
+            *(number(v, f"{v:,.3f}") for v in (s.lower_quartile, s.median, s.min, s.p90)),
+            number(s.runs, f"{s.runs:,}"),
+        ]
+        for word, s in samples
+    ]
+    kinds = {position: "kept" for position, (word, _) in enumerate(samples) if word == comparison.verdict}
+    if bound is not None:
+        kinds[len(rows)] = "aside"
+        rows.append([Cell(name), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
+    return table(head, rows, caption="Eager and planned in milliseconds", kinds=kinds)
+
+
+def schedule_html(name: str, state: str, comparison: Comparison | None) -> str:
+    """Return a scheduled step for a notebook: its state, or, once it is compared, the outcome and the times."""
+    if comparison is None:
+        return f"<div><b>{text(name)}</b>: {text(state)}</div>"
+    lines = (comparison.bound, comparison.why, comparison.disagreement)
+    below = " ".join(f"{_sentence(line)}." for line in lines if line)
+    bound_name = "estimated lower bound" if comparison.is_bound_beaten else "lower bound"
+    return (
+        f"<div><b>{text(name)}</b>: {text(comparison.outcome)}, {text(comparison.result)}"
+        f"<p>{text(below)}</p>{_times_table(comparison, comparison.lower_bound_ms, bound_name)}</div>"
     )
 
 

@@ -43,7 +43,8 @@ def comparison_table(comparison: Comparison) -> Table:
     row("eager", comparison.eager_ms)
     row("planned", comparison.planned_ms)
     if comparison.lower_bound_ms is not None:
-        table.add_row("lower bound", f"{comparison.lower_bound_ms:,.3f}", "", "", "", "", style="dim")
+        name = "est. lower bound" if comparison.is_bound_beaten else "lower bound"
+        table.add_row(name, f"{comparison.lower_bound_ms:,.3f}", "", "", "", "", style="dim")
     figures = [f"\nspeedup {comparison.speedup:.2f}x"]
     if comparison.over_bound is not None:
         figures.append(f"{comparison.over_bound:.2f}x of the bound")
@@ -54,7 +55,11 @@ def comparison_table(comparison: Comparison) -> Table:
     caption.append(kept, style="bold green" if kept == "planned" else "bold yellow")
     if comparison.why:
         caption.append(f" ({plain(comparison.why)})")
+    if comparison.disagreement:
+        caption.append(f"\n{comparison.disagreement}")
     caption.append(f"\n{comparison.result}")
+    if comparison.is_bound_beaten:
+        caption.append("\nthe lower bound is an estimate: a measured step has beaten it")
     for note in comparison.notes:
         caption.append(f"\nnote: {plain(note)}")
     table.caption = caption

@@ -181,7 +181,7 @@
       for (const map of runs) if (map.has(op)) outline(map.get(op), held ? 2 : 1.5);
     }
     if (data.lower !== null && X(data.lower) >= left && X(data.lower) <= left + width) {
-      const x = X(data.lower), label = "lower bound " + time(data.lower);
+      const x = X(data.lower), label = data.lower_label + " " + time(data.lower);
       pen.strokeStyle = colours.ink;
       pen.lineWidth = 1.5;
       pen.setLineDash([5, 4]);
