@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loops.fuzz_looks import Program, judge, looking_program, report, single
-from loops.looks import HOLDERS, PIECES, PLACEMENTS, held_number
+from loops.fuzz_looks import judge, report
+from loops.held_numbers import HOLDERS, PLACEMENTS, held_number
+from loops.looking_programs import Program, looking_program, single
+from loops.looks import PIECES
 
 QUICK = 20
 MANY = 5000

@@ -8,8 +8,6 @@ where eager raises nothing is "loud": it is allowed, and counted by reason. Ever
 from __future__ import annotations
 
 import argparse
-import collections
-import collections.abc
 import importlib.util
 import logging
 import os
@@ -35,91 +33,14 @@ from torch.utils import _pytree as pytree
 
 import hocket
 from hocket.errors import InputError
-from loops.looks import FRAMES, HOLDERS, IMPORTS, PIECES, PLACEMENTS, USES, VALUES, Piece, held_number
+from loops.alike import attributes, difference, unequal
+from loops.looking_programs import Call, Program, looking_program
+from loops.looks import IMPORTS
 from loops.runner import time_limit
 
-__all__ = ["Call", "Program", "Use", "Verdict", "judge", "looking_program", "main", "report", "single"]
+__all__ = ["Verdict", "judge", "main", "report"]
 
 TIME_LIMIT_S = 60
-RTOL, ATOL = 1e-4, 1e-5
-WAYS = ("forward", "tuple", "dict", "loss", "losses")
-BACKBONES = {
-    "linear": ("", "h = torch.tanh(self.a(x))"),
-    "norm": ("self.norm = nn.LayerNorm(6)", "h = self.norm(F.gelu(self.a(x)))"),
-    "batch norm": ("self.norm = nn.BatchNorm1d(6)", "h = self.norm(F.elu(self.a(x)))"),
-    "convolution": ("self.conv = nn.Conv1d(1, 6, 3)", "h = torch.tanh(self.a(x) + self.conv(x[:, None]).mean(2))"),
-}
-
-
-@dataclass(frozen=True)
-class Use:
-    """A piece in a program: which frame uses it, and at which tensor it looks."""
-
-    piece: Piece
-    frame: str = "if"
-    value: str = "x"
-
-    def text(self, what: str, k: int) -> str:
-        """A part of the piece as source; `k` is its number in the program."""
-        piece = self.piece
-        text = getattr(piece, what)
-        if what == "lines" and not text:
-            frame = FRAMES[self.frame] if piece.test else USES[self.frame]
-            text = frame.replace("{t}", piece.test).replace("{r}", piece.number)
-        for name, value in {"{k}": str(k), "{v}": self.value, "{new}": "(0.5 + 0.25 * (n % 5))"}.items():
-            text = text.replace(name, value)
-        return text
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call: rows of the batch, numbers of the uses whose change comes before it, and the modes around it."""
-
-    rows: int = 5
-    changes: tuple[int, ...] = ()
-    training: bool = True
-    grad: bool = True
-    autocast: bool = False
-
-
-@dataclass(frozen=True)
-class Program:
-    """A model class with some looks, how its models are fused, and how they are called."""
-
-    uses: tuple[Use, ...]
-    calls: tuple[Call, ...]
-    seed: int = 0
-    num_models: int = 2
-    backend: str = "auto"
-    way: str = "forward"
-    shared: bool = True
-    seeds: bool = False
-    input_grad: bool = False
-    backbone: str = "linear"
-
-    @property
-    def source(self) -> str:
-        """The user's file."""
-        parts: dict[str, list[str]] = {what: [] for what in ("top", "init", "lines")}
-        changes = []
-        for k, use in enumerate(self.uses):
-            for what, texts in parts.items():
-                texts += use.text(what, k).splitlines()
-            lines = use.text("change", k).splitlines() or ["pass"]
-            changes += [f"def change_{k}(models, held, n):", *_indented(lines, 1), ""]
-        init, body = BACKBONES[self.backbone]
-        out = {"tuple": "(out, h.mean(-1))", "dict": "{'out': out, 'deep': [h.sum(-1)]}"}.get(self.way, "out")
-        made = ["self.a = nn.Linear(4, 6)", *filter(None, [init]), "self.t = nn.Linear(6, 3)"]
-        made.append("self.register_buffer('scale', torch.randn(5, 4))")
-        forward = [body, *parts["lines"], "out = self.t(torch.tanh(h.to(self.t.weight.dtype)))", f"return {out}"]
-        lines = [IMPORTS, *parts["top"], "", "class Model(nn.Module):", "    def __init__(self, i, held):"]
-        lines += _indented(["super().__init__()", *made, *parts["init"]], 2)
-        lines += ["", "    def forward(self, x):", *_indented(forward, 2), "", *changes]
-        return "\n".join(lines) + "\n"
-
-
-def _indented(lines: list[str], depth: int) -> list[str]:
-    return ["    " * depth + line for line in lines]
 
 
 @dataclass(frozen=True)
@@ -322,15 +243,15 @@ def _compared(program: Program, path: Path, dtype: torch.dtype) -> Verdict:
             return _raised(other, f"call {n}")
         else:
             loose = any(each.autocast for each in program.calls[: n + 1])
-            if line := _difference(expected, found, draws and not program.seeds, loose):
+            if line := difference(expected, found, draws and not program.seeds, loose):
                 return Verdict("wrong", f"call {n}: {line}")
     models, ended = _tried(fused.unfused, "unfuse")
     if ended is not None:
         return ended
     for i, (one, other) in enumerate(zip(plain.models, models, strict=True)):
-        if line := _unequal(_attributes(one), _attributes(other)):
+        if line := unequal(attributes(one), attributes(other)):
             return Verdict("wrong", f"attributes of model {i}: {line}")
-    line = _unequal(plain.globals(), fused.globals())
+    line = unequal(plain.globals(), fused.globals())
     return Verdict("wrong", f"globals: {line}") if line else Verdict("right")
 
 
@@ -365,117 +286,6 @@ def _called(side: Any, call: Call, n: int, dtype: torch.dtype) -> tuple[dict[str
     except Exception as error:  # noqa: BLE001  # eager's has to be the array's
         return {}, error
     return found | ({} if x.grad is None else {"gradient of the input": x.grad}), None
-
-
-def _difference(plain: dict[str, Any], fused: dict[str, Any], only_kinds: bool, is_loose: bool) -> str:
-    """The first difference of two records, in words. A gradient of zeros is as good as none."""
-    rtol, atol = (5e-2, 5e-2) if is_loose else (RTOL, ATOL)
-    has_outputs = any(name.startswith("output") for name in fused)
-    for name in dict.fromkeys((*plain, *fused)):
-        if name.startswith("output") and not has_outputs:
-            continue
-        one, other = plain.get(name), fused.get(name)
-        if one is None or other is None:
-            there = other if one is None else one
-            if name.startswith("gradient") and (only_kinds or not there.any()):
-                continue
-            return f"{name}: only in one of the two"
-        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-            return f"{name}: {one!r} plain, {other!r} fused"
-        kinds = [(tuple(each.shape), each.dtype, each.device) for each in (one, other)]
-        if kinds[0] != kinds[1]:
-            return f"{name}: {kinds[0]} plain, {kinds[1]} fused"
-        if not only_kinds and not _is_close(one, other, rtol, atol):
-            return f"{name}: off by {(one.double() - other.double()).abs().max().item():.3g}"
-    return ""
-
-
-def _is_close(one: Tensor, other: Tensor, rtol: float, atol: float) -> bool:
-    """Relative to the largest element: what rounding does to one goes by the terms of a sum, not by the sum."""
-    if torch.allclose(one, other, rtol, atol, equal_nan=True) or not one.is_floating_point():
-        return torch.allclose(one, other, rtol, atol, equal_nan=True)
-    return bool((one - other).abs().max() <= atol + rtol * one.abs().max())
-
-
-def _attributes(model: nn.Module) -> dict[str, Any]:
-    """Attributes of the user's, of all layers, that are no tensors."""
-    machinery = set(vars(nn.Module()))
-    return {
-        f"{name}.{key}": value
-        for name, layer in model.named_modules()
-        for key, value in vars(layer).items()
-        if key not in machinery and not isinstance(value, Tensor)
-    }
-
-
-def _unequal(one: Any, other: Any, depth: int = 0) -> str:
-    """Where plain values differ in two structures; empty where they do not."""
-    if isinstance(one, Tensor) or depth > 8:
-        return ""
-    if type(one).__name__ != type(other).__name__:
-        return f"{type(one).__name__} plain, {type(other).__name__} fused"
-    if isinstance(one, float):
-        return "" if abs(one - other) <= 1e-3 or one != one else f"{one} plain, {other} fused"
-    if one is None or isinstance(one, (bool, int, str)):
-        return "" if one == other or "looks_" in str(one) else f"{one!r} plain, {other!r} fused"
-    pairs: list[tuple[Any, Any, Any]] = []
-    if isinstance(one, collections.abc.Mapping):
-        if list(map(str, one)) != list(map(str, other)):
-            return f"keys {list(one)} plain, {list(other)} fused"
-        pairs = [
-            (key, value, other_value) for (key, value), other_value in zip(one.items(), other.values(), strict=True)
-        ]
-    elif isinstance(one, (list, tuple, collections.deque)):
-        if len(one) != len(other):
-            return f"{len(one)} elements plain, {len(other)} fused"
-        pairs = [(key, *pair) for key, pair in enumerate(zip(one, other, strict=True))]
-    elif isinstance(one, types.FunctionType):
-        pairs = [("()", one.__defaults__, other.__defaults__), ("(*)", one.__kwdefaults__, other.__kwdefaults__)]
-        pairs.append(("", vars(one), vars(other)))
-    elif isinstance(getattr(one, "__dict__", None), dict) and not isinstance(one, nn.Module):
-        pairs = [("", vars(one), vars(other))]
-    return next((f"{key}: {line}" for key, a, b in pairs if (line := _unequal(a, b, depth + 1))), "")
-
-
-def single(piece: Piece, number: int, backend: str = "auto") -> Program:
-    """A program of one piece, `number` of all, whose other choices go by its number."""
-    calls = (Call(), Call(changes=(0,)), Call(4), Call(5, (0,), training=False), Call(grad=False), Call(changes=(0,)))
-    use = Use(piece, ("times" if piece.number else ("if", "ternary", "sum", "except")[number % 4]), VALUES[number % 2])
-    return Program((use,), calls, number, 2, backend, WAYS[number % 5], number % 3 > 0, bool(piece.draws))
-
-
-def looking_program(seed: int) -> Program:
-    """The program of a seed."""
-    rng = random.Random(seed)
-    uses = tuple(_use(rng) for _ in range(rng.choice((1, 1, 2, 3))))
-    changing = [k for k, use in enumerate(uses) if use.piece.change]
-    is_exact = any(use.piece.group in ("values", "parameters") for use in uses)
-    backbone = rng.choice(list(BACKBONES))
-    calls = [Call()]
-    for _ in range(rng.randrange(2, 6)):
-        changes = tuple(k for k in changing if rng.random() < 0.5)
-        modes = (
-            rng.random() < 0.8,
-            rng.random() < 0.85,
-            not is_exact and "batch" not in backbone and rng.random() < 0.04,
-        )
-        calls.append(Call(rng.choice((5, 5, 5, 4, 6)), changes, *modes))
-    num_models, way, shared = rng.choice((1, 2, 2, 3)), rng.choice(WAYS), rng.random() < 0.6
-    backend = rng.choice(("auto", "auto", "auto", "auto", "rule", "vmap"))
-    seeds = rng.random() < (0.5 if any(use.piece.draws for use in uses) else 0.05)
-    input_grad = shared and way != "losses" and rng.random() < 0.2
-    return Program(uses, tuple(calls), seed, num_models, backend, way, shared, seeds, input_grad, backbone)
-
-
-def _use(rng: random.Random) -> Use:
-    piece: Piece | None = None
-    if rng.random() < 0.3:
-        while piece is None:
-            piece = held_number(rng.choice(HOLDERS), rng.choice(list(PLACEMENTS)))
-    else:
-        group = rng.choice(sorted({piece.group for piece in PIECES}))
-        piece = rng.choice([each for each in PIECES if each.group == group])
-    return Use(piece, rng.choice(list(USES if piece.number else FRAMES)), rng.choice(VALUES))
 
 
 def smallest(failing: Program) -> Program:

@@ -1,0 +1,386 @@
+"""Loops whose state changes between two calls: kinds of values, layouts, aliases, modes, removals."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import types
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["CALLS", "CASES", "CHANGES", "Program"]
+
+CALLS = 44
+# Calls before which something changes: while the step is watched, in the search, and once a plan stands.
+CHANGES = (3, 9, 24, 31, 38)
+
+
+@dataclass
+class Program:
+    """A loop: its step, and what happens outside of it.
+
+    Attributes:
+        change: called with 0, 1, ... before the calls of `CHANGES`.
+        around: a context for each call, by its number.
+        after: called with what each call returned.
+        numbers: what to compare beside the model, the optimizer and what is returned.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Callable[[torch.Tensor], Any] = lambda batch: None
+    change: Callable[[int], Any] = lambda number: None
+    around: Callable[[int], Any] = lambda call: contextlib.nullcontext()
+    after: Callable[[Any], Any] = lambda result: None
+    numbers: list[Any] = field(default_factory=list)
+
+    def trains(self, loss_of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """The step: this loss, its gradients and an update."""
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            self_.optimizer.zero_grad()
+            loss = loss_of(batch)
+            loss.backward()
+            self_.optimizer.step()
+            return loss.detach()
+
+        self_ = types.SimpleNamespace(optimizer=self.optimizer)
+        self.step = step
+
+
+def program() -> Program:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    made = Program(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    made.trains(lambda batch: model(batch).square().mean())
+    return made
+
+
+CASES: dict[str, Callable[[], Program]] = {}
+
+
+def case(make: Callable[[], Program]) -> Callable[[], Program]:
+    CASES[make.__name__] = make
+    return make
+
+
+# ------------------------------------------------------------------------------------------ a value of another kind
+
+
+@case
+def attribute_of_a_namespace_deleted() -> Program:
+    made, state = program(), types.SimpleNamespace()
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        hidden = getattr(state, "hidden", None)
+        out = made.model(batch if hidden is None else batch + 0.1 * hidden)
+        state.hidden = out.detach().mean() * torch.ones(6)
+        return out.square().mean()
+
+    made.trains(loss_of)
+    made.change = lambda number: vars(state).pop("hidden", None)
+    return made
+
+
+@case
+def element_of_a_deque_cleared() -> Program:
+    made, past = program(), deque([torch.zeros(6)], maxlen=1)
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        out = made.model(batch + past[0] if past else batch)
+        past.append(out.detach().mean() * torch.ones(6))
+        return out.square().mean()
+
+    made.trains(loss_of)
+    made.change = lambda number: past.clear()
+    return made
+
+
+def _of_kinds(values: list[Any]) -> Program:
+    """A number that the step asks for its type."""
+    made, config = program(), {"scale": values[0]}
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        scale = config["scale"]
+        factor = 0.5 if scale is None or isinstance(scale, str) else 2.0 if isinstance(scale, int) else scale
+        return (made.model(batch).square() * abs(factor)).mean()
+
+    made.trains(loss_of)
+    made.change = lambda number: config.update(scale=values[(number + 1) % len(values)])
+    return made
+
+
+@case
+def float_becomes_numpys_and_int() -> Program:
+    return _of_kinds([1.0, np.float64(1.0), 1, np.int64(1)])
+
+
+@case
+def float_that_moves_becomes_numpys_and_float() -> Program:
+    made, config, values = program(), {"scale": 0.5}, {3: 0.25, 11: np.float32(0.5), 18: 1.0}
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        return (made.model(batch).square() * config["scale"]).mean()
+
+    made.trains(loss_of)
+    made.change = lambda number: config.update(scale=values.get(number, config["scale"]))
+    return made
+
+
+@case
+def list_that_is_appended_to_is_let_go() -> Program:
+    made, kept = program(), {"log": True, "seen": []}
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        if kept.get("log"):
+            kept["seen"].append(1.0)
+        return made.model(batch).square().mean()
+
+    made.trains(loss_of)
+    made.change = lambda number: kept.clear() if number == 12 else None
+    return made
+
+
+@case
+def float_becomes_text_bool_and_complex() -> Program:
+    return _of_kinds([1.5, "1.5", True, 1.5 + 0j, None])
+
+
+# -------------------------------------------------------------------------------------------------- layout, aliases
+
+
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.t().contiguous().t()
+
+
+@case
+def weights_transposed_in_memory() -> Program:
+    made = program()
+
+    def change(number: int) -> None:
+        for parameter in made.model.parameters():
+            if parameter.dim() == 2:
+                parameter.data = _transposed(parameter.data) if number % 2 == 0 else parameter.data.contiguous()
+
+    made.change = change
+    return made
+
+
+@case
+def state_of_the_optimizer_at_an_offset() -> Program:
+    made = program()
+
+    def change(number: int) -> None:
+        for state in made.optimizer.state.values():
+            if "momentum_buffer" in state:
+                old = state["momentum_buffer"]
+                memory = torch.zeros(old.numel() + number + 1)
+                state["momentum_buffer"] = memory[number + 1 :].view(old.shape).copy_(old)
+
+    made.change = change
+    return made
+
+
+@case
+def memory_of_two_weights_becomes_one() -> Program:
+    made = program()
+
+    def change(number: int) -> None:
+        first, second = made.model[0].weight, made.model[2].weight
+        second.data = first.data if number % 2 == 0 else first.data.clone()
+
+    made.change = change
+    return made
+
+
+@case
+def bias_becomes_a_row_of_a_weight() -> Program:
+    made = program()
+
+    def change(number: int) -> None:
+        first, second = made.model[0].weight, made.model[2].bias
+        second.data = first.data[number % 6] if number % 2 == 0 else first.data[0].clone()
+
+    made.change = change
+    return made
+
+
+# ------------------------------------------------------------------------------------------------- modes, switches
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles what `torch.Tensor.mean` gives."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if func is torch.Tensor.mean else result
+
+
+class Noting(TorchDispatchMode):
+    """Notes the ops that come by."""
+
+    def __init__(self, ops: list[str]) -> None:
+        super().__init__()
+        self.ops = ops
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ops.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def _around(context: Callable[[], Any]) -> Program:
+    made = program()
+    made.around = lambda call: context() if call % 7 in (5, 6) and call > 7 else contextlib.nullcontext()
+    return made
+
+
+@case
+def function_mode() -> Program:
+    return _around(Doubling)
+
+
+@case
+def dispatch_mode() -> Program:
+    ops: list[str] = []
+    made = _around(lambda: Noting(ops))
+    made.numbers = ops
+    return made
+
+
+@case
+def hooks_on_saved_tensors() -> Program:
+    kept: list[int] = []
+    made = _around(
+        lambda: saved_tensors_hooks(lambda tensor: (kept.append(tensor.numel()), tensor)[1], lambda t: t * 1.5)
+    )
+    made.numbers = kept
+    return made
+
+
+@case
+def bfloat16_by_autocast() -> Program:
+    return _around(lambda: torch.autocast("cpu", torch.bfloat16))
+
+
+# ------------------------------------------------------------------------- optimizers, removal, results with graphs
+
+
+@case
+def state_cleared_while_a_switch_flips() -> Program:
+    made = program()
+
+    def change(number: int) -> None:
+        made.optimizer.state.clear()
+
+    made.change = change
+    made.around = lambda call: torch.backends.mkldnn.flags(enabled=call not in CHANGES)
+    return made
+
+
+@case
+def optimizer_loaded_again() -> Program:
+    made = program()
+    made.change = lambda number: made.optimizer.load_state_dict(made.optimizer.state_dict())
+    return made
+
+
+@case
+def weight_norm_removed_and_applied() -> Program:
+    made = program()
+    made.model[0] = parametrizations.weight_norm(made.model[0])
+    made.optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
+    made.trains(lambda batch: made.model(batch).square().mean())
+    made.change = lambda number: parametrize.remove_parametrizations(made.model[0], "weight") if number == 1 else None
+    return made
+
+
+@case
+def pruning_made_permanent() -> Program:
+    made = program()
+    prune.random_unstructured(made.model[2], "weight", amount=0.5)
+    made.change = lambda number: prune.remove(made.model[2], "weight") if number == 1 else None
+    return made
+
+
+@case
+def update_outside_of_the_step() -> Program:
+    made = program()
+    made.step = lambda batch: made.model(batch).square().mean()
+
+    def after(loss: torch.Tensor) -> None:
+        made.optimizer.zero_grad()
+        loss.backward()
+        made.optimizer.step()
+
+    made.after = after
+    return made
+
+
+@case
+def parameters_and_kept_gradients_returned() -> Program:
+    made = program()
+
+    def step(batch: torch.Tensor) -> Any:
+        made.optimizer.zero_grad()
+        out = made.model(batch)
+        out.retain_grad()
+        out.square().mean().backward()
+        made.optimizer.step()
+        return out, made.model[0].weight, {"bias": made.model[4].bias.detach()}
+
+    made.step = step
+    kinds: list[Any] = []
+
+    def after(result: Any) -> None:
+        out, weight, rest = result
+        kinds.append((type(weight), weight.requires_grad, out.grad is None, rest["bias"].requires_grad))
+        made.numbers = [str(kinds), None if out.grad is None else out.grad.clone()]
+
+    made.after = after
+    return made
+
+
+# ------------------------------------------------------------------------------------------ ops with Python kernels
+
+_SCALES = {"now": 1.0, "calls": 0}
+_NUMBER = itertools.count()
+
+
+def _composite(name: str, kernel: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    library = torch.library.Library(f"between_calls_{next(_NUMBER)}", "DEF")
+    library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl(name, kernel, "CompositeImplicitAutograd")
+    return library, getattr(getattr(torch.ops, library.ns), name)
+
+
+def _of_an_op(kernel: Callable[[torch.Tensor], torch.Tensor]) -> Program:
+    made = program()
+    _SCALES.update(now=1.0, calls=0)
+    library, op = _composite("scaled", kernel)
+    made.trains(lambda batch: op(made.model(batch)).square().mean())
+    made.change = lambda number: _SCALES.update(now=0.5 + number)
+    made.numbers = [library, _SCALES]
+    return made
+
+
+@case
+def composite_op_reads_a_global() -> Program:
+    return _of_an_op(lambda x: x * _SCALES["now"])
+
+
+@case
+def composite_op_counts() -> Program:
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        _SCALES["calls"] += 1
+        return x * (0.5 if _SCALES["calls"] % 3 == 0 else 1.0)
+
+    return _of_an_op(kernel)
