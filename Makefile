@@ -8,7 +8,7 @@ PY     ?= $(BIN)/python
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs test test-all lint format gpu bench clean
+.PHONY: help install demo docs wheels test test-all lint format gpu bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,11 @@ demo: install  ## plan and run a small convolutional net against eager; report i
 
 docs: install  ## the site in build/site, strictly: a broken link or reference is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+# A core is for one version of torch and of Python and is named after both; other versions compile theirs on first use.
+wheels: install  ## a wheel in dist with the C++ cores for this torch and this Python, which needs no compiler
+	$(BIN)/python -c 'from hocket.native.build import prebuild; from hocket.planning.partition import compiled; print(prebuild()); print(compiled.prebuild())'
+	$(BIN)/python -m pip wheel -qq --no-deps -w dist --config-settings=--build-option=--plat-name=linux_$$(uname -m) .
 
 # One thread for each of the processes: two of two threads each would wait for each other. What needs more asks for it.
 # Tests stay in their order (worksteal), so that those of a file share what is made once for all of them.

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from typing import Any
 
@@ -131,6 +132,17 @@ def build(name: str, directory: Path) -> Any:
             build_directory=str(directory),
             verbose=False,
         )
+
+
+def prebuild() -> Path:
+    """Put the core for this torch and Python into the package, for a wheel (`make wheels`), and return its file."""
+    name = core_name()
+    with TemporaryDirectory() as folder:
+        build(name, Path(folder))
+        PREBUILT.mkdir(exist_ok=True)
+        shipped = Path(shutil.copy(Path(folder) / f"{name}.so", PREBUILT))
+    seal(shipped)
+    return shipped
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from hocket.cache_folder import LOCK, bound_builds, cache_folder, is_sealed, pri
 from hocket.errors import InputError
 
 _FOLDER = Path(__file__).parent / "core"
+# The library that came with the package (`make wheels`).
+PREBUILT = Path(__file__).parent / "prebuilt"
 _FLAGS = ["-O2", "-std=c++20", "-shared", "-fPIC", "-Wall"]
 
 _ARRAYS = ("xpins", "pins", "cost", "weight", "memory", "time", "arc_src", "arc_dst", "arc_phase")
@@ -56,18 +58,8 @@ def library() -> ctypes.CDLL:
     Raises:
         InputError: there is no compiler, or it fails (with its first line).
     """
-    content = b"".join(path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h"))
-    words = " ".join([*_FLAGS, platform.machine(), sys.platform]).encode()
-    name = f"partition-{hashlib.sha256(words + content).hexdigest()[:16]}.so"
-    built = private_folder(cache_folder("partition")) / name
-    if not is_sealed(built):
-        from filelock import FileLock
-
-        with FileLock(built.parent / LOCK):
-            if not is_sealed(built):
-                _build(built)
-                bound_builds(built.parent.glob("partition-*.so"), built)
-    found = ctypes.CDLL(str(built))
+    shipped = PREBUILT / _name()
+    found = ctypes.CDLL(str(shipped if is_sealed(shipped) else _cached()))
     pointer, number = ctypes.c_void_p, ctypes.c_double
     found.hocket_search.argtypes = [
         *(pointer, pointer, ctypes.c_int, ctypes.c_uint64, ctypes.c_int, number, pointer, pointer, pointer)
@@ -78,6 +70,33 @@ def library() -> ctypes.CDLL:
         *(pointer, pointer, pointer),
     ]
     return found
+
+
+def prebuild() -> Path:
+    """Put the library into the package, for a wheel (`make wheels`), and return its file."""
+    PREBUILT.mkdir(exist_ok=True)
+    shipped = PREBUILT / _name()
+    _build(shipped)
+    return shipped
+
+
+def _name() -> str:
+    content = b"".join(path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in (".cpp", ".h"))
+    words = " ".join([*_FLAGS, platform.machine(), sys.platform]).encode()
+    return f"partition-{hashlib.sha256(words + content).hexdigest()[:16]}.so"
+
+
+def _cached() -> Path:
+    """Return the library in the user's cache folder, built if need be."""
+    built = private_folder(cache_folder("partition")) / _name()
+    if not is_sealed(built):
+        from filelock import FileLock
+
+        with FileLock(built.parent / LOCK):
+            if not is_sealed(built):
+                _build(built)
+                bound_builds(built.parent.glob("partition-*.so"), built)
+    return built
 
 
 def _build(built: Path) -> None:
