@@ -69,7 +69,7 @@ def test_memory_of_gradients_is_used_again_when_nobody_holds_it(array):
 
 def test_gradients_are_handed_over_without_a_copy(array):
     losses = array.losses(F.cross_entropy, X, Y)
-    kept = {storage.data_ptr() for storage in array._calls.memory._storages.values()}
+    kept = {storage.data_ptr() for storage in array._store.memory._storages.values()}
     losses.backward()
     assert {p.grad.data_ptr() for p in large(array)} <= kept
 

@@ -29,13 +29,12 @@ from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor, has_images
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
-from hocket.fusion.model_slice import ModelSlice, Settings
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.programs import CallSpec, Kind, Programs, Unfused, World, autocast, modes, repeated
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, as_tensors
-from hocket.fusion.steps import warn_without_rule
+from hocket.fusion.steps import Settings, warn_without_rule
 from hocket.fusion.store import Snapshot, Store, restored
 
 __all__ = ["Calls"]
@@ -72,9 +71,8 @@ class Calls:
     def forget(self) -> None:
         """Let go of everything that was made from the models as they were."""
         self.store.link()
-        self.memory = GradientMemory()
-        self.models = ModelSlice(self.store, self.settings, self.memory)
-        self.programs = Programs(self.models)
+        self.store.memory = GradientMemory()
+        self.programs = Programs(self.store, self.settings)
         self._intervals = Intervals()
         self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
         self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
@@ -165,7 +163,7 @@ class Calls:
         self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
     ) -> tuple[Any, list[Any]]:
         """The key of a call, and the leaves of its arguments."""
-        mode = (self.store.templates[0].training, self.form, is_watched(), modes())
+        mode = (self.store.templates[0].training, self.form, self._is_transformed(), modes())
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
         call, leaves = CallSpec.of(args, kwargs)

@@ -29,10 +29,9 @@ from hocket.fusion.gradients import Gathered, Parts
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
 from hocket.fusion.one_by_one import fail_after_updates
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.rules.base import is_watched, where
+from hocket.fusion.rules.base import where
 from hocket.fusion.source import ProgramSource
 from hocket.fusion.stacked import Stacked, map_tree
-from hocket.fusion.steps import Step
 
 __all__ = ["LeadsElsewhereError", "SingleExecutor", "SingleModel", "has_images"]
 
@@ -48,15 +47,17 @@ CHANNELS_LAST = {
 class SingleModel:
     """One model's program, called with the leaves of its arguments and its tensors by name."""
 
-    def __init__(self, program: FusedProgram, channels_last: bool = False) -> None:
-        assert program.models.num_models == 1
+    def __init__(self, program: FusedProgram, index: int, channels_last: bool = False) -> None:
         self._program = program
         self._channels_last = channels_last
-        self._source = ProgramSource(program)
+        self._source = ProgramSource(program, index)
+        is_seeded = program.store.seeds is not None
         for step in program.steps:
-            function = step.plain or _by_rule(program, step)
+            function = step.alone[index]
             if channels_last and step.op in CHANNELS_LAST:
                 function = _channels_last(function, CHANNELS_LAST[step.op])
+            elif channels_last and is_seeded:  # numbers are drawn in the order of memory
+                function = _usual_images(function)
             self._source.add(step, function)
         self._run = self._source.function()
 
@@ -91,27 +92,16 @@ def _channels_last(function: Callable[..., Any], layout: torch.memory_format) ->
     return run
 
 
+def _usual_images(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(*map_tree(args, _as_usual), **map_tree(kwargs, _as_usual))
+
+
 def _as_usual(value: Any) -> Any:
     """A tensor with the channels last, plane by plane again."""
     if not isinstance(value, Tensor) or value.ndim not in (4, 5) or value.is_contiguous():
         return value
     layout = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
     return value.contiguous() if value.is_contiguous(memory_format=layout) else value
-
-
-def _by_rule(program: FusedProgram, step: Step) -> Callable[..., Any]:
-    """A step that has to go through its rule, as of a fused model with one model in it."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if step.names:
-            args = ({name: Stacked(tensor.unsqueeze(0)) for name, tensor in args[0].items()}, *args[1:])
-        return map_tree(program.perform(step, args, kwargs), _only)
-
-    return run
-
-
-def _only(value: Any) -> Any:
-    return value.tensor.squeeze(0) if isinstance(value, Stacked) else value
 
 
 IS_LEAF = attrgetter("is_leaf")
@@ -125,19 +115,17 @@ class SingleExecutor:
     """A traced model, run model after model."""
 
     def __init__(self, program: FusedProgram, plan: ExecutionPlan) -> None:
-        self._models = models = program.models
+        self._store = store = program.store
+        self._model_axis = program.settings.model_axis
         self._plan = plan
-        alone = [program]
-        if models.num_models > 1:
-            alone = [FusedProgram(models.alone(index), program.traced) for index in range(models.num_models)]
-        self._single = [SingleModel(each, plan.channels_last) for each in alone]
+        self._single = [SingleModel(program, index, plan.channels_last) for index in range(store.num_models)]
         self._parts = Parts()
 
     def forward(self, leaves: list[Any]) -> Any:
         """The output for these leaves of the arguments, `Stacked` where models have their own."""
         outs = [single(*each) for single, each in zip(self._single, self._split(leaves, self._linked()), strict=True)]
         out = fallback.stack_parts(outs, "the model itself")
-        fail_after_updates(out, list(self._models.store.all_tensors().values()))
+        fail_after_updates(out, list(self._store.all_tensors().values()))
         return out
 
     def losses(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
@@ -149,11 +137,11 @@ class SingleExecutor:
         return self._loss(fn, out, self._own_targets(fn, targets, out), 0).unsqueeze(0)
 
     def _losses_and_gradients(self, fn: Callable[..., Any], leaves: list[Any], targets: tuple[Any, ...]) -> Tensor:
-        wholes = self._models.store.all_tensors()
+        wholes = self._store.all_tensors()
         parts = self._parts.of(wholes)
         names = list({id(whole): name for name, whole in wholes.items() if whole.requires_grad}.values())
         trained = [wholes[name] for name in names]
-        grads = [Gathered(whole, self._models.gradient_memory) for whole in trained]
+        grads = [Gathered(whole, self._store.memory) for whole in trained]
         losses: list[Tensor] = []
         given: tuple[Any, ...] | None = None
         for index, each in enumerate(self._split(leaves, parts)):
@@ -189,17 +177,16 @@ class SingleExecutor:
 
     def _linked(self) -> list[dict[str, Tensor]]:
         """Each model's tensors, whose gradients lead back to the stacked ones."""
-        wholes = self._models.store.all_tensors()
-        watched = is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
-        if not watched and all(map(IS_LEAF, wholes.values())):
+        wholes = self._store.all_tensors()
+        if all(map(IS_LEAF, wholes.values())):
             return self._parts.of(wholes)
         of = {id(whole): whole.unbind(0) for whole in wholes.values()}
         return [{name: of[id(whole)][index] for name, whole in wholes.items()} for index in range(len(self._single))]
 
     def _own_targets(self, fn: Callable[..., Any], targets: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
         """Targets, `Stacked` where models have their own, from the output of the first model."""
-        total = self._models.num_models
-        return self._models.settings.model_axis.targets(fn, targets, out, (total, *first_tensor(out).shape), total)
+        total = self._store.num_models
+        return self._model_axis.targets(fn, targets, out, (total, *first_tensor(out).shape), total)
 
     def _loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], index: int) -> Tensor:
         if set(map(type, targets)) <= {Stacked, Tensor}:

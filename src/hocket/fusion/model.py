@@ -25,7 +25,7 @@ from hocket.fusion.compare import compare
 from hocket.fusion.contest import Choice
 from hocket.fusion.coupling import warn_of_coupling
 from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.model_slice import Settings
+from hocket.fusion.steps import Settings
 from hocket.fusion.store import Store
 from hocket.heap import keep_freed_blocks
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from hocket.errors import HocketError, InputError
-from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.rules.base import IN_PLACE, op_name, where
 from hocket.fusion.source import ProgramSource, Ref
 from hocket.fusion.stacked import ModelValues, Stacked, is_stacked, map_tree, unwrap, with_model_dim
-from hocket.fusion.steps import Step, make_step, warn_without_rule
+from hocket.fusion.steps import Settings, Step, make_step, warn_without_rule
+from hocket.fusion.store import Store
 from hocket.fusion.traced import Traced
 from hocket.fusion.writes import find_writes
 
@@ -31,8 +31,9 @@ SKIPPED = ("_assert", "_assert_is_none", "_assert_async")
 class FusedProgram:
     """The steps of a traced model, and what runs them for all models."""
 
-    def __init__(self, models: ModelSlice, traced: Traced) -> None:
-        self.models = models
+    def __init__(self, store: Store, settings: Settings, traced: Traced) -> None:
+        self.store = store
+        self.settings = settings
         self.traced = traced
         self.steps: list[Step] = []
         self.output: Any = None
@@ -43,16 +44,14 @@ class FusedProgram:
         # places of parameters and buffers, and their names
         self.tensors = [(places[node], name) for node, name in traced.tensors.items()]
         for _, name in self.tensors:
-            if name not in models.store.places:
+            if name not in store.places:
                 raise ValueError(f"{name} is read outside of its block, which stays separate")
         # places of constants, and these
-        self.constants = [(places[node], models.of_models(value)) for node, value in traced.constants.items()]
+        self.constants = [(places[node], value) for node, value in traced.constants.items()]
         known = {name: place for place, name in self.tensors}  # those that layers ask for have places behind the nodes
 
         def refer(tree: Any) -> Any:
-            return map_tree(
-                tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else models.of_models(value)
-            )
+            return map_tree(tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else value)
 
         def tensor(name: str) -> Ref:
             if name not in known:
@@ -61,7 +60,7 @@ class FusedProgram:
             return Ref(known[name])
 
         def layer(name: str) -> nn.Module:
-            return models.layers(name)[0]
+            return store.layers(name)[0]
 
         writes, owned, views, written = find_writes(traced.graph, traced.tensors, traced.constants, layer)
         # places of values that become each model's own, because views of them are written to
@@ -69,7 +68,7 @@ class FusedProgram:
         # parameters and buffers that ops write into
         self.written_names = [root for kind, root in written if kind == "tensor"]
         # whether parameters are among them
-        self.writes_parameters = any(isinstance(models.store.whole(name), nn.Parameter) for name in self.written_names)
+        self.writes_parameters = any(isinstance(store.whole(name), nn.Parameter) for name in self.written_names)
         # whether ops write into the arguments
         self.writes_inputs = any(kind == "value" and root in traced.inputs for kind, root in written)
         last_use = {used: node for node in nodes for used in node.all_input_nodes}
@@ -77,7 +76,7 @@ class FusedProgram:
             if node.op == "output":
                 self.output = refer(node.args[0])
             elif node.op.startswith("call_") and not _is_assertion(node):
-                step = make_step(models, traced, node, places[node])
+                step = make_step(store, settings, traced, node, places[node])
                 step.args, step.kwargs = refer(node.args), refer(dict(node.kwargs))
                 if step.names:
                     prefix = f"{step.layer}." if step.layer else ""
@@ -91,7 +90,7 @@ class FusedProgram:
 
     def _check_order(self, nodes: list[fx.Node], writes: Any) -> None:
         """Refuse writes into parameters that an op has read: all models' gradients may need them as they were."""
-        names = [name for name in self.written_names if isinstance(self.models.store.whole(name), nn.Parameter)]
+        names = [name for name in self.written_names if isinstance(self.store.whole(name), nn.Parameter)]
         begun: set[str] = set()
         for node in nodes:
             if node in writes and begun.intersection(names):
@@ -100,7 +99,7 @@ class FusedProgram:
                 )
             if node.op == "call_module":
                 prefix = f"{node.target}." if node.target else ""
-                begun.update(prefix + name for name in self.models.store.names_in(str(node.target)))
+                begun.update(prefix + name for name in self.store.names_in(str(node.target)))
             elif node.op.startswith("call_") and op_name(node.target) not in ("detach", "getattr"):
                 begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
@@ -110,30 +109,28 @@ class FusedProgram:
         Raises:
             InputError: an op fails. The message names the layer.
         """
-        return self.traced.unflatten(self._function(leaves, tensor or self.models.store.tensor))
+        return self.traced.unflatten(self._function(leaves, tensor or self.store.tensor))
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
-        source = ProgramSource(self, self._owned)
+        source = ProgramSource(self)
         for step in self.steps:
-            if step.write is not None:
-                source.add_packed(step, partial(self._write, step), step.write)
-            else:
-                is_seen = step.must_view or step.index in self.owned
-                source.add_packed(step, partial(self._seen if is_seen else self.perform, step))
+            is_seen = step.must_view or step.index in self.owned
+            call = self._write if step.write is not None else self._seen if is_seen else self._perform
+            source.add(step, partial(call, step), step.write)
         return source.function()
 
-    def perform(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _perform(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
         """One step by the first backend that can."""
         try:
-            return self._perform(step, args, kwargs)
+            return self._by_backend(step, args, kwargs)
         except (HocketError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
             types = ", ".join(str(unwrap(arg).dtype) for arg in args if isinstance(arg, (Stacked, Tensor)))
             raise InputError(f"{where(step.layer)}: {step.op}({types}): {error}") from error
 
-    def _perform(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _by_backend(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         has_rule = True
         for backend in self.backends_for(step, args, kwargs):
             try:
@@ -146,7 +143,7 @@ class FusedProgram:
                 has_rule = has_rule and backend != "rule"
                 continue
             if not has_rule:  # not before it has run: what fails is the model's mistake
-                warn_without_rule(self.models.settings, step.layer, step.op)
+                warn_without_rule(self.settings, step.layer, step.op)
             step.used = backend if is_stacked(result) or backend == "separate" else step.used or "shared"
             if backend == "loop" and not self.has_per_model:
                 self.has_per_model = bool(_per_model(result))
@@ -161,31 +158,31 @@ class FusedProgram:
         can_rule = step.takes_numbers and not _per_model(kwargs) and all(each.are_numbers for each in own)
         return [backend for backend in step.backends if backend != "vmap" and (backend != "rule" or can_rule)]
 
-    def _seen(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _seen(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:
         """A step whose result is written to, or whose argument."""
-        result = self.perform(step, args, kwargs)
+        result = self._perform(step, *args, **kwargs)
         if step.must_view and not _is_view(args[0], result):
             raise InputError(
                 f"{where(step.layer)}: {step.op}: is written to and read by another name, and here it is a copy"
             )
-        return self._owned(result) if step.index in self.owned else result
+        return self.own(result) if step.index in self.owned else result
 
-    def _write(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _write(self, step: Step, /, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Run a step that writes over its first argument. Returns the new value of that argument, and the result."""
         target = args[0]
         if isinstance(target, Tensor) and (step.draws or is_stacked((args[1:], kwargs))):
-            target = self._owned(target)
-        result = self.perform(step, (target, *args[1:]), kwargs)
+            target = self.own(target)
+        result = self._perform(step, target, *args[1:], **kwargs)
         is_new = isinstance(target, Stacked) and isinstance(result, Stacked) and result.tensor is not target.tensor
         if not is_new or result is None:  # x[i] = y
             return target, result
         return (target, target) if step.op.endswith("_") or step.op in IN_PLACE else (result, result)
 
-    def _owned(self, value: Any) -> Any:
+    def own(self, value: Any) -> Any:
         """A tensor that all models share, as one of each model."""
         if not isinstance(value, Tensor):
             return value
-        return Stacked(with_model_dim(value, self.models.num_models).clone())
+        return Stacked(with_model_dim(value, self.store.num_models).clone())
 
 
 def _is_view(source: Any, result: Any) -> bool:

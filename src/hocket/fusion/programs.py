@@ -23,12 +23,13 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.gradients import ASKED
 from hocket.fusion.known_functions import LAYOUT, NOTHING, SHAPE
-from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.record import calls_recorded, recorded
 from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import unwatched
+from hocket.fusion.steps import Settings
+from hocket.fusion.store import Store
 from hocket.fusion.traced import RecordedForward, Traced, merged
 from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
@@ -218,9 +219,10 @@ class World:
 class Programs:
     """Records models, and keeps what was made of them."""
 
-    def __init__(self, models: ModelSlice) -> None:
-        self._models = models
-        self._templates = models.store.templates
+    def __init__(self, store: Store, settings: Settings) -> None:
+        self._store = store
+        self._settings = settings
+        self._templates = store.templates
         self._has_own_code = any(map(has_own_code, self._templates))
         self._watch = ForwardWatch(self._templates)
         self._worlds: list[World] = [World()]
@@ -263,7 +265,7 @@ class Programs:
 
     def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
         """Run the plain models, record them and make a program. Returns the output, `Stacked` where models differ."""
-        store, traces = self._models.store, list[RecordedForward]()
+        store, traces = self._store, list[RecordedForward]()
         separate = frozenset(store.separate_index)
 
         def call(watched: Callable[[], AbstractContextManager[frozenset[int]]]) -> Any:
@@ -303,7 +305,7 @@ class Programs:
         """A program of the models' graphs."""
         try:
             with unwatched():
-                return FusedProgram(self._models, merged(graphs))
+                return FusedProgram(self._store, self._settings, merged(graphs))
         except InputError as error:
             # What the first model has put into a cache the others may have found there.
             return Unfused(f"{error}{self._hint()}", is_final=False)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hocket.fusion.stacked import as_type_of
+from hocket.fusion.stacked import as_type_of, part
 
 if TYPE_CHECKING:
     from hocket.fusion.program import FusedProgram
@@ -36,9 +36,15 @@ class Ref:
 
 
 class ProgramSource:
-    """Source that grows step by step."""
+    """Source that grows step by step.
 
-    def __init__(self, program: FusedProgram, own: Callable[[Any], Any] | None = None) -> None:
+    Args:
+        program: the steps, of all models.
+        model: the model that it is for, or None for all.
+    """
+
+    def __init__(self, program: FusedProgram, model: int | None = None) -> None:
+        self._model = model
         self._output = program.output
         self._names: dict[str, Any] = {}
         self._steps: dict[int, Step] = {}  # by line
@@ -46,28 +52,21 @@ class ProgramSource:
         self._lines = ["def run(leaves, tensor):"]
         for place, number in program.inputs:
             leaf = f"leaves[{number}]"
-            is_owned = own is not None and place in program.owned
-            self._lines.append(f"    v{place} = {f'{self._name(own)}({leaf})' if is_owned else leaf}")
+            is_owned = model is None and place in program.owned
+            self._lines.append(f"    v{place} = {f'{self._name(program.own)}({leaf})' if is_owned else leaf}")
         self._lines += [f"    v{place} = tensor({name!r})" for place, name in program.tensors]
         self._lines += [f"    v{place} = {self._name(value)}" for place, value in program.constants]
 
-    def add(self, step: Step, function: Callable[..., Any]) -> None:
-        """Call a function of a step's arguments."""
+    def add(self, step: Step, function: Callable[..., Any], names: Iterable[int] | None = None) -> None:
+        """Call a function of a step's arguments. With `names`, it returns the value of these places and the result."""
         args = [self._source(each) for each in step.args]
         args += [f"{name}={self._source(each)}" for name, each in step.kwargs.items()]
-        self._add(step, f"{self._name(function)}({', '.join(args)})")
-
-    def add_packed(self, step: Step, function: Callable[..., Any], names: Iterable[int] | None = None) -> None:
-        """Call a function of the tuple and dict of arguments. With `names`, it returns their values and the result."""
-        call = f"{self._name(function)}({self._source(tuple(step.args))}, {self._source(dict(step.kwargs))})"
+        call = f"{self._name(function)}({', '.join(args)})"
         if names is not None:
             left = "".join(f"v{place} = " for place in names if place not in self._dead)
             self._lines.append(f"    pair = {call}")
             self._lines.append(f"    {left}pair[0]")
             call = "pair[1]; pair = None"
-        self._add(step, call)
-
-    def _add(self, step: Step, call: str) -> None:
         self._lines.append(f"    v{step.index} = {call}")
         self._steps[len(self._lines)] = step
         if step.dead:
@@ -92,7 +91,7 @@ class ProgramSource:
 
     def _name(self, value: Any) -> str:
         name = f"c{len(self._names)}"
-        self._names[name] = value
+        self._names[name] = value if self._model is None else part(value, self._model)
         return name
 
     def _source(self, tree: Any) -> str:

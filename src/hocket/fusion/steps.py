@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
@@ -22,20 +22,32 @@ from torch import Tensor, fx, nn
 from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.compare import differing_attribute
-from hocket.fusion.model_slice import ModelSlice, Settings
+from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules import OpContext, find, find_module, norm
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
-from hocket.fusion.rules.random import DRAWS, each
+from hocket.fusion.rules.random import DRAWS, drawing, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
+from hocket.fusion.store import Store
 from hocket.fusion.traced import Traced
 from hocket.fusion.writes import in_place
 from hocket.pystate.origins import origin
 
-__all__ = ["Step", "make_step", "warn_without_rule"]
+__all__ = ["Settings", "Step", "make_step", "warn_without_rule"]
 
 WITHOUT_VMAP = ("embedding", "unfold")  # in torch 2.13 padding rows get a gradient there, and axes are mistaken
 BACKENDS = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The user's settings of an array."""
+
+    backend: str  # "auto", "rule", "vmap" or "loop"
+    strict: bool  # whether an op without a rule is an error
+    model_axis: ModelAxis  # what is settled about its arguments
+    # ops without a rule, and their layers, that a warning has named
+    warned: set[tuple[str, str]] = field(default_factory=set)
 
 
 @dataclass
@@ -53,8 +65,7 @@ class Step:
     kwargs: Any = field(default_factory=dict)  # the same
     dead: list[int] = field(default_factory=list)  # places of values that are not needed any more behind it
     used: str = ""  # what computed it last, for the report
-    # what computes it for one model, on plain tensors; None where that takes a rule
-    plain: Callable[..., Any] | None = None
+    alone: Sequence[Callable[..., Any]] = ()  # what computes it for each model by itself, on plain tensors
     takes_numbers: bool = False  # whether the rule takes numbers that differ between models (`ModelValues`)
     draws: bool = False  # whether it draws random numbers
     write: tuple[int, ...] | None = None  # the places of all names of its first argument, where it writes over that
@@ -62,49 +73,56 @@ class Step:
     must_view: bool = False
 
 
-def make_step(models: ModelSlice, traced: Traced, node: fx.Node, place: int) -> Step:
+def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, place: int) -> Step:
     """The step of one op or layer, and what may stand in for its rule."""
     layer = traced.layer(node)
     if node.op == "call_module":
-        return _layer_step(models, layer, place)
+        return _layer_step(store, settings, layer, place)
     target: Any = node.target
     name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
     is_known, rule = isinstance(target, str) or op_name(target) is not None, find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
     plain = target
-    activate = in_place(node, models)
+    activate = in_place(node, store)
     if activate is not None:
         plain, rule = activate, _activated(activate)
-    context = OpContext(layer, name, (target,) * models.num_models, memory=models.gradient_memory)
+    context = OpContext(layer, name, (target,) * store.num_models, memory=store.memory)
     draws = name in DRAWS or not is_known
-    step = Step(place, layer, name, _caller(models, context, rule, draws), _backends(models, draws))
+    step = Step(place, layer, name, _caller(store, context, rule, draws), _backends(store, settings, draws))
     if name in WITHOUT_VMAP:
         step.backends = [backend for backend in step.backends if backend != "vmap"]
     step.draws, step.takes_numbers = draws, name in NUMBERS or "dropout" in name
-    step.plain = None if models.is_seeded and draws else plain
+    step.alone = _drawing(store, [plain] * store.num_models) if draws else [plain] * store.num_models
     return step
 
 
-def _layer_step(models: ModelSlice, layer: str, place: int) -> Step:
+def _layer_step(store: Store, settings: Settings, layer: str, place: int) -> Step:
     """A layer that is one op, or a block of which each model has its own."""
-    templates = models.layers(layer)
-    blocks = models.separate_block(layer)
-    names = () if blocks is not None else tuple(models.store.names_in(layer))
+    templates = store.layers(layer)
+    blocks = store.separate_block(layer)
+    names = () if blocks is not None else tuple(store.names_in(layer))
     targets: Any = blocks if blocks is not None else [template.forward for template in templates]
     if names:
         targets = [partial(_with_tensors, template) for template in templates]
-    context = OpContext(layer, type(templates[0]).__name__, tuple(targets), templates, memory=models.gradient_memory)
-    call = _caller(models, context, find_module(templates[0]), True, bool(names))
-    backends = ["separate"] if blocks is not None else _backends(models, True)
+    context = OpContext(layer, type(templates[0]).__name__, tuple(targets), templates, memory=store.memory)
+    call = _caller(store, context, find_module(templates[0]), True, bool(names))
+    backends = ["separate"] if blocks is not None else _backends(store, settings, True)
     if any(differing_attribute(templates[0], each) for each in templates[1:]):  # under vmap all would be as the first
         backends = [backend for backend in backends if backend != "vmap"]
     step = Step(place, layer, context.name, call, backends, names)
-    if type(templates[0]) in norm.BATCH_NORMS:
-        step.plain = norm.plain_batch_norm(templates[0])
-    elif not names and not models.is_seeded:
-        step.plain = targets[0]
+    is_norm = type(templates[0]) in norm.BATCH_NORMS
+    step.alone = list(map(norm.plain_batch_norm, templates)) if is_norm else _drawing(store, targets)
     return step
+
+
+def _drawing(store: Store, functions: Sequence[Callable[..., Any]]) -> Sequence[Callable[..., Any]]:
+    """Each model's function, which draws from the model's own generator where there are seeds."""
+
+    def seeded(index: int, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: drawing(function, _generators(store, args)[index])(*args, **kwargs)
+
+    return functions if store.seeds is None else [seeded(*each) for each in enumerate(functions)]
 
 
 def _with_tensors(template: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -112,14 +130,14 @@ def _with_tensors(template: nn.Module, tensors: dict[str, Tensor], *args: Any, *
 
 
 def _caller(
-    models: ModelSlice, context: OpContext, rule: Callable[..., Any] | None, draws: bool, takes_tensors: bool = False
+    store: Store, context: OpContext, rule: Callable[..., Any] | None, draws: bool, takes_tensors: bool = False
 ) -> Callable[[str, tuple[Any, ...], dict[str, Any]], Any]:
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not draws and not is_stacked(args) and not (kwargs and is_stacked(kwargs)):
             return context.target(*args, **kwargs)
         here = context
-        if draws and models.is_seeded:
-            here = replace(here, generators=_generators(models, args))
+        if draws and store.seeds is not None:
+            here = replace(here, generators=_generators(store, args))
         if backend == "rule":
             if rule is None:
                 return NotImplemented
@@ -127,16 +145,16 @@ def _caller(
                 return rule(replace(here, lookup=args[0].get), *args[1:], **kwargs)
             return rule(here, *args, **kwargs)
         if backend == "vmap":
-            return fallback.vmap(context.target, args, kwargs, models.num_models)
+            return fallback.vmap(context.target, args, kwargs, store.num_models)
         return each(here, *args, **kwargs)
 
     return call
 
 
-def _backends(models: ModelSlice, draws: bool) -> list[str]:
-    found = BACKENDS.get(models.settings.backend, ["rule", "vmap", "loop"])
+def _backends(store: Store, settings: Settings, draws: bool) -> list[str]:
+    found = BACKENDS.get(settings.backend, ["rule", "vmap", "loop"])
     # Under vmap all would draw from torch's own generator.
-    return [backend for backend in found if backend != "vmap" or not (draws and models.is_seeded)]
+    return [backend for backend in found if backend != "vmap" or not (draws and store.seeds is not None)]
 
 
 def _activated(activate: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -148,9 +166,9 @@ def _method(name: str) -> Callable[..., Any]:
     return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
 
 
-def _generators(models: ModelSlice, args: tuple[Any, ...]) -> tuple[torch.Generator, ...]:
+def _generators(store: Store, args: tuple[Any, ...]) -> tuple[torch.Generator, ...]:
     first = next((unwrap(arg) for arg in args if isinstance(arg, (Stacked, Tensor))), None)
-    return models.generators_on(torch.device("cpu") if first is None else first.device)
+    return store.generators_on(torch.device("cpu") if first is None else first.device)
 
 
 def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "") -> None:

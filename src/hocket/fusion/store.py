@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.gradients import Parts
+from hocket.fusion.gradients import GradientMemory, Parts
 from hocket.fusion.shared_objects import attributes_of, held_in_common, named_tensors, reached
 from hocket.fusion.stacked import Stacked
 
@@ -41,6 +41,7 @@ class Store:
         self.reasons = dict(reasons)
         self.seeds = None if seeds is None else [int(seed) for seed in seeds]
         self.generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
+        self.memory = GradientMemory()  # for gradients of parameters, kept from step to step
         self._fill(models)
 
     def _fill(self, models: list[nn.Module]) -> None:
@@ -240,7 +241,7 @@ class Store:
     def __getstate__(self) -> dict[str, Any]:
         """Templates without data, as parts would each be saved with the tensors of all models."""
         templates = [self.on_meta(index) for index in range(self.num_models)]
-        return {**self.__dict__, "templates": templates, "_parts": Parts()}
+        return {**self.__dict__, "templates": templates, "_parts": Parts(), "memory": GradientMemory()}
 
     def mark(self) -> None:
         """Mark each parameter with the model it belongs to, or with B. Copies of parameters lose these attributes."""

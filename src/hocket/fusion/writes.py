@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
-from hocket.fusion.model_slice import ModelSlice
 from hocket.fusion.rules.base import IN_PLACE, find, is_watched, op_name
 from hocket.fusion.rules.norm import BATCH_NORMS
+from hocket.fusion.store import Store
 
 __all__ = ["find_writes", "in_place", "written_by"]
 
@@ -193,13 +193,13 @@ FRESH = frozenset(
 )
 
 
-def in_place(node: fx.Node, models: ModelSlice) -> Callable[..., Tensor] | None:
+def in_place(node: fx.Node, store: Store) -> Callable[..., Tensor] | None:
     """The function that computes an activation over its input, or None if there is none or its input is read again."""
     name = op_name(node.target) if node.op in ("call_function", "call_method") else None
     if name not in ACTIVATIONS or not node.args:
         return None
     source = node.args[0]
-    if not isinstance(source, fx.Node) or len(source.users) > 1 or not _is_fresh(source, models):
+    if not isinstance(source, fx.Node) or len(source.users) > 1 or not _is_fresh(source, store):
         return None
     over, beside = ACTIVATIONS[name]
 
@@ -210,8 +210,8 @@ def in_place(node: fx.Node, models: ModelSlice) -> Callable[..., Tensor] | None:
     return activate
 
 
-def _is_fresh(node: fx.Node, models: ModelSlice) -> bool:
+def _is_fresh(node: fx.Node, store: Store) -> bool:
     if node.op == "call_module":
         layer = str(node.target)
-        return models.separate_block(layer) is None and all(type(each) in BATCH_NORMS for each in models.layers(layer))
+        return store.separate_block(layer) is None and all(type(each) in BATCH_NORMS for each in store.layers(layer))
     return node.op in ("call_function", "call_method") and op_name(node.target) in FRESH
