@@ -251,6 +251,31 @@ def _urgent_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
     yield table("1 KiB that becomes urgent behind 16 MiB", columns, rows)
 
 
+def _resnet18(args: Namespace, _: Save) -> dict[str, Any]:
+    policy = wait_policy()
+    from benchmarks.fuse.resnet18 import run
+
+    return {**run(args.steps, args.rounds), "wait_policy": policy}
+
+
+def _resnet18_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
+    found = result["curves"]
+    alone, fused = found["losses"]["alone"], found["losses"]["fused"]
+    rows = [
+        (
+            *(f"{rate:g}", f"{alone[-1][k]:.4f}", f"{fused[-1][k]:.4f}"),
+            f"{max(abs(a[k] - b[k]) for a, b in zip(alone, fused, strict=True)):.1e}",
+            *(f"{found['accuracy'][way][k]:.3f}" for way in ("alone", "fused")),
+        )
+        for k, rate in enumerate(found["rates"])
+    ]
+    columns = ("rate", "last loss, alone", "fused", "largest difference", "accuracy, alone", "fused")
+    yield table(f"ResNet-18 on digits, {len(alone)} steps", columns, rows)
+    part = result["partial"]
+    gains = [(name, f"{gain:.2f}") for name, gain in part["to_serial"].items()]
+    yield table(f"{part['models']} ResNet-18: separate blocks", ("blocks", "speedup over serial"), gains)
+
+
 TRANSFERS = {
     "simulated": Bench("transfers", "every order on each model", _simulated, _simulated_tables),
     "real": Bench("transfers-real", "every order on each model, over real links", _real, _real_tables),
@@ -481,6 +506,17 @@ VERBS = (
             arg("--quick", action="store_true", help="few trials and epochs, to see that it works"),
             *BUDGET,
             targets("such as mlp-128 or pointnet (all)"),
+        ),
+    ),
+    Verb(
+        "resnet18",
+        Bench("resnet18", "curves, and partial fusion", _resnet18, _resnet18_tables),
+        "HFTA's experiments with ResNet-18: curves at three rates, and partial fusion",
+        "python -m benchmarks resnet18 -o resnet18.json",
+        (
+            arg("--steps", type=count, default=96, metavar="N", help="of the curves (96)"),
+            arg("--rounds", type=count, default=5, metavar="N", help="steps with each number of separate blocks (5)"),
+            output("the result, as JSON"),
         ),
     ),
     Verb(

@@ -1,0 +1,139 @@
+"""Two experiments of HFTA with ResNet-18: curves at three rates (Appendix D) and partial fusion (Appendix H.4).
+
+Source: Wang et al., *Horizontally Fused Training Array*, MLSys 2021. The paper trains on CIFAR-10 on a V100. Here the
+images are scikit-learn's digits, enlarged to 32 x 32, since nothing can be downloaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate
+
+from hocket import optim, zoo
+from hocket.fusion import fuse
+
+RATES = (0.003, 0.01, 0.03)
+MOMENTUM = 0.9
+STAGES = [f"features.stage{stage}.unit{unit}" for stage in (4, 3, 2, 1) for unit in (2, 1)]
+# From the last block to the first, as the paper turns fusion off.
+SEPARATE = [STAGES[:count] for count in (0, 2, 4, 6, 8)]
+
+
+def digits(batch_size: int) -> tuple[list[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]:
+    """Return batches of the first 1,536 digits, and the others for validation."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32)[:, None].repeat(1, 3, 1, 1) / 16
+    images, labels = interpolate(images, size=32, mode="bilinear"), torch.tensor(found.target)
+    trained = list(zip(images[:1536].split(batch_size), labels[:1536].split(batch_size), strict=True))
+    return trained, (images[1536:], labels[1536:])
+
+
+def models(count: int) -> list[nn.Module]:
+    """Return ResNet-18s of as many seeds."""
+    return [zoo.load("resnet18", seed=seed, image_size=32, num_batches=1).models[0] for seed in range(count)]
+
+
+def curves(steps: int, batch_size: int = 32) -> dict[str, Any]:
+    """Train three models alone and as one, each with its own rate, and return their losses and accuracies."""
+    batches, (images, labels) = digits(batch_size)
+    alone, array = models(len(RATES)), fuse(models(len(RATES)))
+    optimizers = [torch.optim.SGD(each.parameters(), lr, MOMENTUM) for each, lr in zip(alone, RATES, strict=True)]
+    fused = optim.SGD(array.parameters(), lr=list(RATES), momentum=MOMENTUM)
+    losses: dict[str, list[list[float]]] = {"alone": [], "fused": []}
+    for step in range(steps):
+        x, y = batches[step % len(batches)]
+        row = []
+        for model, optimizer in zip(alone, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            row.append(loss.item())
+        losses["alone"].append(row)
+        fused.zero_grad()
+        own = array.losses(cross_entropy, x, y)
+        own.sum().backward()
+        fused.step()
+        losses["fused"].append(own.tolist())
+    return {
+        "rates": RATES,
+        "batch_size": batch_size,
+        "losses": losses,
+        "accuracy": {
+            "alone": [_accuracy(model, images, labels) for model in alone],
+            "fused": [_accuracy(model, images, labels) for model in array.unfuse()],
+        },
+    }
+
+
+def partial(rounds: int, num_models: int = 4, batch_size: int = 8) -> dict[str, Any]:
+    """Return seconds of a step of models of which more and more blocks stay separate, in turns."""
+    batch = digits(batch_size)[0][0]
+    steps = {str(len(names)): _step(num_models, names, batch) for names in SEPARATE}
+    steps["serial"] = _serial(num_models, batch)
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for number, (name, step) in _turns(steps, rounds + 2):
+        begun = time.perf_counter()
+        step()
+        if number >= 2:  # the first two record, and time the ways to compute
+            seconds[name].append(time.perf_counter() - begun)
+    serial = median(seconds["serial"])
+    return {
+        "models": num_models,
+        "batch_size": batch_size,
+        "seconds": seconds,
+        "to_serial": {name: serial / median(own) for name, own in seconds.items()},
+    }
+
+
+def run(steps: int, rounds: int) -> dict[str, Any]:
+    """Run both experiments."""
+    return {
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "curves": curves(steps),
+        "partial": partial(rounds),
+    }
+
+
+def _turns(steps: dict[str, Callable[[], None]], rounds: int) -> Iterator[tuple[int, tuple[str, Callable[[], None]]]]:
+    for number in range(rounds):
+        for named in steps.items():
+            yield number, named
+
+
+def _step(num_models: int, separate: list[str], batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
+    array = fuse(models(num_models), separate=separate, backend="rule")
+    optimizer = optim.SGD(array.parameters(), lr=0.01, momentum=MOMENTUM)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        array.losses(cross_entropy, *batch).sum().backward()
+        optimizer.step()
+
+    return step
+
+
+def _serial(num_models: int, batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
+    jobs = [(model, torch.optim.SGD(model.parameters(), 0.01, MOMENTUM)) for model in models(num_models)]
+
+    def step() -> None:
+        for model, optimizer in jobs:
+            optimizer.zero_grad()
+            cross_entropy(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+
+    return step
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    return (model.eval()(images).argmax(1) == labels).float().mean().item()
