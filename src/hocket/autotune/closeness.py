@@ -52,7 +52,7 @@ MAX_RATIO = 4.0
 FLOOR_ULPS = 4.0
 # How far a compiled step in float64 may be from eager in float64, relative to the largest magnitude.
 WIDE_TOLERANCE = 1e-9
-# A form that is not close after so many samples is not.
+# Samples after which a form that is not close yet is given up.
 MAX_SAMPLES = 6
 # What learning rates are multiplied by, sample after sample, and all other numbers of the optimizer.
 RATE_FACTORS = (2.0, 0.5, 4.0)

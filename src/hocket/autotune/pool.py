@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 # Variants of one signature: a step whose state never settles would be captured for ever.
 MAX_STATES = 8
-# Of which so many are searched where all of them are refused.
+# Number of them that are searched where all are refused.
 MAX_REFUSED_STATES = 3
 # Signatures that are searched when they come up first; where shapes hardly repeat, watching would cost and gain
 # nothing.
 MAX_EASY = 8
 MIN_REPEATS = 3
-# A step of which no variant could be captured is not looked at any more after so many calls.
+# Calls after which a step of which no variant could be captured is not looked at any more.
 MAX_REFUSED = 50
 # Signatures of which it is remembered how often they came.
 MAX_COUNTED = 1000

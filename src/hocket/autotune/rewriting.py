@@ -17,7 +17,7 @@ __all__ = ["MAX_OPS", "rewritten", "rewritten_forms"]
 
 log = logging.getLogger(__name__)
 
-# A step's less likely forms are not worth a plan of so many ops.
+# Ops above which a step's less likely forms are not worth a plan.
 MAX_OPS = 4000
 
 

@@ -46,7 +46,7 @@ __all__ = ["Tuner"]
 
 log = logging.getLogger(__name__)
 
-# A form is not planned where its serial steps take so many times those of the same form rewritten.
+# A form is not planned where its serial steps take this many times those of the same form rewritten.
 SLOWER_FORM = 1.1
 # A step of which the longest chain of ops leaves less than this share of eager's time is decided at once; eager steps
 # to see whether are spent where the chain leaves less than the other of the fastest profiled step.

@@ -64,7 +64,7 @@ class Array(nn.Module):
             raise InputError(f"seeds: expected {len(models)}, one for each model, got {len(seeds)}")
         super().__init__()
         self.training = models[0].training
-        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
+        self._hocket_version = 0  # incremented when captured steps become invalid
         self._store = Store(models, reasons, seeds)
         self._calls = Calls(self._store, Settings(backend, strict, ModelAxis(shared)))
         self.fused, self.separate = self._store.fused, self._store.separate
@@ -312,7 +312,7 @@ class Array(nn.Module):
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """The parameters, as of any module. Warns if the caller couples models, as torch's `clip_grad_norm_` does."""
-        warn_of_coupling(sys._getframe(1))  # in a generator: whoever takes the first one
+        warn_of_coupling(sys._getframe(1))  # in a generator: the caller that takes the first one
         yield from super().parameters(recurse)
 
     def train(self, mode: bool = True) -> Self:

@@ -79,7 +79,7 @@ class FusedOptimizer(Counted, ABC):
         groups = groups_of(params)
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
-        self._hocket_version = 0  # whoever captured a step sees by it that another one is needed
+        self._hocket_version = 0  # incremented when captured steps become invalid
         self._per_model_steps = nonfinite != "step"
         self._layouts: dict[int, Layout] = {}  # of each group, by its number
         super().__init__(groups, defaults)

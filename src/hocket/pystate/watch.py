@@ -36,7 +36,7 @@ from hocket.pystate.tokens import GENERATORS
 
 __all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "is_followed", "named"]
 
-# A step that goes on running new code after so many is not watched any longer.
+# A step that still runs new code after this number of calls is not watched any longer.
 MAX_WATCHED = 6
 # How many findings a message names.
 MAX_NAMED = 5

@@ -182,7 +182,7 @@ class LockStep(Policy):
     def _decided(self, bracket: Bracket) -> list[Move]:
         """The decision on a rung, once all of its trials are there."""
         rung = bracket.rungs[bracket.at]
-        if rung.keep == 0:  # the last one: nobody waits for the others
+        if rung.keep == 0:  # the last one: no trial waits for the others
             done = [number for number in bracket.members if number in bracket.reported]
             bracket.members = [number for number in bracket.members if number not in bracket.reported]
             return [Move(number, "complete") for number in done]

@@ -37,7 +37,7 @@ class Multiprocessors(RateSharing):
         super().__init__()
         self._streams = streams
         self._shares = shares
-        # By GPU: minus the priority, since when it is ready, and the op; whoever is served first stands first.
+        # By GPU: minus the priority, since when it is ready, and the op; the first in order is served first.
         self._queues: dict[str, list[tuple[int, float, int, int]]] = {device: [] for device, _ in streams.values()}
 
     def __contains__(self, lane: int) -> bool:

@@ -36,7 +36,7 @@ WIDE = {
 }
 
 
-# What was freed is given back when so much was made; where less may be held, as often.
+# Freed memory is given back each time this much was allocated, and as often where less may be held.
 MAX_UNTRIMMED_BYTES = 32 * 2**20
 
 

@@ -29,7 +29,7 @@ def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]
     entries: list[Any] = []
     for index, (function, operands) in enumerate(tape.entries):
         if index not in needed:
-            entries.append((operator.add, (0.0, 0.0)))  # nobody asks
+            entries.append((operator.add, (0.0, 0.0)))  # never read
         else:
             entries.append((None, number[operands]) if function is None else (function, operands))
     leaves = [tape.leaves[leaf] for leaf in read]

@@ -1,4 +1,4 @@
-"""Which ops of a step a CUDA graph can hold, and what runs before and after it.
+"""The ops of a step that a CUDA graph can hold, and those that run before and after it.
 
 A graph repeats the addresses and the numbers that it was captured with, and it repeats nothing that the host does. So
 an op is left out if it takes a number of the tape, or touches a tensor that is not on the device: an optimizer's step

@@ -30,7 +30,7 @@ from hocket.planning.partition.problem import PartitionProblem
 
 # All work, in the whole numbers of the solver.
 UNITS = 10**7
-# Above so many variables and clauses the model alone takes seconds.
+# Variables and clauses above which building the model alone takes seconds.
 MAX_VARIABLES = 100_000
 
 

@@ -28,7 +28,7 @@ OBJECTIVES = ("cut", "load", "pipeline")
 TOLERANCE = 1e-6
 # Where the search finds no partition within the limits, constraint programming may take this many times the budget.
 PROOF_SHARE = 4.0
-# Above so many ops there is one start, to leave time for the search.
+# Ops above which there is one start, to leave time for the search.
 LARGE = 20_000
 
 

@@ -26,7 +26,7 @@ __all__ = ["compile_kernels", "link"]
 _USELESS = ("Wall", "pedantic", "g1", "shared")
 _INCLUDE = re.compile(r"^\s*#include .*$", re.MULTILINE)
 _ENTRY = re.compile(r'extern "C"\s+(?:__declspec\(dllexport\)\s+)?void\s+kernel\(')
-# A file is divided if each part has so much to compile: some four seconds, against two for what it includes.
+# A file is divided if each part has at least this much to compile: some four seconds, against two for its includes.
 _MIN_PART_CHARS = 200_000
 _PARALLEL = re.compile(r"#pragma omp parallel(?! num_threads\(\d+\))")
 

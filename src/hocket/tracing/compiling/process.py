@@ -21,7 +21,7 @@ __all__ = ["CompilingProcess", "niceness"]
 
 # Compiling that takes longer is given up; beside a training that leaves it a tenth of a core, it takes minutes.
 MAX_COMPILE_S = 1800.0
-# Steps beside it may take so many times eager's time.
+# Largest ratio of the time of steps beside it to eager's.
 MAX_OVER_EAGER = 1.2
 # Beside two compilers of weight w (1 without niceness, 0.8 of it for each level), steps on two cores take 1 + a w^b
 # times as long: 1.31, 1.70 and 2.55 times at levels 10, 5 and 0 (ResNet-20; LSTM cells are slowed down less).

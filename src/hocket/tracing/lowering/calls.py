@@ -86,7 +86,7 @@ def annotated_call(node: fx.Node, note: Note, slots: SlotTable) -> AnnotatedCall
     return AnnotatedCall(Call(func, args, kwargs, outs), note, flops(func, *_values(node), value))
 
 
-# These make no value of their own: whoever reads the result reads the argument.
+# These make no value of their own: a reader of the result reads the argument.
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 

@@ -96,7 +96,7 @@ CHOOSERS = frozenset(
     }
 )
 
-# Methods of a tensor that hand its memory to somebody who does not ask torch.
+# Methods of a tensor that hand its memory to code that does not go through torch.
 EXITS: frozenset[Any] = frozenset(
     {
         torch.Tensor.numpy,
