@@ -23,7 +23,7 @@ from hocket.planning.partition.starts import block_waits
 # Two thousand ideals of a graph of 400 ops take about two seconds.
 MAX_IDEALS = 4000
 MAX_LOADS = 16_000_000
-# Devices of equal times, memory and price are interchangeable. This is the number of orders of the others that are tried.
+# Number of orders of devices that are tried. Devices of equal times, memory and price are interchangeable.
 MAX_ORDERS = 24
 
 
