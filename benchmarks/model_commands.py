@@ -253,27 +253,31 @@ def _urgent_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
 
 def _resnet18(args: Namespace, _: Save) -> dict[str, Any]:
     policy = wait_policy()
+    import torch
+
     from benchmarks.fuse.resnet18 import run
 
-    return {**run(args.steps, args.rounds), "wait_policy": policy}
+    return {**run(args.steps, getattr(torch, args.precision), args.rounds), "wait_policy": policy}
 
 
 def _resnet18_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
-    found = result["curves"]
-    alone, fused = found["losses"]["alone"], found["losses"]["fused"]
-    rows = [
-        (
-            *(f"{rate:g}", f"{alone[-1][k]:.4f}", f"{fused[-1][k]:.4f}"),
-            f"{max(abs(a[k] - b[k]) for a, b in zip(alone, fused, strict=True)):.1e}",
-            *(f"{found['accuracy'][way][k]:.3f}" for way in ("alone", "fused")),
-        )
-        for k, rate in enumerate(found["rates"])
-    ]
-    columns = ("rate", "last loss, alone", "fused", "largest difference", "accuracy, alone", "fused")
-    yield table(f"ResNet-18 on digits, {len(alone)} steps", columns, rows)
-    part = result["partial"]
-    gains = [(name, f"{gain:.2f}") for name, gain in part["to_serial"].items()]
-    yield table(f"{part['models']} ResNet-18: separate blocks", ("blocks", "speedup over serial"), gains)
+    if "curves" in result:
+        found = result["curves"]
+        alone, fused = found["losses"]["alone"], found["losses"]["fused"]
+        rows = [
+            (
+                *(f"{rate:g}", f"{alone[-1][k]:.4f}", f"{fused[-1][k]:.4f}"),
+                f"{max(abs(a[k] - b[k]) for a, b in zip(alone, fused, strict=True)):.1e}",
+                *(f"{found['accuracy'][way][k]:.3f}" for way in ("alone", "fused")),
+            )
+            for k, rate in enumerate(found["rates"])
+        ]
+        columns = ("rate", "last loss, alone", "fused", "largest difference", "accuracy, alone", "fused")
+        yield table(f"ResNet-18 on digits, {len(alone)} steps, {found['dtype']}", columns, rows)
+    if "partial" in result:
+        part = result["partial"]
+        gains = [(name, f"{gain:.2f}") for name, gain in part["to_serial"].items()]
+        yield table(f"{part['models']} ResNet-18: separate blocks", ("blocks", "speedup over serial"), gains)
 
 
 TRANSFERS = {
@@ -514,8 +518,15 @@ VERBS = (
         "HFTA's experiments with ResNet-18: curves at three rates, and partial fusion",
         "python -m benchmarks resnet18 -o resnet18.json",
         (
-            arg("--steps", type=count, default=96, metavar="N", help="of the curves (96)"),
-            arg("--rounds", type=count, default=5, metavar="N", help="steps with each number of separate blocks (5)"),
+            arg("--steps", type=int, default=48, metavar="N", help="of the curves (48; 0: none)"),
+            arg("--precision", choices=["float32", "float64"], default="float64", help="of the curves (float64)"),
+            arg(
+                "--rounds",
+                type=int,
+                default=5,
+                metavar="N",
+                help="steps with each number of separate blocks (5; 0: none)",
+            ),
             output("the result, as JSON"),
         ),
     ),
