@@ -86,8 +86,8 @@ def main(settings: dict[str, Any]) -> None:
             left_s = None if seconds is None else seconds / len(turns)
             found = _turn(turn, worker, costs, order, settings["steps"], left_s, job.batch(0))
             print(json.dumps(vars(found)), flush=True)
-        turn.close()
-    made.close()
+        turn.membership.leave(turn.wires)
+    made.membership.leave(made.wires)
 
 
 def _turn(

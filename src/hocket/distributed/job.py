@@ -74,10 +74,6 @@ class JoinedJob:
             entry.set(int(rate) if is_whole else rate)
         return int(command), int(argument)
 
-    def close(self) -> None:
-        """Leave the job once all posted values have arrived. Raises as `Membership.leave`."""
-        self.membership.leave(self.wires)
-
     def failed(self, error: BaseException) -> PeerError:
         """Leave the job after an error, and return what to raise."""
         return self.membership.failed(self.wires, error)
@@ -139,7 +135,7 @@ class JobStep(ABC, Generic[AnyJob]):
                 self.synchronize()
                 with self._exchanging():
                     self._end(self._job)
-                    self._job.close()
+                    self._membership.leave(self._job.wires)
         finally:
             if self._executor is not None:
                 self._executor.close()

@@ -23,6 +23,7 @@ from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from hocket.distributed.secret import check_peer, job_secret
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 
@@ -248,13 +249,19 @@ def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: f
         timeout_s: how long the peer is waited for, now and later.
 
     Raises:
-        PeerError: the peer does not answer within the timeout.
+        InputError: the secret of the environment is empty.
+        PeerError: the peer does not answer within the timeout, or does not know this end's secret (`secret.py`).
     """
     timeout = timedelta(seconds=timeout_s)
+    secret = job_secret()
     try:
         group, records = (
             ProcessGroupGloo(PrefixStore(f"{key}/{of}", store), place, 2, timeout) for of in ("bytes", "records")
         )
+        for end, of in ((group, "bytes"), (records, "records")):
+            check_peer(end, place, f"{key}/{of}", secret, me, peer)
+    except PeerError:
+        raise
     except RuntimeError as error:
         raise PeerError(f"{me} cannot connect to {peer}: {error}") from error
     return Wire(group, records, place, me, peer, timeout_s)

@@ -76,7 +76,7 @@ def server(
             agents.close()
     except BaseException as error:
         raise job.failed(error) from error
-    job.close()
+    membership.leave(job.wires)
     return steps
 
 

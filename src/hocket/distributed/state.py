@@ -44,7 +44,7 @@ class ShardState:
     @property
     def packets(self) -> list[Packet]:
         """One packet for each tensor."""
-        return [Packet((self.name_of(entry),), (_size_bytes(entry.get()),)) for entry in self.tensors]
+        return [Packet((self.name_of(entry),), (entry.get().nbytes,)) for entry in self.tensors]
 
     def send(self, wire: Wire) -> None:
         """Send all tensors, and wait.
@@ -139,7 +139,3 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
         return torch.equal(one, other)
     tolerance = TOLERANCES.get(one.element_size(), 1e-2)
     return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def _size_bytes(value: torch.Tensor) -> int:
-    return value.numel() * value.element_size()

@@ -126,7 +126,7 @@ def model_values(captured: Captured, assignment: Assignment) -> dict[str, tuple[
     for entry in (*places.parameters, *places.tensors):
         if entry.kind in ("parameter", "buffer"):
             tensor = entry.get()
-            size, name = tensor.numel() * tensor.element_size(), entry.name
+            size, name = tensor.nbytes, entry.name
             value = Value(name, kind_of(tensor), size, home.get(name, 0), name in written, name not in home)
             found[name] = (value, entry)
     return found
@@ -142,7 +142,7 @@ def announced_values(announced: Any, num_servers: int, mine: Mapping[str, torch.
     theirs = {value.name: value for value in found}
     for name, tensor in mine.items():
         here, there = kind_of(tensor), theirs[name].kind if name in theirs else "missing"
-        if here != there or theirs[name].size_bytes != tensor.numel() * tensor.element_size():
+        if here != there or theirs[name].size_bytes != tensor.nbytes:
             raise PeerError(f"agent: {name!r} is {here} here, and {there} in the job")
     return found
 

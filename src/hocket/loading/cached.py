@@ -11,17 +11,12 @@ from collections.abc import Mapping
 
 import torch
 
-from hocket.loading.landing import CHUNK_BYTES, Landing
+from hocket.loading.landing import CHUNK_BYTES, MAX_TOGETHER, Landing
 from hocket.loading.sources import DiskSource
 from hocket.loading.weights import StoredTensor
 
-__all__ = ["read_cached"]
-
 # The call must return soon: copying this many bytes takes a quarter of a second.
 MAX_BYTES = 1 << 30
-
-# Buffers of one system call; its own limit is 1,024.
-MAX_TOGETHER = 256
 
 
 def read_cached(landings: Mapping[str, tuple[StoredTensor, Landing]]) -> frozenset[str]:
@@ -64,7 +59,7 @@ def _side_by_side(tensors: Mapping[str, StoredTensor]) -> list[list[str]]:
     before: StoredTensor | None = None
     for name, stored in sorted(tensors.items(), key=lambda item: item[1].place):
         size_bytes += stored.entry.size_bytes
-        follows = before is not None and before.source is stored.source and before.entry.end == stored.entry.offset
+        follows = before is not None and before.touches(stored)
         if follows and size_bytes <= CHUNK_BYTES and len(found[-1]) < MAX_TOGETHER:
             found[-1].append(name)
         else:

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["add_gate", "asked_about"]
-
 
 class _Gate:
     """A forward pre-hook that waits, and then removes itself and the gates of the modules that its module checks."""

@@ -13,18 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from hocket.errors import FormatError
 from hocket.ir._fields import parse_json, shortened
-
-__all__ = [
-    "ELEMENT_BYTES",
-    "FIRST_USE_KEY",
-    "MAX_HEADER_BYTES",
-    "PREFIX_BYTES",
-    "Header",
-    "TensorEntry",
-    "parse_header",
-]
 
 # The length of the header comes first, as one number of eight bytes, little-endian.
 PREFIX_BYTES = 8
@@ -33,11 +25,11 @@ MAX_HEADER_BYTES = 100_000_000
 # The most that ops of torch take, and a bound on the time that their product takes.
 MAX_AXES = 64
 
-ELEMENT_BYTES: Mapping[str, int] = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
+DTYPES: Mapping[str, torch.dtype] = {
+    **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn},
+    **{"F8_E5M2": torch.float8_e5m2, "I16": torch.int16, "U16": torch.uint16, "F16": torch.float16},
+    **{"BF16": torch.bfloat16, "I32": torch.int32, "U32": torch.uint32, "F32": torch.float32},
+    **{"I64": torch.int64, "U64": torch.uint64, "F64": torch.float64, "C64": torch.complex64},
 }
 
 # In the metadata of a file whose tensors lie in the order of their first use.
@@ -50,7 +42,7 @@ class TensorEntry:
 
     Attributes:
         name: its key.
-        dtype: by the name that safetensors has for it, a key of `ELEMENT_BYTES`.
+        dtype: by the name that safetensors has for it, a key of `DTYPES`.
         shape: sizes of its axes.
         offset: its first byte, counted from the beginning of the file.
         size_bytes: how many bytes it has.
@@ -135,15 +127,15 @@ def _entry(source: str, name: str, value: Any, begin: int) -> TensorEntry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise FormatError(source, name, "expected dtype, shape and data_offsets, and nothing else")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ELEMENT_BYTES:
-        raise FormatError(source, name, f"expected a dtype of {', '.join(ELEMENT_BYTES)}, got {shortened(dtype)}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise FormatError(source, name, f"expected a dtype of {', '.join(DTYPES)}, got {shortened(dtype)}")
     if not _are_sizes(shape) or len(shape) > MAX_AXES:
         raise FormatError(
             source, name, f"expected a shape of at most {MAX_AXES} whole numbers from 0 on, got {shortened(shape)}"
         )
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise FormatError(source, name, f"expected data_offsets [begin, end], got {shortened(offsets)}")
-    size_bytes = math.prod(shape) * ELEMENT_BYTES[dtype]
+    size_bytes = math.prod(shape) * DTYPES[dtype].itemsize
     if offsets[1] - offsets[0] != size_bytes:
         got = offsets[1] - offsets[0]
         raise FormatError(

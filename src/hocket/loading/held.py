@@ -25,20 +25,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-__all__ = [
-    "HOLDABLE",
-    "ArrivingParameter",
-    "ArrivingTensor",
-    "hold",
-    "is_held",
-    "mark_changed",
-    "memory_of",
-    "release",
-    "use",
-    "waiting_for",
-]
-
-
 # Where a held tensor keeps its `_Hold`.
 _KEY = "_hocket_hold"
 

@@ -8,19 +8,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 
-from hocket.loading.targets import DTYPES
+from hocket.loading.header import DTYPES
 from hocket.loading.weights import StoredTensor
-
-__all__ = ["CHUNK_BYTES", "Landing", "bytes_of", "landing_of"]
 
 # Size of a read: small enough that an urgent tensor does not wait long, and large enough for a system call or a
 # request. It is a multiple of the element size of any dtype.
 CHUNK_BYTES = 4 << 20
+
+# The most adjacent tensors that are read together (the limit of one system call is 1,024).
+MAX_TOGETHER = 256
 
 # A copy of up to this many elements runs on the calling thread: above its grain size (32,768), torch hands parts of
 # it to threads of OpenMP, and those of the reading thread would be others than those that compute.
@@ -30,46 +30,46 @@ SERIAL_ELEMENTS = 32_768
 _PLAIN = frozenset((torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool))
 
 
-class Landing(ABC):
-    """The memory that the chunks of one tensor are read into, in order."""
+class Landing:
+    r"""The memory that the chunks of one tensor are read into, in order: the tensor's own, or staging memory.
 
-    @abstractmethod
-    def buffer(self, begin: int, end: int) -> memoryview:
-        """Return the memory for bytes `begin` to `end` of the tensor."""
+    Staging memory holds a chunk, which is then copied into the tensor, or the whole file tensor if strides differ.
 
-    @abstractmethod
-    def landed(self, begin: int, end: int) -> None:
-        """Record that these bytes have been read."""
+    Args:
+        tensor: tensor with memory, of the same shape as that of the file.
+        stored: that of the file.
 
+    Example:
+        >>> from hocket.loading.weights import open_weights
+        >>> import io, json
+        >>> header = json.dumps({"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+        >>> file = io.BytesIO(len(header).to_bytes(8, "little") + header + b"\x00\x3c")
+        >>> tensor, stored = torch.zeros(1), open_weights(file).tensors["a"]
+        >>> landing = Landing(tensor, stored)
+        >>> stored.source.fill(stored.entry.offset, [landing.buffer(0, 2)])
+        >>> landing.landed(0, 2)
+        >>> tensor
+        tensor([1.])
+    """
 
-class DirectLanding(Landing):
-    """The tensor's own memory."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._bytes = bytes_of(tensor)
-
-    def buffer(self, begin: int, end: int) -> memoryview:
-        return self._bytes[begin:end]
-
-    def landed(self, begin: int, end: int) -> None:
-        """Nothing is left to do."""
-
-
-class StagedLanding(Landing):
-    """Memory for a chunk, which is then copied into the tensor, or for the whole file tensor if strides differ."""
-
-    def __init__(self, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, tensor: torch.Tensor, stored: StoredTensor) -> None:
         self._tensor = tensor
-        self._dtype = dtype
+        self._dtype = DTYPES[stored.entry.dtype]
         self._is_flat = tensor.is_contiguous()
+        self._own: memoryview | None = None
         self._staging: torch.Tensor | None = None
         self._stream: torch.cuda.Stream | None = None
-        if tensor.is_cuda:
+        if tensor.dtype == self._dtype and tensor.device.type == "cpu" and self._is_flat and not tensor.is_neg():
+            self._own = bytes_of(tensor)
+        elif tensor.is_cuda:
             # What filled this memory before (a random start) may still be queued.
             self._stream = torch.cuda.Stream(tensor.device)
             self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
 
     def buffer(self, begin: int, end: int) -> memoryview:
+        """Return the memory for bytes `begin` to `end` of the tensor."""
+        if self._own is not None:
+            return self._own[begin:end]
         if self._is_flat:
             self._staging = torch.empty((end - begin) // self._dtype.itemsize, dtype=self._dtype)
             return bytes_of(self._staging)
@@ -78,6 +78,9 @@ class StagedLanding(Landing):
         return bytes_of(self._staging)[begin:end]
 
     def landed(self, begin: int, end: int) -> None:
+        """Record that these bytes have been read."""
+        if self._own is not None:
+            return
         assert self._staging is not None
         if self._is_flat:
             first = begin // self._dtype.itemsize
@@ -98,27 +101,6 @@ class StagedLanding(Landing):
         rows = max(1, SERIAL_ELEMENTS // max(1, target[0].numel()))
         for to, values in zip(target.split(rows), source.split(rows), strict=True):
             to.copy_(values)
-
-
-def landing_of(tensor: torch.Tensor, stored: StoredTensor) -> Landing:
-    r"""Return the landing that moves a file's tensor into this one, which has memory and the same shape.
-
-    Example:
-        >>> from hocket.loading.weights import open_weights
-        >>> import io, json
-        >>> header = json.dumps({"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
-        >>> file = io.BytesIO(len(header).to_bytes(8, "little") + header + b"\x00\x3c")
-        >>> tensor, stored = torch.zeros(1), open_weights(file).tensors["a"]
-        >>> landing = landing_of(tensor, stored)
-        >>> stored.source.fill(stored.entry.offset, [landing.buffer(0, 2)])
-        >>> landing.landed(0, 2)
-        >>> tensor
-        tensor([1.])
-    """
-    dtype = DTYPES[stored.entry.dtype]
-    if tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_neg():
-        return DirectLanding(tensor)
-    return StagedLanding(tensor, dtype)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

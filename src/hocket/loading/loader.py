@@ -14,14 +14,12 @@ from hocket.errors import InputError
 from hocket.loading.cached import read_cached
 from hocket.loading.gates import add_gate, asked_about
 from hocket.loading.held import hold, is_held, mark_changed, memory_of, release, use, waiting_for
-from hocket.loading.landing import Landing, landing_of
+from hocket.loading.landing import Landing
 from hocket.loading.placing import checked_device, place
 from hocket.loading.stream import PendingTensor, WeightStream
 from hocket.loading.targets import Destination, find_targets, named_tensors
 from hocket.loading.weights import File, StoredTensor, Weights, open_weights
 from hocket.loading.whole import load_whole, shared_memory_reason, structure_reason
-
-__all__ = ["ORDERS", "finish", "load"]
 
 ORDERS = ("auto", "registration", "file")
 
@@ -159,7 +157,7 @@ def _held_back(model: torch.nn.Module, weights: Weights, targets: Sequence[Desti
         # An alias for the thread that writes, which must not wait. Readers use the tensor itself.
         memory = memory_of(tensors[target.names[0]]).detach()
         if memory.numel():
-            landings[target.names[-1]] = target.stored, landing_of(memory, target.stored)
+            landings[target.names[-1]] = target.stored, Landing(memory, target.stored)
     there = read_cached(landings)
     arrivals: dict[str, PendingTensor] = {}
     for target in targets:

@@ -29,8 +29,6 @@ from hocket.loading.targets import memory_key, named_tensors
 from hocket.loading.weights import File, StoredTensor, Weights, open_weights
 from hocket.loading.whole import structure_reason
 
-__all__ = ["first_use", "recorded_first_use", "reorder", "with_siblings"]
-
 # As safetensors has it, the first tensor begins at a multiple of this.
 ALIGNMENT = 8
 

@@ -9,8 +9,6 @@ import torch
 from hocket.errors import InputError
 from hocket.loading.targets import modules_by_path
 
-__all__ = ["checked_device", "place"]
-
 
 def checked_device(device: str | torch.device | None) -> torch.device | None:
     """Return the device with its index (``cuda:0``, not ``cuda``).

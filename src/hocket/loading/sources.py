@@ -15,8 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from hocket.errors import FormatError, InputError
 
-__all__ = ["OffsetReader", "Source", "is_reader", "source_of"]
-
 # What is skipped of a stream, or read of a file object that fills no memory, is read in pieces of this size.
 PIECE_BYTES = 1 << 20
 

@@ -24,13 +24,8 @@ from dataclasses import dataclass, field
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.loading.landing import CHUNK_BYTES, Landing
+from hocket.loading.landing import CHUNK_BYTES, MAX_TOGETHER, Landing
 from hocket.loading.weights import StoredTensor, Weights
-
-__all__ = ["PendingTensor", "WeightStream"]
-
-# The most adjacent tensors that are read together (the system's limit is 1,024).
-MAX_TOGETHER = 256
 
 
 @dataclass(eq=False)
@@ -227,13 +222,8 @@ def _side_by_side(first: PendingTensor, window: Sequence[PendingTensor]) -> list
     """Return the tensors of `window` that form a contiguous range with `first`, in the order of the file."""
     by_place = sorted(window, key=lambda arrival: arrival.stored.place)
     begin = at = by_place.index(first)
-    while begin and _touch(by_place[begin - 1], by_place[begin]):
+    while begin and by_place[begin - 1].stored.touches(by_place[begin].stored):
         begin -= 1
-    while at + 1 < len(by_place) and _touch(by_place[at], by_place[at + 1]):
+    while at + 1 < len(by_place) and by_place[at].stored.touches(by_place[at + 1].stored):
         at += 1
     return by_place[begin : at + 1]
-
-
-def _touch(before: PendingTensor, after: PendingTensor) -> bool:
-    one, other = before.stored, after.stored
-    return one.source is other.source and one.entry.end == other.entry.offset

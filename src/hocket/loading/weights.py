@@ -15,8 +15,6 @@ from hocket.ir._fields import parse_json, read_file, shortened
 from hocket.loading.header import FIRST_USE_KEY, PREFIX_BYTES, Header, TensorEntry, header_size, parse_header
 from hocket.loading.sources import OffsetReader, Source, is_reader, source_of
 
-__all__ = ["File", "StoredTensor", "Weights", "open_weights"]
-
 File: TypeAlias = "str | os.PathLike[str] | OffsetReader | Any"
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -41,6 +39,10 @@ class StoredTensor:
     def place(self) -> tuple[int, int, int]:
         """Sort key for the order of the files. An empty tensor comes before the one that begins at its offset."""
         return self.number, self.entry.offset, self.entry.end
+
+    def touches(self, after: StoredTensor) -> bool:
+        """Return True if `after` begins in the same file where this tensor ends."""
+        return self.source is after.source and self.entry.end == after.entry.offset
 
 
 @dataclass(frozen=True)

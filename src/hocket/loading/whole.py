@@ -14,12 +14,11 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from hocket.errors import InputError
+from hocket.loading.header import DTYPES
 from hocket.loading.held import HOLDABLE, memory_of
 from hocket.loading.landing import bytes_of
-from hocket.loading.targets import DTYPES, memory_key, modules_by_path, named_tensors
+from hocket.loading.targets import memory_key, modules_by_path, named_tensors
 from hocket.loading.weights import Weights
-
-__all__ = ["load_whole", "shared_memory_reason", "structure_reason"]
 
 _PLAIN_LOADS = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
 

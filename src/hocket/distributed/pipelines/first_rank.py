@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from hocket.errors import PeerError
 
-__all__ = ["made_by_first_rank"]
-
 
 def made_by_first_rank(make: Callable[[], Any]) -> Any:
     """The result of `make` on rank 0, on every rank of the job, or here where there is no job.

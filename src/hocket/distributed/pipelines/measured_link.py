@@ -11,8 +11,6 @@ import torch.distributed as dist
 from hocket.distributed.pipelines.first_rank import made_by_first_rank
 from hocket.ir import Link
 
-__all__ = ["measured_link"]
-
 PINGS = 20
 PING_BYTES = 4 << 20
 # As many messages as a pipeline has on their way; together they are larger than a core's cache.

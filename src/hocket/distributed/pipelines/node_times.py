@@ -12,8 +12,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from hocket.distributed.pipelines.traced import is_in_place, tensor_of
 
-__all__ = ["BACKWARD", "NodeTimes", "node_times"]
-
 RUNS = 3
 # A backward that cannot be measured takes twice its forward: a product for the input's gradient, one for the weight's.
 BACKWARD = 2.0

@@ -27,8 +27,6 @@ from hocket.ir import Link
 from hocket.job import Job
 from hocket.planning.partition.pipeline_cut import PipelineCut
 
-__all__ = ["PipelineRun", "check_pipeline", "run_pipeline"]
-
 EAGER_RUNS = 5
 # How far a gradient may be from eager's, as a share of the parameter's largest.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -66,7 +64,7 @@ class PipelineRun:
 def check_pipeline(
     job: Job, *, ranks: int, microbatches: int, schedule: str = "1f1b", memory_bytes: float | None = None
 ) -> None:
-    """True if a job's step can be a pipeline, in this process alone. Its parameters are left alone, nothing is timed.
+    """Return if a job's step can be a pipeline, in this process alone. Its parameters stay, and nothing is timed.
 
     Args:
         job: what `run_pipeline` will be given.

@@ -15,8 +15,6 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from hocket.errors import InputError
 from hocket.planning.partition.pipeline_order import PipelineAction, PipelineOrder
 
-__all__ = ["SCHEDULES", "has_one_stage_a_rank", "schedule_class", "torch_order"]
-
 # By lower-case name, without the word that they begin with.
 SCHEDULES: dict[str, Any] = {
     name.removeprefix("Schedule").lower(): getattr(pipelining, name)

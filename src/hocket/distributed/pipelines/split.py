@@ -30,8 +30,6 @@ from hocket.planning.partition.graph_problem import LINK_BYTES_PER_S, LINK_LATEN
 from hocket.planning.partition.pipeline_cut import PipelineCut, cut_for_schedule
 from hocket.planning.partition.pipeline_order import PipelineOrder
 
-__all__ = ["SplitPolicy", "split_policy"]
-
 
 def split_policy(
     k: int,

@@ -19,8 +19,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["PipelinedStep", "micro_batches_of"]
-
 
 class _CalledError(Exception):
     """The step has called the model."""

@@ -13,8 +13,6 @@ from torch import fx
 from hocket.errors import InputError
 from hocket.planning.partition.pipeline_cut import Chain
 
-__all__ = ["chain_of", "inline_grad_modes", "is_in_place", "join_aliases", "tensor_of"]
-
 
 def inline_grad_modes(traced: fx.GraphModule) -> None:
     """Replace blocks under ``torch.no_grad`` by their ops, and detach what they return.

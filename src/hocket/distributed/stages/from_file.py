@@ -23,8 +23,9 @@ from hocket.distributed.job import captured_for
 from hocket.distributed.state import begin_from_zeros
 from hocket.errors import InputError
 from hocket.loading import open_weights
+from hocket.loading.header import DTYPES
 from hocket.loading.landing import bytes_of
-from hocket.loading.targets import DTYPES, find_targets, named_tensors
+from hocket.loading.targets import find_targets, named_tensors
 from hocket.loading.weights import StoredTensor
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry, as_tuple, inventory
