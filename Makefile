@@ -8,7 +8,7 @@ PY     ?= $(BIN)/python
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs wheels test test-all lint format gpu bench clean
+.PHONY: help install demo docs wheels release test test-all lint format gpu bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,16 @@ docs: install  ## the site in build/site, strictly: a broken link or reference i
 wheels: install  ## a wheel in dist with the C++ cores for this torch and this Python, which needs no compiler
 	$(BIN)/python -c 'from hocket.native.build import prebuild; from hocket.planning.partition import compiled; print(prebuild()); print(compiled.prebuild())'
 	$(BIN)/python -m pip wheel -qq --no-deps -w dist --config-settings=--build-option=--plat-name=linux_$$(uname -m) .
+
+# The notes are the version's part of the changelog, without which nothing is made.
+release: install  ## the tests, sdist and wheel in dist, and a tag with the notes of this version in CHANGELOG.md
+	version=$$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml); mkdir -p build; \
+	awk -v begin="## [$$version]" 'index($$0, "## [") == 1 { on = index($$0, begin) == 1 } on' CHANGELOG.md > build/notes.md; \
+	test -s build/notes.md || { echo "CHANGELOG.md has no heading for $$version"; exit 1; }; \
+	test -z "$$(git status --porcelain)" || { echo "there are changes that are not committed"; exit 1; }; \
+	$(MAKE) lint test wheels && \
+	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' && \
+	git tag -a "v$$version" -F build/notes.md && echo "v$$version is tagged; dist has what to upload"
 
 # One thread for each of the processes: two of two threads each would wait for each other. What needs more asks for it.
 # Tests stay in their order (worksteal), so that those of a file share what is made once for all of them.
