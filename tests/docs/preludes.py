@@ -45,7 +45,9 @@ SAVED = (
     STEP
     + """
 from safetensors.torch import save_file
-save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, f"model.safetensors")
+own = f"model-{os.getpid()}.safetensors"  # ranks of a job write the same file, each whole
+save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, own)
+os.replace(own, "model.safetensors")
 """
 )
 

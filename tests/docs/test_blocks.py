@@ -104,4 +104,6 @@ def test_a_block_of_a_job_runs(block: Block, tmp_path: Path) -> None:
     finally:
         for process in started:
             process.kill()
+            process.wait()
+            process.stderr.close()
     assert [process.returncode for process in started] == [0] * ranks, "\n".join(errors)
