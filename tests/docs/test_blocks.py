@@ -76,6 +76,7 @@ def test_a_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert is_shown(done.stdout, block.output), done.stdout
 
 
+@pytest.mark.slow  # processes that wait for each other, for minutes on a busy machine
 @pytest.mark.parametrize(
     "block", [pytest.param(block, id=block.name) for block in blocks() if BLOCKS.get(block.name, ITSELF).ranks > 1]
 )
