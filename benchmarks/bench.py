@@ -14,11 +14,13 @@ from hocket.cli.console import Bar, emit
 from hocket.cli.files import output_file, written
 from hocket.reporting._files import write_text
 
-__all__ = ["BUDGET", "Bench", "Save", "ratios", "targets"]
+__all__ = ["BUDGET", "SEVERAL", "Bench", "Save", "ratios", "targets"]
 
 Save: TypeAlias = Callable[[dict[str, Any]], None]
 
 # Options of a bench that may be stopped after any item.
+# Of an option that may be given again.
+SEVERAL: dict[str, Any] = {"action": "append", "default": []}
 BUDGET = (
     arg("--budget-s", type=count, metavar="S", help="seconds; what they do not suffice for is left out"),
     output("the result, after each item, as JSON"),
