@@ -78,7 +78,7 @@ def test_the_command_line_has_every_verb(site: tuple[Path, list[str]]) -> None:
     assert [verb for verb in verbs if f"usage: hocket {verb} " not in text] == []
 
 
-def test_papers_are_told_whole() -> None:
+def test_each_paper_has_what_is_built_compared_and_missing() -> None:
     papers = re.split(r"^## ", (ROOT / "docs" / "papers.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     assert len(papers) == 5
     for paper in papers:
