@@ -127,6 +127,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def find_compiler() -> str | None:
+    """Return the path of the C++ compiler: that of ``CXX``, or the first of c++, g++ and clang++. None without one."""
+    return shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
+
+
 def bound_builds(builds: Iterable[Path], newest: Path) -> None:
     """Delete the builds that were used longest ago, beyond `MAX_BUILDS`. A process that has loaded one keeps it."""
     found = []

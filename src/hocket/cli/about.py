@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
-import shutil
 import subprocess
 from argparse import Namespace
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from hocket.cache_folder import find_compiler
 from hocket.cli.console import emit, print_json
 from hocket.ir.limits import processor_name, usable_cpus
 from hocket.version import VERSION
@@ -53,7 +52,7 @@ def _versions() -> dict[str, Any]:
 
 def _compiler() -> str | None:
     """Return the first line that the C++ compiler says of itself, or None without one."""
-    found = shutil.which(os.environ.get("CXX") or "c++") or shutil.which("g++") or shutil.which("clang++")
+    found = find_compiler()
     if found is None:
         return None
     said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()

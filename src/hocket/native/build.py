@@ -26,6 +26,7 @@ from hocket.cache_folder import (
     LOCK,
     bound_builds,
     cached,
+    find_compiler,
     is_sealed,
     native_folder,
     private_folder,
@@ -97,7 +98,7 @@ def load() -> Any:
         if is_sealed(built):
             os.utime(directory)
             return _imported(name, built)
-        if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
+        if find_compiler() is None:
             raise NoCompilerError("a C++ compiler (apt install g++)")
         for left in directory.iterdir():  # by a build that was killed, or on a disk that was full
             if left.name != LOCK:

@@ -224,9 +224,9 @@ def _row_size(lanes: int) -> tuple[float, float]:
     return (14.0, 4.0) if lanes <= 32 else (6.0, 2.0)
 
 
-def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float | None, name: str) -> str:
+def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float | None, bound_name: str) -> str:
     words = [title] if title else []
     words += [f"{name} {duration_text(timeline.makespan_us)}" for name, timeline in timelines.items()]
     if lower_us is not None:
-        words.append(f"{name} {duration_text(lower_us)}")
+        words.append(f"{bound_name} {duration_text(lower_us)}")
     return ", ".join(words)

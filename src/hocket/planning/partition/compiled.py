@@ -10,14 +10,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 
-from hocket.cache_folder import LOCK, bound_builds, cache_folder, is_sealed, private_folder, remove, seal
+from hocket.cache_folder import LOCK, bound_builds, cache_folder, find_compiler, is_sealed, private_folder, remove, seal
 from hocket.errors import InputError
 
 _FOLDER = Path(__file__).parent / "core"
@@ -100,7 +99,7 @@ def _cached() -> Path:
 
 
 def _build(built: Path) -> None:
-    compiler = _compiler()
+    compiler = find_compiler()
     if compiler is None:
         raise InputError("partition: no C++ compiler (apt install g++)")
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
@@ -114,7 +113,3 @@ def _build(built: Path) -> None:
         remove(built)
         made.replace(built)
     seal(built)
-
-
-def _compiler() -> str | None:
-    return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
