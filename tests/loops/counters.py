@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import Loop, loop, task, update
+from loops.loop import Loop, labelled, loop, mlp, task, update
 
 global_step = 0
 position: contextvars.ContextVar[int] = contextvars.ContextVar("position")
@@ -34,6 +34,26 @@ def accumulation_by_closure() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: {"count": count})
+
+
+@loop(planned=True)
+def accumulation_whose_state_is_made_late() -> Loop:
+    """Adam makes its state in the fourth call, and every second of its steps begins without gradients."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    seen = {"batches": 0}
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y) / 2
+        loss.backward()
+        seen["batches"] += 1
+        if seen["batches"] > 3 and seen["batches"] % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return Loop(step, model, optimizer, labelled(), lambda: dict(seen))
 
 
 @loop(planned=True)

@@ -104,6 +104,25 @@ def mix_up_by_numpy() -> Loop:
 
 
 @loop(planned=True)
+def draws_made_plain() -> Loop:
+    """A drawn number is converted at once, as type checkers ask for."""
+    model, optimizer, batches = task()
+    generator = np.random.default_rng(5)
+
+    def step(batch):
+        x, y = batch
+        share = float(generator.beta(0.4, 0.4))
+        width = round(random.uniform(0.1, 0.3), 3)
+        shift = generator.normal(size=1).item()
+        out = model(share * x + (1 - share) * x.flip(0) + width * shift)
+        loss = share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y.flip(0))
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
+
+
+@loop(planned=True)
 def dropout() -> Loop:
     model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -120,9 +120,8 @@ def _judged(
     if seen.findings:
         return RecordedForm(seen.result, guards, reason=in_words(seen.findings))
     if trace is None:
-        makes_state = recorded.reason is not None and recorded.reason.kind == "makes state"
         reason = recorded.reason or Reason("trains unseen", shown(recorded.leaves[0]), step_line(config.step))
-        is_settled = not makes_state and not are_new
+        is_settled = not recorded.makes_state and not are_new
         return RecordedForm(seen.result, guards, reason=f"it could not be captured: {reason}", is_settled=is_settled)
     unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
     if not seen.settled:

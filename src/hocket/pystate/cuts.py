@@ -19,7 +19,8 @@ __all__ = ["BEFORE", "LIVE", "BodyCut", "StepParts"]
 BEFORE, LIVE = "_hocket_before", "_hocket_live"
 _DRAWN = "_hocket_drawn_{}"
 _UNSURE = "_hocket_unsure_{}"
-_PLAIN_CALLS = (len, min, max, abs, round, float, int, range)
+_CONVERSIONS = (float, int, round, abs, bool)
+_PLAIN_CALLS = (*_CONVERSIONS, len, min, max, range)
 _CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.time_ns, time.perf_counter_ns)
 
 
@@ -224,7 +225,19 @@ class BodyCut:
     def _draws(self, statement: ast.stmt) -> Iterator[ast.Call]:
         """Draws that the statement makes in any case, in order."""
         for root in _roots(statement):
-            yield from _in_any_case(root, lambda n: isinstance(n, ast.Call) and bool(self.body.draw_of(n)))
+            yield from _in_any_case(root, lambda n: isinstance(n, ast.Call) and self._is_drawing(n))
+
+    def _is_drawing(self, call: ast.Call) -> bool:
+        """Return True for a draw, a fetch, and ``float(draw)`` or ``draw.item()``, which want a plain number."""
+        if self.body.draw_of(call):
+            return True
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "item" and not call.args:
+            drawn: ast.expr | None = call.func.value
+        elif call.args and _is_one_of(self.body.value_of(call.func), _CONVERSIONS):
+            drawn = call.args[0] if all(isinstance(each, ast.Constant) for each in call.args[1:]) else None
+        else:
+            return False
+        return isinstance(drawn, ast.Call) and not call.keywords and self.body.draw_of(drawn) == "draw"
 
     def _draw(self, statement: ast.stmt, call: ast.Call) -> None:
         name = _DRAWN.format(len(self.names))

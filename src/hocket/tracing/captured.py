@@ -23,7 +23,7 @@ from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
 from hocket.tracing.spent_graphs import with_spent_graph
-from hocket.tracing.standing import Standing
+from hocket.tracing.standing import Standing, value_now
 from hocket.tracing.state import BatchLeaf, Entry, Gradient, LiveLeaf
 
 __all__ = ["Captured", "Frame", "alone", "captured_from", "relowered"]
@@ -257,7 +257,10 @@ class Captured:
     def _copied(self, slot: int, source: Any) -> Any:
         if slot in self.stand_ins:
             return self.stand_ins[slot].detach().clone()
-        value = tree_flatten(self.batch)[0][source.index] if type(source) is BatchLeaf else source.get()
+        value = tree_flatten(self.batch)[0][source.index] if type(source) is BatchLeaf else value_now(source)
+        kind = self.standing.kinds.get(slot)
+        if value is None and kind is not None:  # a gradient to be added to, where there is none at the moment
+            return torch.empty_strided(kind.shape, kind.stride, dtype=kind.dtype, device=kind.device).zero_()
         if value.numel() and not value.untyped_storage().nbytes():
             raise CaptureError("the memory of an input was freed")
         return value.detach().clone()

@@ -83,10 +83,11 @@ class NativeLanes(Executor):
                     return self._binding.finish()
             finally:
                 self._busy.release()
-        result = super().__call__(batch)
-        if self._runs > 1 and not self._channels.ops.lanes:
-            self._bind(batch)
-        return result
+        frame = self.begin(batch)
+        if self._runs and self._pid == os.getpid() and not self._channels.ops.lanes:
+            self._bind(batch)  # while all inputs are as the step was captured with: it may leave others behind
+        self.run(frame)
+        return self.captured.finish(frame)
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
         if self._binding is None or self._pid != os.getpid():

@@ -164,8 +164,9 @@ class _Recording:
                     ops.refuse_rewound("its end")
             self.outside.note(self.reasons, self.line)
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
+            self.made = self.places.again().state_keys() ^ self.keys
             trace = self._trace(ops, result, added, leaves)
-            return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first, leaves)
+            return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first, leaves, bool(self.made))
 
     def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
         leaves, spec = tree_flatten((args, kwargs))
@@ -222,9 +223,8 @@ class _Recording:
         effects = self._effects()
         late_numbers = self._late_numbers()
         found = self._result(ops, result, added, late_numbers)
-        made = self.places.again().state_keys() ^ self.keys
-        if made:
-            self.reasons.add("makes state", ", ".join(sorted(name for name, _ in made)[:3]), self.line)
+        if self.made:
+            self.reasons.add("makes state", ", ".join(sorted(name for name, _ in self.made)[:3]), self.line)
         if not ops.order:
             self.reasons.add("runs no ops", line=self.line)
         if self.reasons or leaves:

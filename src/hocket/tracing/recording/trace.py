@@ -122,12 +122,14 @@ class Recorded:
         trace: the step as a graph. None where it cannot be one.
         reason: why not.
         leaves: tensors to which the step gave gradients. It can be a graph once these are places of it.
+        makes_state: an optimizer has made state, so that a later step may be a graph where this one is none.
     """
 
     result: Any
     trace: Trace | None
     reason: Reason | None = None
     leaves: tuple[torch.Tensor, ...] = ()
+    makes_state: bool = False
 
 
 def twins_of(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:
