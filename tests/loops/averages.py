@@ -84,6 +84,21 @@ def average_by_torch() -> Loop:
 
 
 @loop(planned=True)
+def exponential_average_by_torch_that_is_given() -> Loop:
+    """It asks whether the count in its buffer is zero, once before it counts and once after."""
+    model, optimizer, batches = task()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        update(optimizer, loss)
+        average.update_parameters(model)
+        return loss
+
+    return Loop(step, [model, average], optimizer, batches)
+
+
+@loop(planned=True)
 def exponential_average_by_torch() -> Loop:
     model, optimizer, batches = task()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)

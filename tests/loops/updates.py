@@ -59,6 +59,23 @@ def gradients_kept_as_zeros() -> Loop:
 
 
 @loop(planned=True)
+def data_written_before_backward() -> Loop:
+    """Autograd notices no write through `.data`, neither of a parameter nor of what it has saved."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        hidden = model[0](batch[0]).exp()
+        hidden.data.mul_(0.5)
+        for p in model.parameters():
+            p.data.clamp_(-0.5, 0.5)
+        loss = F.cross_entropy(model[2](hidden), batch[1])
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
 def accumulation_within_a_step() -> Loop:
     model, optimizer, batches = task()
 

@@ -109,6 +109,18 @@ def leaves_torch_cured(p, batch):
     return p.train(p.loss(batch))
 
 
+def replaces_memory(p, batch):
+    out = p.train(p.loss(batch))
+    p.model[0].bias.data = p.model[0].bias.data * 0.99  # here
+    return out
+
+
+def replaces_memory_cured(p, batch):
+    out = p.train(p.loss(batch))
+    p.model[0].bias.data.copy_(p.model[0].bias.data * 0.99)
+    return out
+
+
 def computes_with_an_array(p, batch):
     return p.train(p.loss(torch.from_numpy(batch / 2)))  # here
 
@@ -386,6 +398,7 @@ CASES = {
     "reads many values": Case("2400 values"),
     "makes a shape of values": Case("aten::index"),
     "leaves torch": Case("numpy"),
+    "replaces memory": Case("gives a tensor other memory"),
     "computes with an array": Case("a numpy array of its batch", array),
     "uses a late number": Case("the value of a tensor"),
     "computes unseen": Case("cross_entropy"),

@@ -50,6 +50,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} takes a tensor out of torch's sight: {subject}",
         _RETURN,
     ),
+    "replaces memory": (
+        "the step at {line} gives a tensor other memory (tensor.data = new)",
+        "write into it: tensor.data.copy_(new)",
+    ),
     "computes unseen": (
         "the step at {line} hands a number that changes between steps to {subject}, which computes with it before it "
         "reaches an op",

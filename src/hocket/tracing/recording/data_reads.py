@@ -100,7 +100,6 @@ CHOOSERS = frozenset(
 EXITS: frozenset[Any] = frozenset(
     {
         torch.Tensor.numpy,
-        torch.Tensor.data.__set__,  # type: ignore[attr-defined]
         torch.Tensor.data_ptr,
         torch.Tensor.untyped_storage,
         torch.Tensor.apply_,

@@ -73,13 +73,12 @@ class FunctionRecorder(TorchFunctionMode):
             return func(*_unwrapped(args), **_unwrapped(kwargs))
         if func in _AS and args:
             return self._value(args[0], func)
-        if func is torch.Tensor.data.__get__:  # type: ignore[attr-defined]
-            # `.data` makes its alias where no mode can see it.
-            with torch.no_grad():
-                return args[0].detach()
         name = getattr(func, "__name__", "data")
-        if func in EXITS or name in UNSEEN_WRITES:
+        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+            self.ops.reasons.add("replaces memory")
+        elif func in EXITS or name in UNSEEN_WRITES:
             self.ops.reasons.add("leaves torch", name)
+        if self.ops.reasons:
             return func(*_unwrapped(args), **_unwrapped(kwargs))
         if func is torch.Tensor.tolist:
             return self._values(args[0])

@@ -1,7 +1,9 @@
-"""Step counts that an optimizer keeps in tensors, followed through what the step does to them.
+"""Counts that an optimizer or a model keeps in tensors, followed through what the step does to them.
 
 Adam counts its steps in a tensor and asks for the number inside to correct its bias. The number is known before the
 step, and what is done to the tensor since is arithmetic in place (``step += 1``), so it can be written on the tape.
+`torch.optim.swa_utils.AveragedModel` asks whether the count in its buffer is zero (``bool(n_averaged == 0)``). The
+answer is a guard.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ __all__ = ["StepCounts"]
 
 
 class StepCounts:
-    """Answers ``state["step"].item()``: the number the step began with, and what was done to it since."""
+    """Answers ``state["step"].item()``: the number the step began with, and what was done to it since.
+
+    And ``bool(count == 0)``, for a count that the step had not written yet.
+    """
 
     def __init__(self, tape: Tape, ops: OpRecorder, sources: list[Any], tensors: list[torch.Tensor]) -> None:
         self.tape = tape
@@ -30,7 +35,7 @@ class StepCounts:
         counts = [
             (source, tensor)
             for source, tensor in zip(sources, tensors, strict=True)
-            if isinstance(source, Entry) and source.kind in ("state", "group") and _is_count(tensor)
+            if isinstance(source, Entry) and source.kind in ("state", "group", "buffer") and _is_count(tensor)
         ]
         self.sources = {ops.root(tensor): source for source, tensor in counts}
         self.begun = {ops.root(tensor): tensor.item() for _, tensor in counts}  # before the step
@@ -38,12 +43,9 @@ class StepCounts:
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         root = self.ops.root(tensor)
-        source = self.sources.get(root)
-        if source is None:
-            return None
-        if root not in self.leaves:
-            self.leaves[root] = self.tape.leaf(ItemOf(source), self.begun[root], is_seen=False)
-        value = self.leaves[root]
+        if root not in self.sources or self.sources[root].kind == "buffer":
+            return self._compared(tensor) if tensor.dtype is torch.bool else None
+        value = self._begun(root)
         for node, position in self.ops.writers.get(root, ()):
             operation = _ARITHMETIC.get(node.target)
             operand = self._operand(node, position) if operation else None
@@ -51,6 +53,26 @@ class StepCounts:
                 return None
             value = self.tape.apply(operation[tensor.dtype == torch.float32], value, operand)
         return value
+
+    def _begun(self, root: int) -> Any:
+        if root not in self.leaves:
+            self.leaves[root] = self.tape.leaf(ItemOf(self.sources[root]), self.begun[root], is_seen=False)
+        return self.leaves[root]
+
+    def _compared(self, tensor: torch.Tensor) -> bool | None:
+        """The outcome of a comparison of a count with a number, which every later step must find."""
+        node = self.ops.node_of(tensor)
+        comparison = _COMPARISONS.get(node.target)
+        if comparison is None or self.ops.notes[node].scalars or self.ops.writers.get(self.ops.root(tensor)):
+            return None
+        root = self.ops.roots.get(node.args[0])  # type: ignore[arg-type]
+        operand, order = node.args[1], self.ops.order
+        # Torch rounds and promotes where one of them is a fraction.
+        if root not in self.sources or not type(self.begun[root]) is type(operand) is int:
+            return None
+        if any(order.index(writer) < order.index(node) for writer, _ in self.ops.writers.get(root, ())):
+            return None
+        return bool(self.tape.guard(comparison, self._begun(root), operand))
 
     def _operand(self, node: fx.Node, position: int) -> Any:
         operand: Any = node.args[1]
@@ -88,4 +110,7 @@ _ARITHMETIC: dict[Any, tuple[Callable[..., float], Callable[..., float]]] = {
     _aten._foreach_add_.Tensor: (operator.add, _add32),
     _aten._foreach_mul_.Scalar: (operator.mul, _mul32),
     _aten._foreach_mul_.ScalarList: (operator.mul, _mul32),
+}
+_COMPARISONS: dict[Any, Callable[[Any, Any], bool]] = {
+    getattr(_aten, name).Scalar: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
