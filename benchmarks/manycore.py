@@ -25,7 +25,7 @@ from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Graph, Machine, Plan
 from hocket.planning import bounds, plan
 from hocket.planning.moldable.instance import as_plan, instance_of
-from hocket.planning.moldable.parallel_sgs import parallel_sgs
+from hocket.planning.moldable.sgs import parallel_sgs
 from hocket.reporting import corunning_of
 
 __all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run"]

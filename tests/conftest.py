@@ -1,4 +1,4 @@
-"""What every test shares: hypothesis profiles, fixed seeds, and the skip for machines without a GPU."""
+"""Shared by all tests: hypothesis profiles, fixed seeds, and the skip for machines without a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MANY_MODULES = 200
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What collecting has made (torch, thousands of tests) stays: a collection of garbage need not look through it."""
+    """Freeze the objects of the collection phase (torch, thousands of tests), so that the collector skips them."""
     gc.collect()
     gc.freeze()
     session.config.stash[_FROZEN] = len(sys.modules)

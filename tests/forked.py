@@ -49,7 +49,7 @@ def in_place_of_spawn(monkeypatch: Any) -> None:
 
 
 def run(code: str, *words: str, timeout_s: float = 120.0, warn: str = "ignore") -> subprocess.CompletedProcess[str]:
-    """What ``python -W warn -c code words`` does; the interpreter ends as that one does."""
+    """Do the same as ``python -W warn -c code words``, with the same exit of the interpreter."""
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("out", "err")]
         arguments = (code, words, warn, dict(os.environ), os.getcwd(), [str(path) for path in said])

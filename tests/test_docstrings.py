@@ -15,7 +15,7 @@ MAX_SEMICOLONS = 0.01
 
 
 def docstrings() -> Iterator[tuple[str, str]]:
-    """Where each stands, and its text without the example."""
+    """Yield the place of each docstring and its text without the example."""
     documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
     for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -64,7 +64,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="thresholds of glibc")
 def test_freed_blocks_stay_in_the_process() -> None:
-    """What a step makes anew is not paid for in page faults again."""
+    """Memory that a step allocates anew costs no further page faults."""
 
     def faults(how: str) -> int:
         return int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)

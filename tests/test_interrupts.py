@@ -64,7 +64,7 @@ def eager_states():
 
 
 def left_behind(model, handler):
-    """What of Hocket's is still there between two steps, in words."""
+    """Describe the objects of Hocket that are alive between two steps."""
     tables = [table for module in model.modules() for name, table in vars(module).items() if name.endswith("_hooks")]
     return {
         "hooks on modules": any(isinstance(table, dict) and table for table in tables),

@@ -14,7 +14,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def examples() -> list[tuple[str, str, str]]:
-    """Of every Python block: where it stands, its text, and the output that is shown below it, if any."""
+    """Yield the place, the text and the shown output, if any, of every Python block."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = list(BLOCK.finditer(text))
     found = []

@@ -1,8 +1,9 @@
-"""What keeps the package easy to walk: names that stand once, short files, imports without circles, nothing twice."""
+"""Rules that keep the package easy to read: unique names, short files, imports without circles, nothing twice."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
@@ -70,7 +71,7 @@ def import_circles(sources: dict[str, str]) -> list[set[str]]:
 
 
 def repeated_lines(sources: dict[str, str], shared: int = MAX_SHARED) -> list[str]:
-    """Where more than `shared` lines in a row stand twice, blank lines and comments aside."""
+    """Places at which more than `shared` lines in a row stand twice, without blank lines and comments."""
 
     def lines(text: str) -> Iterator[tuple[int, str]]:
         for number, line in enumerate(text.splitlines(), 1):
@@ -124,3 +125,11 @@ def test_a_nested_class_and_a_moved_block_are_found():
     sources = {"a": block, "b": f"def f():\n    {block}\n".replace("\n", "\n\n    # why\n")}
     assert repeated_lines(sources, shared=3) == ["a:1 ~ b:4"]
     assert repeated_lines(sources, shared=4) == []
+
+
+def test_the_walk_of_contributing_stays_short():
+    text = (SRC.parent / "CONTRIBUTING.md").read_text()
+    table = [line for line in text.split("### From `schedule()`")[1].split("\n## ")[0].splitlines() if "|" in line]
+    walk = [SRC.parent / path for line in table for path in re.findall(r"\]\(([^)]+)\)", line)]
+    assert len(set(walk)) == len(walk) <= 30
+    assert sum(len(path.read_text().splitlines()) for path in walk) <= 5500

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hocket.arguments import spreading
-from hocket.autotune.device import unplannable
+from hocket.autotune.options import unplannable
 from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.pystate.batches import unfolded

@@ -56,7 +56,7 @@ def devices(count: int, speeds: tuple[float, ...] = ()) -> Machine:
 
 @dataclass(frozen=True)
 class Assisted:
-    """What came out: the time of each step, without noise, and the moves by step."""
+    """Result of a run: the time of each step, without noise, and the moves by step."""
 
     steps_us: tuple[float, ...]
     moves: tuple[tuple[int, OpMove], ...]

@@ -73,7 +73,7 @@ def altered(captured: Captured, which: Callable[[Call], bool], change: Callable[
 
 
 def updates(captured: Captured) -> Callable[[Call], bool]:
-    """Whether a call adds momentum, times a number, to a parameter."""
+    """Return True if a call adds momentum, times a number, to a parameter."""
 
     def found(call: Call) -> bool:
         return (
@@ -185,7 +185,7 @@ def test_a_form_that_fails_is_not_close_and_says_why() -> None:
 
 
 def in_steps(*distances: tuple[float, float]) -> Closeness:
-    """Of one gradient: eager's distance and the form's, step by step."""
+    """Distances of one gradient, eager's and the form's, step by step."""
     seen = Closeness()
     for eager, form in distances:
         seen = seen.and_sample({"w.grad": Distance("gradient", 1.0, 1e-7, eager, form)})

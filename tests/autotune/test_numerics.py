@@ -123,7 +123,7 @@ def test_a_step_without_float64_kernels_has_its_plain_form_and_one_line_says_so(
 
 
 def audited_forms(wrong: bool) -> tuple[list[RefusedError | None], hocket.Job]:
-    """What eight audits in a row of a rewritten form say; those of a `wrong` one meet a rate of half the size."""
+    """Results of eight audits in a row of a rewritten form. Those of a `wrong` one meet a rate of half the size."""
     made = job()
     decision, _ = searched(made, rewritten_is_faster, numerics="close")
     assert decision.best is not None

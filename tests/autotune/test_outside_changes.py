@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import hocket
+from support.steps import update
 
 ONE = hocket.Machine.of(cores=1)
 PLANNED, CALLS = 14, 30
@@ -20,11 +21,7 @@ def built():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
 
     def step(x):
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(x).pow(2).mean())
 
     return step, model, optimizer
 
@@ -88,11 +85,7 @@ def _count(place, call):
             seen.calls = getattr(seen, "calls", 0) + 1
 
     def step(x):
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean() + 0 * len(table)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(x).pow(2).mean() + 0 * len(table))
 
     x = torch.randn(2, 2, 4, 4)
     with hocket.schedule(step, model, optimizer, guard=False, planner="serial", machine=ONE, cache=False) as fast:

@@ -10,6 +10,7 @@ import hocket
 from execution.probe import KINDS
 from hocket.autotune import pool
 from hocket.autotune.pool import MAX_EASY, MIN_REPEATS
+from support.steps import update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -26,11 +27,7 @@ def made(**options):
 
     def step_of(number: int):
         def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizers[number].zero_grad()
-            loss = models[number](batch).pow(2).mean()
-            loss.backward()
-            optimizers[number].step()
-            return loss.detach()
+            return update(optimizers[number], models[number](batch).pow(2).mean()).detach()
 
         return step
 

@@ -14,6 +14,7 @@ from hocket.autotune.closeness import sample
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
+from support.steps import update
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +23,7 @@ def captured() -> Captured:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     return capture_step(step, model, optimizer, torch.randn(64, 64), split=False)
 

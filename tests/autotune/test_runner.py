@@ -21,6 +21,7 @@ from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
+from support.steps import update
 
 
 @pytest.fixture
@@ -29,11 +30,7 @@ def captured() -> Captured:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     step(torch.ones(2, 4))
     return capture_step(step, model, optimizer, torch.ones(2, 4))

@@ -1,4 +1,4 @@
-"""What a profile alone decides: which plans cannot win, and what the longest chain is."""
+"""Decisions by the profile alone: plans that cannot win, and the longest chain."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class SimulatedBackend(Backend):
 def searched(
     graph: Graph, costs: Costs, eager_ms: float, overhead_ms: float = 0.0, *, guard: bool = True, drift: Any = None
 ) -> tuple[Decision, Counter[str]]:
-    """What a search decides, and how many steps of each kind it asked for."""
+    """Decision of a search, and the number of steps of each kind that it asked for."""
     tuner: Any = Tuner.__new__(Tuner)
     tuner.admission = Admission(None, None)  # type: ignore[arg-type]
     tuner.admission.forms = {"": SimpleNamespace(graph=graph)}

@@ -1,4 +1,4 @@
-"""What the CPU backend does on machines that are not here: profiles on many cores, with simulated lanes."""
+"""The CPU backend on machines that are not here: profiles on many cores, with simulated lanes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Simulated(CpuBackend):
 
 
 def profiled(backend: Simulated) -> tuple[Costs, list[Plan]]:
-    """What the backend finds, and the plan of each step that it asked for."""
+    """Findings of the backend, and the plan of each step that it asked for."""
     rounds = backend.profiled(STEP)
     plans: list[Plan] = []
     while True:

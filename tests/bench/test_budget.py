@@ -1,4 +1,4 @@
-"""What begins, what does not, and what is said of it."""
+"""A bench with a time budget begins what fits, and names what it leaves out."""
 
 from __future__ import annotations
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fused_commands, model_commands, step_commands
+from benchmarks import fused_commands, model_commands, plan_commands, step_commands
 from benchmarks.cli import main
 from cli.conftest import Outcome
 
 ROOT = Path(__file__).parents[2]
-NAMES = [verb.name for verb in (*step_commands.VERBS, *fused_commands.VERBS, *model_commands.VERBS)]
+NAMES = [
+    verb.name for verb in (*step_commands.VERBS, *plan_commands.VERBS, *fused_commands.VERBS, *model_commands.VERBS)
+]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import concurrency, step_commands
+from benchmarks import concurrency, plan_commands
 from benchmarks.cli import main
 from hocket.errors import InputError
 
@@ -28,7 +28,7 @@ def test_a_large_target_is_measured_with_another_batch(monkeypatch):
 
 def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
     asked = {}
-    speedup = dict.fromkeys(("compile", "all", "close", *step_commands.PLANS), 1.25) | {"uniform_2x1": 1.5}
+    speedup = dict.fromkeys(("compile", "all", "close", *plan_commands.PLANS), 1.25) | {"uniform_2x1": 1.5}
     row = {
         "speedup": speedup,
         "scheduled": "all",
@@ -47,4 +47,4 @@ def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(
     }  # fmt: skip
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
     assert words[0] == ["mlp", "1.25", "-", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
-    assert words[1] == ["mlp", *["1.25"] * len(step_commands.PLANS), "1.50"]
+    assert words[1] == ["mlp", *["1.25"] * len(plan_commands.PLANS), "1.50"]

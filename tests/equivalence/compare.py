@@ -175,7 +175,7 @@ def named_leaves(name: str, tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def copied(job: Job) -> list[tuple[str, Any]]:
-    """What a job holds, kept apart from the job."""
+    """A copy of the state of a job."""
     return [(n, v.detach().clone() if isinstance(v, torch.Tensor) else v) for n, v in everything(job)]
 
 

@@ -12,6 +12,7 @@ import hocket
 from equivalence.compare import assert_same, everything, named_leaves, twins
 from hocket.job import Job
 from hocket.session import Schedule
+from support.steps import update
 
 RATES = [0.01, 0.03, 0.002]
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -54,11 +55,7 @@ def job(
     batches = [(torch.randn(4, 1, 4, 4), torch.randint(0, 3, (4,))) for _ in range(3)]
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = array.loss(nn.functional.cross_entropy, array(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return update(optimizer, array.loss(nn.functional.cross_entropy, array(batch[0]), batch[1])).detach()
 
     return Job(step, array, optimizer, batches)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from equivalence.compare import check_twins
 from hocket.job import Job
+from support.steps import update
 
 
 def images(channels: int = 3, side: int = 6, count: int = 4) -> torch.Tensor:
@@ -161,11 +162,7 @@ def layer_job(make_model, make_batch) -> Job:
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     return Job(step, model, optimizer, batches)
 

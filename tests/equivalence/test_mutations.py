@@ -104,7 +104,7 @@ def test_broken_plans_are_refused_and_would_compute_something_else(name, split):
 
 
 def changes(plan: Plan, seen: dict[str, Seen], graph: Graph) -> bool:
-    """Whether the plan lets two ops change places of which one changes what the other reads."""
+    """Return True if the plan leaves two ops unordered of which one changes what the other reads."""
     place = {name: at for at, name in enumerate(plan.lanes[0].ops)}
     names = [op.name for op in graph.ops]
     return any(

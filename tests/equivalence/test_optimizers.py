@@ -17,6 +17,7 @@ from equivalence.compare import Planned, check_twins, twins
 from hocket.errors import CaptureError
 from hocket.job import Job
 from quick import covering
+from support.steps import update
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -82,11 +83,7 @@ def job(make_optimizer, grouped: bool = False) -> Job:
 
     def step(batch):
         inputs, targets = batch
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, nn.functional.cross_entropy(model(inputs), targets))
 
     return Job(step, model, optimizer, batches)
 

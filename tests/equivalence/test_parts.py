@@ -39,7 +39,7 @@ CASES = [
 
 
 class Exchange:
-    """What one part sends and the other receives: whoever comes second moves the value.
+    """A channel from one part to the other: the second of the two to arrive moves the value.
 
     What a step leaves in `for_the_next` is what the next one begins with.
     """
@@ -98,7 +98,7 @@ def crossings(graph, sides: Sides) -> list[tuple[str, int]]:
 
 
 def used_before_written(graph, owner: dict[str, int], sides: Sides) -> set[str]:
-    """What the other side uses of memory that outlives the step before its owner writes it."""
+    """Uses of lasting memory by the other side before its owner writes it."""
     lasting = {buffer.name for buffer in graph.buffers if buffer.life == "lasting"}
     found, written = set(), set()
     for op in graph.ops:
@@ -155,7 +155,7 @@ def plan_of(part, me: str, chance: random.Random, cores: int = 2) -> Plan:
 
 
 def in_parallel(calls) -> list:
-    """What each call gives, all at once; the first error of any."""
+    """Run all calls at once and return their results, or raise the first error."""
     found: list = [None] * len(calls)
 
     def run(number, call):

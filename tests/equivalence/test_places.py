@@ -1,4 +1,4 @@
-"""Where a step keeps what outlives it, and in which form it gets its data: planned steps are eager steps."""
+"""Planned steps equal eager steps wherever a step keeps its state and in whatever form it gets its data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from equivalence.compare import check_twins
 from equivalence.test_steps import adam, mlp, mse, pairs, simple
 from hocket.errors import CaptureError
 from hocket.job import Job
+from support.steps import update
 
 
 class Tied(nn.Module):
@@ -50,11 +51,7 @@ def test_a_parameter_of_no_module_is_trained_too():
         optimizer = torch.optim.Adam([*model.parameters(), temperature], lr=1e-2)
 
         def step(batch):
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(batch[0]) * temperature, batch[1])
-            loss.backward()
-            optimizer.step()
-            return loss
+            return update(optimizer, F.mse_loss(model(batch[0]) * temperature, batch[1]))
 
         return Job(step, model, optimizer, pairs())
 
@@ -67,11 +64,7 @@ def test_an_optimizer_without_any_module():
         optimizer = torch.optim.Adam([image], lr=0.1)
 
         def step(batch):
-            optimizer.zero_grad()
-            loss = F.mse_loss(image, batch[1])
-            loss.backward()
-            optimizer.step()
-            return loss
+            return update(optimizer, F.mse_loss(image, batch[1]))
 
         return Job(step, nn.Identity(), optimizer, pairs())
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from equivalence.compare import check_twins
 from hocket.job import Job
+from support.steps import update
 
 pytest.importorskip("pytorchcv")
 pytest.importorskip("transformers")
@@ -53,11 +54,7 @@ def vision_job(name: str) -> Job:
     batches = [(torch.randn(2, 3, side, side), torch.randint(0, 10, (2,))) for _ in range(3)]
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, nn.functional.cross_entropy(model(batch[0]), batch[1]))
 
     return Job(step, model, optimizer, batches)
 

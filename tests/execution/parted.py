@@ -13,6 +13,7 @@ from hocket.ir import Lane, Plan
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import Arrival, Departure, cut
+from support.steps import update
 
 
 @dataclass
@@ -22,11 +23,7 @@ class Training:
 
     def step(self, batch):
         x, y = batch
-        self.optimizer.zero_grad()
-        loss = nn.functional.mse_loss(self.model(x), y)
-        loss.backward()
-        self.optimizer.step()
-        return loss
+        return update(self.optimizer, nn.functional.mse_loss(self.model(x), y))
 
 
 def training(adam: bool = False) -> Training:

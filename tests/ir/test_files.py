@@ -1,4 +1,4 @@
-"""What holds for every file: its version, its keys, and that it is written whole or not at all."""
+"""Rules of every file format: its version, its keys, and that it is written whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan means: against the independent definitions of `invariants`."""
+"""The meaning of a plan, against the independent definitions of `invariants`."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def attributes(model: nn.Module) -> dict[str, Any]:
 
 
 def unequal(one: Any, other: Any, depth: int = 0) -> str:
-    """Where plain values differ in two structures; empty where they do not."""
+    """Name the first difference of plain values in two structures, empty if there is none."""
     if isinstance(one, Tensor) or depth > 8:
         return ""
     if type(one).__name__ != type(other).__name__:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from loops.loop import Loop, labelled, loop, mlp, task, update
+from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
 
 
 @loop(planned=True)
@@ -18,29 +18,12 @@ def average_rebound_in_a_dictionary() -> Loop:
     average = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         for name, p in model.named_parameters():
             average[name] = 0.9 * average[name] + 0.1 * p.detach()
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: average)
-
-
-@loop(planned=True)
-def average_in_place_in_a_list() -> Loop:
-    model, optimizer, batches = task()
-    average = [p.detach().clone() for p in model.parameters()]
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        with torch.no_grad():
-            for held, p in zip(average, model.parameters(), strict=True):
-                held.mul_(0.9).add_(p, alpha=0.1)
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"average": average})
 
 
 def averaged(known: bool) -> Loop:
@@ -49,8 +32,7 @@ def averaged(known: bool) -> Loop:
     average = copy.deepcopy(model).requires_grad_(False)
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         with torch.no_grad():
             for held, p in zip(average.parameters(), model.parameters(), strict=True):
                 held.lerp_(p, 0.1)
@@ -75,8 +57,7 @@ def average_by_torch() -> Loop:
     average = AveragedModel(model)
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         average.update_parameters(model)
         return loss
 
@@ -104,8 +85,7 @@ def exponential_average_by_torch() -> Loop:
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         average.update_parameters(model)
         return loss
 
@@ -117,16 +97,11 @@ def average_outside() -> Loop:
     model, optimizer, batches = task()
     average = AveragedModel(model)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(n, _):
         if n > 50:
             average.update_parameters(model)
 
-    return Loop(step, model, optimizer, batches, average.state_dict, after)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, average.state_dict, after)
 
 
 @loop(planned=True)
@@ -138,8 +113,7 @@ def teacher_that_is_fixed() -> Loop:
         out = model(batch[0])
         target = teacher(batch[0]).softmax(1)
         loss = F.cross_entropy(out, batch[1]) + F.kl_div(out.log_softmax(1), target, reduction="batchmean")
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches)
 
@@ -204,9 +178,7 @@ def hidden_state_in_the_module() -> Loop:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def step(batch):
-        loss = F.mse_loss(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.mse_loss(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, words(), lambda: {"hidden": model.hidden})
 
@@ -219,9 +191,7 @@ def hidden_state_in_a_buffer() -> Loop:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
     def step(batch):
-        loss = F.mse_loss(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.mse_loss(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, words())
 
@@ -256,9 +226,7 @@ def contrastive(place: int | torch.Tensor) -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
     def step(batch):
-        loss = model(batch[0])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, model(batch[0]))
 
     return Loop(step, model, optimizer, labelled(), lambda: {"place": model.place})
 
@@ -279,8 +247,7 @@ def copy_of_the_model_made_inside() -> Loop:
 
     def step(batch):
         frozen = copy.deepcopy(model)
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         with torch.no_grad():
             return loss, (frozen(batch[0]) - model(batch[0])).square().mean()
 

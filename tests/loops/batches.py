@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from loops.loop import CHANGE, Loop, loop, mlp, task, update
+from loops.loop import CHANGE, Loop, loop, ordinary, task, train, update
 
 
 @loop(planned=True)
@@ -31,9 +31,7 @@ def weight_in_the_batch() -> Loop:
     model, optimizer, batches = task()
 
     def step(batch):
-        loss = batch["weight"] * F.cross_entropy(model(batch["x"]), batch["y"])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, batch["weight"] * F.cross_entropy(model(batch["x"]), batch["y"]))
 
     def batch(n):
         x, y = batches[n % 10]
@@ -51,23 +49,9 @@ def name_in_the_batch() -> Loop:
         x, y, name = batch
         if name == "flipped":
             x = x.flip(1)
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, lambda n: (*batches[n % 10], "flipped" if n % 2 and n < CHANGE else "plain"))
-
-
-@loop(planned=True)
-def batch_in_a_dictionary() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch["inputs"]["x"]), batch["labels"])
-        update(optimizer, loss)
-        return {"loss": loss, "rows": len(batch["labels"])}
-
-    return Loop(step, model, optimizer, [{"inputs": {"x": x}, "labels": y} for x, y in batches])
 
 
 class Sample(NamedTuple):
@@ -101,9 +85,7 @@ def batch_in_a_dataclass_that_is_written() -> Loop:
 
     def step(batch):
         batch.used += 1
-        loss = F.cross_entropy(model(batch.x), batch.y) / batch.used
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch.x), batch.y) / batch.used)
 
     return Loop(step, model, optimizer, records, lambda: {"used": [record.used for record in records]})
 
@@ -130,9 +112,7 @@ def batch_written_in_place() -> Loop:
 
     def step(batch):
         batch[0].mul_(0.99)
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, batches, lambda: {"batches": batches})
 
@@ -144,9 +124,7 @@ def nothing_for_a_batch_now_and_then() -> Loop:
     def step(batch):
         if batch is None:
             return None
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, [None if n % 5 == 3 else batch for n, batch in enumerate(batches)])
 
@@ -156,12 +134,7 @@ def last_batch_smaller() -> Loop:
     model, optimizer, batches = task()
     batches[9] = (batches[9][0][:3], batches[9][1][:3])
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, lambda n: batches[n % 10 if n < 150 else n % 9])
+    return Loop(ordinary(model, optimizer), model, optimizer, lambda n: batches[n % 10 if n < 150 else n % 9])
 
 
 @loop(planned=True)
@@ -172,9 +145,7 @@ def index_tensor_that_splits() -> Loop:
     def step(batch):
         x, y, where = batch
         pieces = torch.tensor_split(model(x), where)
-        loss = F.cross_entropy(torch.cat([piece - piece.detach().sum() for piece in pieces]), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(torch.cat([piece - piece.detach().sum() for piece in pieces]), y))
 
     return Loop(step, model, optimizer, lambda n: (*batches[n % 10], places[n % 3 if n > CHANGE else 0]))
 
@@ -189,30 +160,6 @@ def mask_that_selects() -> Loop:
         loss = F.cross_entropy(model(x[keep]), y[keep])
         update(optimizer, loss)
         return loss, int(keep.sum())
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def result_is_nothing() -> Loop:
-    model = mlp()
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.005)
-    batches = task()[2]
-
-    def step(batch):
-        update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def result_is_a_number() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss.item()
 
     return Loop(step, model, optimizer, batches)
 
@@ -247,9 +194,7 @@ def step_that_fails_by_its_own_count() -> Loop:
         calls += 1
         if calls in (7, 130):
             raise ValueError(f"call {calls}")
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, batches, lambda: {"calls": calls})
 
@@ -286,9 +231,7 @@ def rare_batch_writes_and_draws() -> Loop:
             seen[0] += 1
             members.add(len(members))
             drawn.append((next(numbers), own.random(), random.random(), float(np.random.rand())))  # noqa: NPY002
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     def batch(n):
         return marked if n % 7 == 3 else batches[n % len(batches)]
@@ -302,8 +245,6 @@ def batch_with_options() -> Loop:
 
     def step(batch):
         (x, y), options = batch
-        loss = options["weight"] * F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, options["weight"] * F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, lambda n: (batches[n % 10], {"weight": 1.0 + n % 2}))

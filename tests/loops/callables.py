@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import Loop, labelled, loop, mlp, task, update
+from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
 
 
 class Learner:
@@ -23,9 +23,7 @@ class Learner:
         self.scale = 1.0
 
     def step(self, batch):
-        loss = self.scale * F.cross_entropy(self.model(batch[0]), batch[1])
-        update(self.optimizer, loss)
-        return loss
+        return update(self.optimizer, self.scale * F.cross_entropy(self.model(batch[0]), batch[1]))
 
     def __call__(self, batch):
         return self.step(batch)
@@ -61,9 +59,7 @@ def callable_object_whose_attribute_changes() -> Loop:
 
 
 def general_step(model, optimizer, criterion, batch):
-    loss = criterion(model(batch[0]), batch[1])
-    update(optimizer, loss)
-    return loss
+    return update(optimizer, criterion(model(batch[0]), batch[1]))
 
 
 @loop(planned=True)
@@ -128,9 +124,7 @@ def function_within_functions() -> Loop:
             return inner(x)
 
         def step(batch):
-            loss = F.cross_entropy(forward(batch[0]), batch[1])
-            update(optimizer, loss)
-            return loss
+            return update(optimizer, F.cross_entropy(forward(batch[0]), batch[1]))
 
         return Loop(step, model, optimizer, batches)
 
@@ -189,12 +183,7 @@ def property_with_an_effect() -> Loop:
     model = Shy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, labelled(), lambda: {"read": model.read})
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), lambda: {"read": model.read})
 
 
 @loop(planned=True)
@@ -203,9 +192,7 @@ def model_by_a_weak_reference() -> Loop:
     reference = weakref.ref(model)
 
     def step(batch):
-        loss = F.cross_entropy(reference()(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(reference()(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, batches)
 
@@ -219,9 +206,7 @@ def names_in_a_namespace() -> Loop:
 
     def step(batch):
         out = space.model(batch[0])
-        loss = F.cross_entropy(out, batch[1], label_smoothing=space.self[0].smoothing)
-        update(space.optimizer, loss)
-        return loss
+        return update(space.optimizer, F.cross_entropy(out, batch[1], label_smoothing=space.self[0].smoothing))
 
     return Loop(step, model, optimizer, batches)
 
@@ -233,8 +218,7 @@ def step_under_a_lock() -> Loop:
 
     def step(batch):
         with lock:
-            loss = F.cross_entropy(model(batch[0]), batch[1])
-            update(optimizer, loss)
+            loss = train(model, optimizer, batch)
         return loss
 
     return Loop(step, model, optimizer, batches)

@@ -11,18 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
-from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
 
 
 def supervised(model, optimizer, after, batches=None, state=dict):
     """The plainest step, and `after` to change what it works on."""
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches or labelled(), state, after)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches or labelled(), state, after)
 
 
 @loop(planned=True)
@@ -232,9 +227,7 @@ def tensor_replaced_between_steps() -> Loop:
     weights = {"of_class": torch.ones(4)}
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1], weight=weights["of_class"])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1], weight=weights["of_class"]))
 
     def after(n, _):
         if n % 5 == 4:
@@ -266,17 +259,12 @@ def optimizer_replaced() -> Loop:
     model, optimizer, batches = task()
     used = optimizer
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(used, loss)
-        return loss
-
     def after(n, _):
         nonlocal used
         if n == CHANGE:
             used = torch.optim.AdamW(model.parameters(), lr=0.01)
 
-    return Loop(step, model, optimizer, batches, lambda: {"used": used.state_dict()}, after)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"used": used.state_dict()}, after)
 
 
 @loop(planned=True)
@@ -286,9 +274,7 @@ def model_and_optimizer_rebound() -> Loop:
     first = model
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     def after(n, _):
         nonlocal model, optimizer

@@ -33,15 +33,11 @@ class Trainer:
         self.step += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * min(1.0, self.step / 150)
-        loss = F.cross_entropy(self.model(batch[0]), batch[1])
-        update(self.optimizer, loss)
-        return loss
+        return update(self.optimizer, F.cross_entropy(self.model(batch[0]), batch[1]))
 
     def decay(self, batch):
         Trainer.started += 1
-        loss = F.cross_entropy(self.model(batch[0]), batch[1]) / (1 + Trainer.started / 100)
-        update(self.optimizer, loss)
-        return loss
+        return update(self.optimizer, F.cross_entropy(self.model(batch[0]), batch[1]) / (1 + Trainer.started / 100))
 
     def loop(self, method: Any) -> Loop:
         return Loop(method, self.model, self.optimizer, self.batches, lambda: {"step": self.step, "n": Trainer.started})
@@ -82,9 +78,7 @@ def counter_in_slots() -> Loop:
 
     def step(batch):
         progress.done += 1
-        loss = F.cross_entropy(model(batch[0]), batch[1]) * (0.99**progress.done)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) * (0.99**progress.done))
 
     return Loop(step, model, optimizer, batches, lambda: {"done": progress.done})
 
@@ -116,9 +110,7 @@ def number_of_a_class_changed_outside() -> Loop:
     Settings.weight = 1.0
 
     def step(batch):
-        loss = Settings.weight * F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, Settings.weight * F.cross_entropy(model(batch[0]), batch[1]))
 
     def after(n, _):
         if n in (30, 120):

@@ -11,29 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import Loop, labelled, loop, mlp, task, update
+from loops.loop import Loop, labelled, loop, mlp, task, train, update
 
 global_step = 0
 position: contextvars.ContextVar[int] = contextvars.ContextVar("position")
-
-
-@loop(planned=True)
-def accumulation_by_closure() -> Loop:
-    model, optimizer, batches = task()
-    count = 0
-
-    def step(batch):
-        nonlocal count
-        x, y = batch
-        loss = F.cross_entropy(model(x), y)
-        (loss / 4).backward()
-        count += 1
-        if count % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"count": count})
 
 
 @loop(planned=True)
@@ -84,9 +65,7 @@ def counter_in_a_global() -> Loop:
         global_step += 1
         loss = F.cross_entropy(model(batch[0]), batch[1])
         if global_step > 120:
-            loss = loss + 0.01 * model[0].weight.abs().sum()
-        update(optimizer, loss)
-        return loss
+            return update(optimizer, loss + 0.01 * model[0].weight.abs().sum())
 
     return Loop(step, model, optimizer, batches, lambda: {"global_step": global_step})
 
@@ -102,8 +81,7 @@ def every_tenth_by_a_counter_inside() -> Loop:
         if count % 10 == 0:
             loss = loss + 0.1 * sum(p.square().sum() for p in model.parameters())
         count += 1
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: {"count": count})
 
@@ -116,9 +94,7 @@ def every_tenth_by_a_flag_outside() -> Loop:
     def step(batch):
         loss = F.cross_entropy(model(batch[0]), batch[1])
         if flags["penalise"]:
-            loss = loss + 0.1 * sum(p.square().sum() for p in model.parameters())
-        update(optimizer, loss)
-        return loss
+            return update(optimizer, loss + 0.1 * sum(p.square().sum() for p in model.parameters()))
 
     def after(n, _):
         flags["penalise"] = (n + 1) % 10 == 0
@@ -132,9 +108,7 @@ def counter_in_a_default() -> Loop:
 
     def step(batch, seen=[]):  # noqa: B006  # that it is shared is what is tested
         seen.append(len(seen))
-        loss = F.cross_entropy(model(batch[0]), batch[1]) / (1 + len(seen) / 50)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) / (1 + len(seen) / 50))
 
     return Loop(step, model, optimizer, batches, lambda: {"seen": step.__defaults__[0]})
 
@@ -160,9 +134,7 @@ def counter_in_a_context_variable() -> Loop:
 
     def step(batch):
         position.set(position.get() + 1)
-        loss = F.cross_entropy(model(batch[0]), batch[1]) / position.get() ** 0.5
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) / position.get() ** 0.5)
 
     return Loop(step, model, optimizer, batches, lambda: {"position": position.get()})
 
@@ -174,9 +146,7 @@ def counter_in_an_iterator() -> Loop:
 
     def step(batch):
         weight = 1.0 / (1 + next(counter) // 20)
-        loss = weight * F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, weight * F.cross_entropy(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, batches, lambda: {"counter": repr(counter)})
 
@@ -193,9 +163,7 @@ def counter_and_a_remembered_rate() -> Loop:
     def step(batch):
         optimizer.param_groups[0]["lr"] = rate(state["step"] // 10)
         state["step"] += 1
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, batches, lambda: {**state, "remembered": rate.cache_info().currsize})
 
@@ -209,9 +177,7 @@ def remembered_function_that_is_pure() -> Loop:
         return 1.0 / classes
 
     def step(batch):
-        loss = weight(4) * F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, weight(4) * F.cross_entropy(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, batches)
 
@@ -223,9 +189,7 @@ def counter_in_a_tensor() -> Loop:
 
     def step(batch):
         done.add_(1)
-        loss = F.cross_entropy(model(batch[0]), batch[1]) / (1 + done / 100)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) / (1 + done / 100))
 
     return Loop(step, model, optimizer, batches, lambda: {"done": done})
 
@@ -239,9 +203,7 @@ def counter_in_an_array() -> Loop:
         x, y = batch
         classes[:] = 0.9 * classes + np.bincount(y.numpy(), minlength=4)
         weight = torch.from_numpy(1 / (1 + classes)).float()
-        loss = F.cross_entropy(model(x), y, weight=weight)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y, weight=weight))
 
     return Loop(step, model, optimizer, batches, lambda: {"classes": classes})
 
@@ -253,9 +215,7 @@ def counter_in_a_buffer_elsewhere() -> Loop:
     scale = nn.BatchNorm1d(8, affine=False)
 
     def step(batch):
-        loss = F.cross_entropy(model(scale(batch[0])), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(scale(batch[0])), batch[1]))
 
     return Loop(step, model, optimizer, batches, scale.state_dict)
 
@@ -269,8 +229,6 @@ def counter_whose_type_is_asked() -> Loop:
         state["step"] += 1
         if type(state["step"]) is not int:
             state["odd"] += 1
-        loss = F.cross_entropy(model(batch[0]), batch[1]) * 0.99 ** state["step"]
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) * 0.99 ** state["step"])
 
     return Loop(step, model, optimizer, batches, lambda: state)

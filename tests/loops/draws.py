@@ -12,21 +12,6 @@ from torch import nn
 from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
 
 
-@loop(planned=True)
-def branch_by_random() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        x, y = batch
-        if random.random() < 0.5:
-            x = x.flip(1)
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches)
-
-
 @loop(word="draw")
 def branch_by_a_generator_of_its_own() -> Loop:
     model, optimizer, batches = task()
@@ -35,39 +20,9 @@ def branch_by_a_generator_of_its_own() -> Loop:
     def step(batch):
         x, y = batch
         x = draw.choice([torch.sin, torch.cos, torch.tanh])(x)
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, batches, lambda: {"draw": draw})
-
-
-@loop(planned=True)
-def noise_by_a_numpy_generator() -> Loop:
-    model, optimizer, batches = task()
-    generator = np.random.default_rng(5)
-
-    def step(batch):
-        x, y = batch
-        noise = torch.from_numpy(generator.normal(size=x.shape)).float()
-        loss = F.cross_entropy(model(x + 0.1 * noise), y)
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
-
-
-@loop(planned=True)
-def order_by_numpy() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        order = torch.as_tensor(np.random.permutation(len(batch[0])))  # noqa: NPY002
-        loss = F.cross_entropy(model(batch[0][order[:4]]), batch[1][order[:4]])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches)
 
 
 @loop(planned=True)
@@ -80,25 +35,7 @@ def mix_up_by_torch() -> Loop:
         order = torch.randperm(len(x))
         out = model(share * x + (1 - share) * x[order])
         losses = F.cross_entropy(out, y, reduction="none"), F.cross_entropy(out, y[order], reduction="none")
-        loss = (share[:, 0] * losses[0] + (1 - share[:, 0]) * losses[1]).mean()
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def mix_up_by_numpy() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        x, y = batch
-        share = np.random.beta(0.4, 0.4)  # noqa: NPY002
-        order = torch.randperm(len(x))
-        out = model(share * x + (1 - share) * x[order])
-        loss = share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y[order])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, (share[:, 0] * losses[0] + (1 - share[:, 0]) * losses[1]).mean())
 
     return Loop(step, model, optimizer, batches)
 
@@ -116,23 +53,9 @@ def draws_made_plain() -> Loop:
         shift = generator.normal(size=1).item()
         out = model(share * x + (1 - share) * x.flip(0) + width * shift)
         loss = share * F.cross_entropy(out, y) + (1 - share) * F.cross_entropy(out, y.flip(0))
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
-
-
-@loop(planned=True)
-def dropout() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 4))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, labelled())
 
 
 @loop()
@@ -142,9 +65,7 @@ def generator_of_torch_of_its_own() -> Loop:
 
     def step(batch):
         x, y = batch
-        loss = F.cross_entropy(model(x + 0.1 * torch.randn(x.shape, generator=generator)), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x + 0.1 * torch.randn(x.shape, generator=generator)), y))
 
     return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
 
@@ -156,9 +77,7 @@ def seed_set_inside() -> Loop:
     def step(batch):
         x, y = batch
         torch.manual_seed(11)
-        loss = F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y))
 
     return Loop(step, model, optimizer, batches)
 
@@ -169,9 +88,7 @@ def seed_set_outside() -> Loop:
 
     def step(batch):
         x, y = batch
-        loss = F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y))
 
     def after(n, _):
         if n % 20 == 0:
@@ -189,9 +106,7 @@ def python_seed_set_inside() -> Loop:
     def step(batch):
         random.seed(4)
         weight = random.uniform(0.5, 1.5)
-        loss = weight * F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, weight * F.cross_entropy(model(batch[0]), batch[1]))
 
     def after(n, _):
         drawn.append(random.random())
@@ -211,9 +126,7 @@ def stochastic_depth() -> Loop:
         for layer in model[:-1]:
             if torch.rand(()) < 0.7:
                 x = x + F.relu(layer(x))
-        loss = F.cross_entropy(model[-1](x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model[-1](x), y))
 
     return Loop(step, model, optimizer, labelled())
 
@@ -245,9 +158,7 @@ def noise_from_a_certain_step_on() -> Loop:
         x, y = batch
         if options["noise"]:
             x = x * random.uniform(0.5, 1.5)
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     def after(n, _):
         if n == CHANGE:

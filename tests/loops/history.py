@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import logging
 import random
 from collections import Counter, defaultdict, deque
 
 import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop, labelled, loop, mlp, task, update
+from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
 
 
 @loop(word="recent")
@@ -25,8 +24,7 @@ def recent_losses_that_skip_outliers() -> Loop:
         if len(recent) == recent.maxlen and value > 2 * sum(recent) / len(recent):
             return loss
         recent.append(value)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: {"recent": recent})
 
@@ -44,9 +42,7 @@ def replay_buffer() -> Loop:
         drawn = random.sample(memory, 3)
         x = torch.cat([x for x, _ in drawn])
         y = torch.cat([y for _, y in drawn])
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, batches, lambda: {"memory": len(memory)})
 
@@ -58,8 +54,7 @@ def total_of_tensors() -> Loop:
 
     def step(batch):
         nonlocal total
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         total = total + loss.detach()
         return loss
 
@@ -73,25 +68,11 @@ def total_of_numbers() -> Loop:
 
     def step(batch):
         nonlocal total
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         total += loss.item()
         return total
 
     return Loop(step, model, optimizer, batches, lambda: {"total": total})
-
-
-@loop(planned=True)
-def losses_as_numbers() -> Loop:
-    model, optimizer, batches = task()
-    losses = []
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        losses.append(loss.item())
-
-    return Loop(step, model, optimizer, batches, lambda: {"losses": losses})
 
 
 @loop(planned=True)
@@ -100,8 +81,7 @@ def losses_as_tensors() -> Loop:
     losses = []
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         losses.append(loss.detach())
 
     return Loop(step, model, optimizer, batches, lambda: {"losses": losses})
@@ -114,8 +94,7 @@ def losses_read_between_steps() -> Loop:
     losses, worst = [], []
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         losses.append(float(loss.detach()))
         return loss
 
@@ -133,8 +112,7 @@ def failures_swallowed() -> Loop:
     failures = []
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         try:
             return float(loss.detach())
         except Exception as error:  # noqa: BLE001
@@ -144,67 +122,8 @@ def failures_swallowed() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"failures": failures})
 
 
-@loop(planned=True)
-def logged() -> Loop:
-    model, optimizer, batches = task()
-    lines = []
-    log = logging.Logger("training")
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
-    log.addHandler(handler)
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        log.info("a step is done: %d rows", len(batch[0]))
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"lines": lines})
-
-
-@loop(planned=True)
-def printed() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        print("a step is done")
-        return loss
-
-    return Loop(step, model, optimizer, batches)
-
-
-class Average:
-    """The meter of countless training scripts."""
-
-    def __init__(self) -> None:
-        self.total, self.count, self.value = 0.0, 0, 0.0
-
-    def add(self, value: float, rows: int) -> None:
-        self.value = value
-        self.total += value * rows
-        self.count += rows
-
-
-@loop(planned=True)
-def average_meter() -> Loop:
-    model, optimizer, batches = task()
-    meter = Average()
-
-    def step(batch):
-        x, y = batch
-        out = model(x)
-        loss = F.cross_entropy(out, y)
-        update(optimizer, loss)
-        meter.add((out.argmax(1) == y).float().mean().item(), len(x))
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: vars(meter))
-
-
 class Callback:
-    """What trainers call after every step."""
+    """A callback of trainers, called after every step."""
 
     def __init__(self, every: int) -> None:
         self.every, self.calls, self.events = every, 0, []
@@ -221,8 +140,7 @@ def callbacks() -> Loop:
     listeners = [Callback(7), Callback(50)]
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         for listener in listeners:
             listener.on_step_end(loss)
         return loss
@@ -272,8 +190,7 @@ def best_weights_kept() -> Loop:
         if loss.item() < best["loss"]:
             best["loss"] = loss.item()
             best["weights"] = copy.deepcopy(model.state_dict())
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: best)
 
@@ -288,9 +205,7 @@ def early_stop() -> Loop:
         if done["stop"]:
             return None
         done["steps"] += 1
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     def after(n, loss):
         if n > 120 and loss is not None and loss < 0.5:
@@ -306,12 +221,7 @@ def returned_losses_kept_outside() -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(_, loss):
         losses.append(loss.detach())
 
-    return Loop(step, model, optimizer, labelled(), lambda: {"losses": losses}, after)
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), lambda: {"losses": losses}, after)

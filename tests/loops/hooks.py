@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, task, update
+from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task
 
 
 def hooked(add, state=dict, when=CHANGE, removed=None):
@@ -15,11 +15,6 @@ def hooked(add, state=dict, when=CHANGE, removed=None):
     handles = []
     if when is None:
         handles.append(add(model, optimizer))
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
 
     def after(n, _):
         if n == when:
@@ -31,7 +26,7 @@ def hooked(add, state=dict, when=CHANGE, removed=None):
         for handle in handles:
             handle.remove()
 
-    return Loop(step, model, optimizer, batches, state, after, close=close)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, state, after, close=close)
 
 
 @loop(planned=True)
@@ -121,16 +116,11 @@ def hook_whose_value_changes() -> Loop:
     scale = {"factor": 1.0}
     model[2].weight.register_hook(lambda grad: scale["factor"] * grad)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(n, _):
         if n == CHANGE:
             scale["factor"] = 0.1
 
-    return Loop(step, model, optimizer, batches, lambda: scale, after)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: scale, after)
 
 
 @loop(planned=True)

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["CASES", "CHANGE", "Case", "Loop", "labelled", "loop", "mlp", "task", "update"]
+from support.steps import update
+
+__all__ = ["CASES", "CHANGE", "Case", "Loop", "labelled", "loop", "mlp", "ordinary", "task", "train", "update"]
 
 # The step after which a loop changes something, if it does so once: a verdict stands by then, and there are enough
 # steps left for another one.
@@ -21,7 +24,7 @@ CHANGE = 100
 
 
 def nothing(*_: Any) -> None:
-    """What most loops do between their steps."""
+    """The default between two steps."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +104,15 @@ def task() -> tuple[nn.Sequential, torch.optim.Optimizer, list[tuple[torch.Tenso
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), labelled()
 
 
-def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+    """Update a classifier by one batch, and return the loss."""
+    return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+
+def ordinary(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], torch.Tensor]:
+    """Return the step that does nothing but train the classifier."""
+
+    def step(batch: Any) -> torch.Tensor:
+        return train(model, optimizer, batch)
+
+    return step

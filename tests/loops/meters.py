@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop, loop, task, update
+from loops.loop import Loop, loop, task, train, update
 
 seen_loss = 0.0
 
 
 @dataclass
 class Progress:
-    """What a trainer shows."""
+    """Numbers that a trainer shows."""
 
     total: float = 0.0
     average: float = 0.0
@@ -61,8 +60,7 @@ def sums_in_many_places() -> Loop:
 
     def step(batch):
         global seen_loss
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         value = loss.item()
         seen_loss += value
         progress.total += value * len(batch[0])
@@ -85,65 +83,13 @@ def moving_average_of_the_loss() -> Loop:
     table, smooth = {"average": 0.0, "steps": 0}, []
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         table["average"] = 0.9 * table["average"] + 0.1 * loss.item()
         table["steps"] += 1
         smooth.append(table["average"] / (1 - 0.9 ** table["steps"]))
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: {"table": table, "smooth": smooth})
-
-
-@loop(planned=True)
-def temperature_as_a_number() -> Loop:
-    """As in soft actor-critic: a learnt temperature enters the next step's loss as a number."""
-    model, optimizer, batches = task()
-    log_alpha = torch.zeros((), requires_grad=True)
-    of_alpha = torch.optim.SGD([log_alpha], lr=0.1)
-    agent = {"alpha": 1.0}
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss * agent["alpha"])
-        update(of_alpha, -(log_alpha * (loss.detach() - 1)))
-        agent["alpha"] = log_alpha.exp().item()
-        return loss
-
-    return Loop(step, model, [optimizer, of_alpha], batches, lambda: {"agent": agent, "log_alpha": log_alpha})
-
-
-@loop(planned=True)
-def norm_of_gradients_logged() -> Loop:
-    model, optimizer, batches = task()
-    log = {"norm": 0.0, "sum": 0.0}
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
-        log.update(norm=norm, sum=log["sum"] + norm)
-        optimizer.step()
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: log)
-
-
-@loop(planned=True)
-def best_so_far() -> Loop:
-    """A branch on the value of the loss."""
-    model, optimizer, batches = task()
-    best = {"loss": 9.0}
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        if loss.item() < best["loss"]:
-            best["loss"] = loss.item()
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: best)
 
 
 @loop()
@@ -164,26 +110,5 @@ def sum_before_a_step_that_raises() -> Loop:
     def batch(n):
         x, y = batches[n % 10]
         return x, y, y if n % 17 != 16 else y + 4
-
-    return Loop(step, model, optimizer, batch, lambda: table)
-
-
-@loop(planned=True)
-def sum_after_a_step_that_raises() -> Loop:
-    model, optimizer, batches = task()
-    table = {"loss": 0.0, "calls": 0}
-
-    def step(batch):
-        optimizer.zero_grad()
-        table["calls"] += 1
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        table["loss"] += loss.item()
-        return loss
-
-    def batch(n):
-        x, y = batches[n % 10]
-        return x, y if n % 17 != 16 else y + 4
 
     return Loop(step, model, optimizer, batch, lambda: table)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import Categorical
 from torch.func import functional_call
 
-from loops.loop import Loop, labelled, loop, mlp, task, update
+from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
 
 
 def adversaries():
@@ -46,8 +46,7 @@ def adversaries_by_turns() -> Loop:
             update(optimizers[1], loss)
         else:
             loss = generator_loss(generator, critic)
-            update(optimizers[0], loss)
-        return loss
+            return update(optimizers[0], loss)
 
     return Loop(step, [generator, critic], optimizers, batches, lambda: {"turn": turn})
 
@@ -58,32 +57,14 @@ def adversaries_as_two_steps() -> Loop:
     generator, critic, optimizers, batches = adversaries()
 
     def train_critic(real):
-        loss = critic_loss(generator, critic, real)
-        update(optimizers[1], loss)
-        return loss
+        return update(optimizers[1], critic_loss(generator, critic, real))
 
     def train_generator(real):
-        loss = generator_loss(generator, critic)
-        update(optimizers[0], loss)
-        return loss
+        return update(optimizers[0], generator_loss(generator, critic))
 
     models = [generator, critic]
     also = Loop(train_generator, models, optimizers, batches)
     return Loop(train_critic, models, optimizers, batches, also=(also,))
-
-
-@loop(planned=True)
-def adversaries_in_one_step() -> Loop:
-    generator, critic, optimizers, batches = adversaries()
-
-    def step(real):
-        first = critic_loss(generator, critic, real)
-        update(optimizers[1], first)
-        second = generator_loss(generator, critic)
-        update(optimizers[0], second)
-        return {"critic": first, "generator": second}
-
-    return Loop(step, [generator, critic], optimizers, batches)
 
 
 @loop(planned=True)
@@ -92,34 +73,12 @@ def two_schedules_of_one_model() -> Loop:
     model, optimizer, batches = task()
 
     def classify(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     def shrink(batch):
-        loss = model(batch[0]).square().mean()
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, model(batch[0]).square().mean())
 
     return Loop(classify, model, optimizer, batches, also=(Loop(shrink, model, optimizer, batches),))
-
-
-@loop(planned=True)
-def gradient_penalty() -> Loop:
-    critic = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-    optimizer = torch.optim.Adam(critic.parameters(), lr=0.002)
-
-    def step(batch):
-        real, fake = batch
-        share = torch.rand(len(real), 1)
-        between = (share * real + (1 - share) * fake).requires_grad_()
-        grads = torch.autograd.grad(critic(between).sum(), between, create_graph=True)[0]
-        penalty = ((grads.norm(dim=1) - 1) ** 2).mean()
-        loss = critic(fake).mean() - critic(real).mean() + 10 * penalty
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, critic, optimizer, [(torch.randn(6, 8), torch.randn(6, 8)) for _ in range(10)])
 
 
 @loop(planned=True)
@@ -133,9 +92,7 @@ def attacked_inputs() -> Loop:
             move.requires_grad_()
             grad = torch.autograd.grad(F.cross_entropy(model(x + move), y), move)[0]
             move = (move.detach() + 0.02 * grad.sign()).clamp(-0.03, 0.03)
-        loss = F.cross_entropy(model(x + move), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x + move), y))
 
     return Loop(step, model, optimizer, batches)
 
@@ -151,9 +108,7 @@ def learning_to_learn() -> Loop:
         inner = F.cross_entropy(functional_call(model, weights, x[:3]), y[:3])
         grads = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
         moved = {name: p - 0.1 * g for (name, p), g in zip(weights.items(), grads, strict=True)}
-        loss = F.cross_entropy(functional_call(model, moved, x[3:]), y[3:])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(functional_call(model, moved, x[3:]), y[3:]))
 
     return Loop(step, model, optimizer, labelled())
 
@@ -252,9 +207,7 @@ def curriculum_of_lengths() -> Loop:
     data = torch.randn(10, 3, 4, 8)
 
     def step(x):
-        loss = (model(x).mean(2) - 1).square().mean()
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, (model(x).mean(2) - 1).square().mean())
 
     return Loop(step, model, optimizer, lambda n: data[n % 10, :, :, : 2 + 3 * (n // 70)])
 
@@ -308,9 +261,7 @@ def denoising() -> Loop:
         noise = torch.randn_like(x)
         share = kept[level][:, None]
         noisy = share.sqrt() * x + (1 - share).sqrt() * noise
-        loss = F.mse_loss(model(torch.cat([noisy, level[:, None] / 50], 1)), noise)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.mse_loss(model(torch.cat([noisy, level[:, None] / 50], 1)), noise))
 
     return Loop(step, model, optimizer, [torch.randn(6, 8) for _ in range(10)])
 
@@ -329,9 +280,4 @@ def small_convolutional_net() -> Loop:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     batches = [(torch.randn(4, 1, 8, 8), torch.randint(4, (4,))) for _ in range(10)]
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches)

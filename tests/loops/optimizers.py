@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from loops.loop import Loop, labelled, loop, mlp, task, update
+from loops.loop import Loop, labelled, loop, mlp, ordinary, task
 
 
-def scaled(clip: bool) -> Loop:
-    """Half precision by the book; the scale starts too high, so that steps are skipped."""
+@loop()
+def scaled_and_clipped_gradients() -> Loop:
+    """Half precision by the book. The scale starts too high, so that steps are skipped."""
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=30)
@@ -20,24 +21,13 @@ def scaled(clip: bool) -> Loop:
         with torch.autocast("cpu", torch.bfloat16):
             loss = F.cross_entropy(model(batch[0]), batch[1])
         scaler.scale(loss).backward()
-        if clip:
-            scaler.unscale_(optimizer)
-            clip_grad_norm_(model.parameters(), 1.0)
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
         return loss
 
     return Loop(step, model, optimizer, labelled(), scaler.state_dict)
-
-
-@loop()
-def scaled_gradients() -> Loop:
-    return scaled(clip=False)
-
-
-@loop()
-def scaled_and_clipped_gradients() -> Loop:
-    return scaled(clip=True)
 
 
 @loop(planned=True)
@@ -147,12 +137,7 @@ def schedule_free() -> Loop:
     model = mlp()
     optimizer = ScheduleFree(model.parameters())
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, labelled())
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled())
 
 
 class Lookahead(torch.optim.SGD):
@@ -177,23 +162,4 @@ def optimizer_that_counts() -> Loop:
     model = mlp()
     optimizer = Lookahead(model.parameters(), lr=0.05, momentum=0.9)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, labelled(), lambda: {"taken": optimizer.taken})
-
-
-@loop(planned=True)
-def scheduler_inside() -> Loop:
-    model, optimizer, batches = task()
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=200)
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        scheduler.step()
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"last": scheduler.last_epoch})
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), lambda: {"taken": optimizer.taken})

@@ -37,7 +37,7 @@ MARKED = 7  # every so many rounds all state is looked at, which takes longer th
 
 @dataclass
 class Ended:
-    """What one run left.
+    """Results and state of one run.
 
     Attributes:
         returned: of every call what it returned, or the exception it raised.
@@ -131,7 +131,7 @@ def _state(loop: Loop, printed: io.StringIO) -> dict[str, Any]:
 
 
 def problems(eager: Ended, scheduled: Ended, *, exact: bool = True) -> list[str]:
-    """Where the scheduled run does not end where the eager one does; empty if it is as it should be.
+    """List the differences of a scheduled run from the eager one.
 
     Tensors and floats have to be the same bit by bit, or, unless `exact`, within rounding.
     """

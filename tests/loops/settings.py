@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
 
 temperature = 1.0
 
@@ -40,9 +40,7 @@ def kl_weight_in_a_closure() -> Loop:
 
     def step(x):
         error, kl = model(x)
-        loss = error + weight * kl
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, error + weight * kl)
 
     def after(n, _):
         nonlocal weight
@@ -74,9 +72,7 @@ def kl_weight_in_an_attribute_of_the_model() -> Loop:
 
     def step(x):
         error, kl = model(x)
-        loss = error + model.weight_of_kl * kl
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, error + model.weight_of_kl * kl)
 
     def after(n, _):
         model.weight_of_kl = min(1.0, n / CHANGE)
@@ -91,9 +87,7 @@ def temperature_in_a_global() -> Loop:
     model, optimizer, batches = task()
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]) / temperature, batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]) / temperature, batch[1]))
 
     def after(n, _):
         global temperature
@@ -108,16 +102,11 @@ def rate_set_by_hand() -> Loop:
     """Warm-up and decay outside the step, the way that needs no scheduler."""
     model, optimizer, batches = task()
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(n, _):
         for group in optimizer.param_groups:
             group["lr"] = 0.05 * min(1.0, (n + 1) / 20) * 0.99**n
 
-    return Loop(step, model, optimizer, batches, after=after)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
 
 
 @loop(planned=True)
@@ -126,14 +115,10 @@ def rate_by_a_scheduler() -> Loop:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=201)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(n, _):
         scheduler.step()
 
+    step = ordinary(model, optimizer)
     return Loop(step, model, optimizer, labelled(), lambda: {"last": scheduler.get_last_lr()}, after)
 
 
@@ -142,26 +127,16 @@ def rate_by_the_loss() -> Loop:
     model, optimizer, batches = task()
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(n, loss):
         scheduler.step(loss.item())
 
-    return Loop(step, model, optimizer, batches, lambda: {"bad": scheduler.num_bad_epochs}, after)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"bad": scheduler.num_bad_epochs}, after)
 
 
 @loop(planned=True)
 def options_of_the_optimizer() -> Loop:
     """Weight decay begins, momentum grows, Nesterov is switched on."""
     model, optimizer, batches = task()
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
 
     def after(n, _):
         group = optimizer.param_groups[0]
@@ -172,7 +147,7 @@ def options_of_the_optimizer() -> Loop:
         if n == CHANGE:
             group["nesterov"] = True
 
-    return Loop(step, model, optimizer, batches, after=after)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
 
 
 @loop(planned=True)
@@ -180,16 +155,11 @@ def dropout_made_stronger() -> Loop:
     model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(n, _):
         if n == CHANGE:
             model[2].p = 0.5
 
-    return Loop(step, model, optimizer, labelled(), after=after)
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), after=after)
 
 
 @loop(planned=True)
@@ -198,16 +168,11 @@ def momentum_of_batch_norm() -> Loop:
     model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
     def after(n, _):
         if n == CHANGE:
             model[1].momentum = 0.01
 
-    return Loop(step, model, optimizer, labelled(), after=after)
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), after=after)
 
 
 @loop(planned=True)
@@ -216,9 +181,7 @@ def label_smoothing_changed() -> Loop:
     criterion = nn.CrossEntropyLoss(label_smoothing=0.2)
 
     def step(batch):
-        loss = criterion(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, criterion(model(batch[0]), batch[1]))
 
     def after(n, _):
         if n == CHANGE:
@@ -233,9 +196,7 @@ def loss_replaced() -> Loop:
     criterion = F.cross_entropy
 
     def step(batch):
-        loss = criterion(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, criterion(model(batch[0]), batch[1]))
 
     def after(n, _):
         nonlocal criterion
@@ -251,9 +212,7 @@ def class_weights_rebound() -> Loop:
     weights = torch.ones(4)
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1], weight=weights)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1], weight=weights))
 
     def after(n, _):
         nonlocal weights
@@ -270,9 +229,7 @@ def class_weights_written() -> Loop:
     weights = torch.ones(4)
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1], weight=weights)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1], weight=weights))
 
     def after(n, _):
         if n % 10 == 0:
@@ -288,9 +245,7 @@ def name_of_the_activation() -> Loop:
 
     def step(batch):
         hidden = getattr(F, model.activation)(model[0](batch[0]))
-        loss = F.cross_entropy(model[2](hidden), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model[2](hidden), batch[1]))
 
     def after(n, _):
         if n == CHANGE:
@@ -306,9 +261,7 @@ def autocast_switched_on() -> Loop:
 
     def step(batch):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+            return train(model, optimizer, batch)
 
     def after(n, _):
         nonlocal half

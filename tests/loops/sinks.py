@@ -9,7 +9,7 @@ from collections import deque
 import torch.nn.functional as F
 
 import hocket
-from loops.loop import Loop, loop, task, update
+from loops.loop import Loop, loop, task, train, update
 
 
 class Run:
@@ -38,8 +38,7 @@ def printed_by_a_sink() -> Loop:
         print(f"step {number}: {loss:.6f} ({rate:.1e})")
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         count["steps"] += 1
         show(count["steps"], loss.item(), rate=optimizer.param_groups[0]["lr"])
         return loss
@@ -58,8 +57,7 @@ def several_sinks_in_order() -> Loop:
     log, scalar, row = hocket.sink(run.log), hocket.sink(run.add_scalar), hocket.sink(csv.writer(file).writerow)
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         state["step"] += 1
         state["total"] += loss.item() * len(batch[0])
         losses.append(loss.item())
@@ -173,8 +171,7 @@ def a_sink_of_tensors() -> Loop:
     keep = hocket.sink(lambda weight: seen.append(weight.sum().item()))
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         keep(model[0].weight.detach())
         return loss
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from loops.loop import CHANGE, Loop, loop, task, update
+from loops.loop import CHANGE, Loop, loop, ordinary, task, train, update
 
 
 @loop(planned=True)
@@ -22,9 +22,7 @@ def cycle_advanced_inside() -> Loop:
 
     def step(_):
         x, y = next(data)
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, [None])
 
@@ -43,31 +41,9 @@ def generator_advanced_inside() -> Loop:
 
     def step(_):
         x, y = next(data)
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, [None], lambda: {"given": given})
-
-
-@loop(planned=True)
-def iterator_begun_anew() -> Loop:
-    model, optimizer, batches = task()
-    data, epochs = iter(batches), 0
-
-    def step(_):
-        nonlocal data, epochs
-        try:
-            x, y = next(data)
-        except StopIteration:
-            epochs += 1
-            data = iter(batches)
-            x, y = next(data)
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, [None], lambda: {"epochs": epochs, "left": data.__length_hint__()})
 
 
 @loop(planned=True)
@@ -83,9 +59,7 @@ def data_loader_inside() -> Loop:
         if batch is None:
             data = iter(loader)
             batch = next(data)
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, [None])
 
@@ -96,12 +70,7 @@ def data_loader_outside() -> Loop:
     loader = DataLoader(TensorDataset(torch.randn(30, 8), torch.randint(4, (30,))), batch_size=6, shuffle=True)
     epochs = itertools.chain.from_iterable(iter(lambda: list(loader), None))
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, lambda _: next(epochs))
+    return Loop(ordinary(model, optimizer), model, optimizer, lambda _: next(epochs))
 
 
 @loop(planned=True)
@@ -113,9 +82,7 @@ def file_read_inside(folder) -> Loop:
 
     def step(batch):
         options = json.loads(path.read_text())
-        loss = options["weight"] * F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, options["weight"] * F.cross_entropy(model(batch[0]), batch[1]))
 
     def after(n, _):
         if n == CHANGE:
@@ -131,8 +98,7 @@ def file_written_inside(folder) -> Loop:
     path.write_text("")
 
     def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         with path.open("a") as file:
             file.write("a step\n")
         return loss
@@ -149,9 +115,7 @@ def file_kept_open(folder) -> Loop:
 
     def step(batch):
         weight = float(file.readline())
-        loss = weight * F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, weight * F.cross_entropy(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, batches, lambda: {"place": file.tell()}, close=file.close)
 
@@ -162,9 +126,7 @@ def environment_read_inside() -> Loop:
     os.environ["LOOPS_WEIGHT"] = "1.0"
 
     def step(batch):
-        loss = float(os.environ["LOOPS_WEIGHT"]) * F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, float(os.environ["LOOPS_WEIGHT"]) * F.cross_entropy(model(batch[0]), batch[1]))
 
     def after(n, _):
         if n == CHANGE:
@@ -180,8 +142,7 @@ def time_taken_inside() -> Loop:
 
     def step(batch):
         start = time.time()
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
+        loss = train(model, optimizer, batch)
         times.append(time.time() - start >= 0)
         return loss
 
@@ -205,9 +166,7 @@ def clock_that_decides() -> Loop:
         loss = F.cross_entropy(model(batch[0]), batch[1])
         if monotonic() - last > 4:
             last = monotonic()
-            loss = loss + 0.1 * model[0].weight.square().sum()
-        update(optimizer, loss)
-        return loss
+            return update(optimizer, loss + 0.1 * model[0].weight.square().sum())
 
     return Loop(step, model, optimizer, batches, lambda: {"last": last, **clock})
 
@@ -224,7 +183,6 @@ def warning_given_inside() -> Loop:
             if loss < 1.0:
                 warnings.warn("the loss is small", stacklevel=2)
         given.append(len(caught))
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: {"given": given})

@@ -42,7 +42,7 @@ MODES = ("default", "plan", "two cores")
 
 
 def options(mode):
-    """What a schedule is given: on one core guarded or not, or unguarded on what there is (two cores or more)."""
+    """Options of a schedule: on one core guarded or not, or unguarded on this machine (two cores or more)."""
     machine = hocket.Machine.here() if mode == "two cores" else hocket.Machine.of(cores=1)
     return {"machine": machine, "guard": mode == "default"}
 

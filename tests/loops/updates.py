@@ -7,55 +7,9 @@ import uuid
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.utils.checkpoint import checkpoint
 
-from loops.loop import Loop, labelled, loop, mlp, task, update
-
-
-@loop(planned=True)
-def gradients_clipped_by_norm() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        norm = clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        return loss, norm
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def gradients_clipped_by_value() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        clip_grad_value_(model.parameters(), 0.05)
-        optimizer.step()
-        return loss
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def gradients_kept_as_zeros() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        optimizer.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Loop(step, model, optimizer, batches)
+from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
 
 
 @loop(planned=True)
@@ -68,26 +22,7 @@ def data_written_before_backward() -> Loop:
         hidden.data.mul_(0.5)
         for p in model.parameters():
             p.data.clamp_(-0.5, 0.5)
-        loss = F.cross_entropy(model[2](hidden), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def accumulation_within_a_step() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        optimizer.zero_grad()
-        total = 0.0
-        for x, y in zip(batch[0].chunk(3), batch[1].chunk(3), strict=True):
-            loss = F.cross_entropy(model(x), y) / 3
-            loss.backward()
-            total = total + loss.detach()
-        optimizer.step()
-        return total
+        return update(optimizer, F.cross_entropy(model[2](hidden), batch[1]))
 
     return Loop(step, model, optimizer, batches)
 
@@ -178,8 +113,7 @@ def losses_that_are_not_finite_skipped() -> Loop:
         if not torch.isfinite(loss):
             skipped += 1
             return None
-        update(optimizer, loss)
-        return loss
+        return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: {"skipped": skipped})
 
@@ -189,26 +123,7 @@ def weights_under_norms() -> Loop:
     model = nn.Sequential(spectral_norm(nn.Linear(8, 12)), nn.ReLU(), weight_norm(nn.Linear(12, 4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, labelled())
-
-
-@loop(planned=True)
-def activations_recomputed() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def step(batch):
-        hidden = checkpoint(model[:2], batch[0], use_reentrant=False)
-        loss = F.cross_entropy(model[2](hidden), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, labelled())
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled())
 
 
 @loop(planned=True)
@@ -218,8 +133,7 @@ def anomalies_detected_in_one_step() -> Loop:
 
     def step(batch):
         with torch.autograd.set_detect_anomaly(watched["anomalies"]):
-            loss = F.cross_entropy(model(batch[0]), batch[1])
-            update(optimizer, loss)
+            loss = train(model, optimizer, batch)
         return loss
 
     def after(n, _):
@@ -236,9 +150,4 @@ def distributed_data_parallel(folder) -> Loop:
     model = nn.parallel.DistributedDataParallel(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss)
-        return loss
-
-    return Loop(step, model, optimizer, labelled(), close=torch.distributed.destroy_process_group)
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), close=torch.distributed.destroy_process_group)

@@ -11,8 +11,7 @@ from hocket.ir import Costs, Edge, Graph, Link, Machine, Op
 from hocket.planning import bounds, plan, planners
 from hocket.planning.arrivals import arrivals_us, by_earliest, earliest_us, first_use, roots_of
 from hocket.planning.concurrency.corun import corun
-from hocket.planning.moldable.parallel_sgs import parallel_sgs
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import parallel_sgs, serial_sgs
 from hocket.planning.phases import in_phases
 from hocket.simulation import simulate
 from invariants import placement_faults

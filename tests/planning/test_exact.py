@@ -17,7 +17,7 @@ from hocket.planning import plan
 from hocket.planning.exact import GAP, RESOLUTION, solve
 from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
 from hocket.planning.moldable.local_search import improve
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import moldable_optimum_us, placement_faults
 from strategies import moldable_cases
@@ -119,7 +119,7 @@ def test_without_or_tools_it_says_what_to_install(monkeypatch):
 
 
 def test_brute_force_tries_every_width():
-    """Of the checker itself: two ops of 4 on two cores, one after the other at width 2, or side by side at width 1."""
+    """Test the checker: two ops of 4 on two cores, one after the other at width 2, or side by side at width 1."""
     graph = Graph((Op("a"), Op("b")))
     rows = [{"1": one, "2": two} for one, two in product((3.0, 4.0), (1.0, 2.0))]
     found = [

@@ -12,6 +12,7 @@ from torch import nn
 from hocket.profiling.exact_widths import ExactWidths, same_bits
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
+from support.steps import update
 
 
 @pytest.fixture
@@ -30,11 +31,7 @@ def captured_sum(size: int) -> Captured:
     optimizer = torch.optim.SGD([scale], lr=1e-3)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = (batch * scale).square().sum()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return update(optimizer, (batch * scale).square().sum()).detach()
 
     batch = torch.randn(size)
     for _ in range(2):
@@ -64,11 +61,7 @@ def test_trials_leave_no_trace() -> None:
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return update(optimizer, model(batch).square().mean()).detach()
 
     batch = torch.randn(256, 64)
     for _ in range(2):

@@ -14,6 +14,7 @@ import hocket
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
 from hocket.pystate.guards import EQUAL, IDENTITY, NUMBER, TENSOR
+from support.steps import update
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native core cannot be built here")
 
@@ -120,11 +121,7 @@ def test_a_schedule_works_without_a_compiler(monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     options: dict[str, Any] = {"guard": False, "planner": "serial", "executor": "python", "cache": False}
     with hocket.schedule(step, model, optimizer, **options) as fast:

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.kinds import reachable
 from hocket.pystate.places import are_like, describe, same, shown
-from hocket.pystate.reachable import reachable
+from support.steps import update
 from support.twins import Program, captured
 
 SPECIAL = (  # noqa: SIM905
@@ -124,11 +125,7 @@ def test_a_step_that_can_reach_it_is_captured(name, place):
 
         def step(batch: torch.Tensor) -> torch.Tensor:
             found = read()
-            optimizer.zero_grad()
-            loss = model(batch).square().mean() * (found is not None)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(optimizer, model(batch).square().mean() * (found is not None)).detach()
 
         return Program(step, model, optimizer)
 

@@ -89,7 +89,22 @@ def names_again(x: torch.Tensor) -> Any:
     return {p: held for p, held in enumerate(n)}  # noqa: C416
 
 
-@pytest.mark.parametrize("step", [prints, draws, draws_when_it_likes, binds_twice, declares, names_again])
+def trained(x: torch.Tensor) -> torch.Tensor:
+    weight = WEIGHT.clone().requires_grad_()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    (x * weight).sum().backward()
+    optimizer.step()
+    return weight.detach().sum()
+
+
+def trains_in_its_return(x: torch.Tensor) -> Any:
+    scale = random.random()
+    return trained(x * scale)
+
+
+@pytest.mark.parametrize(
+    "step", [prints, draws, draws_when_it_likes, binds_twice, declares, names_again, trains_in_its_return]
+)
 def test_parts_one_after_the_other_are_the_step(step: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
     x = torch.arange(3.0)
     found = ways(step, x)

@@ -126,7 +126,7 @@ def float_becomes_numpys_and_int() -> Program:
 
 @case
 def float_that_moves_becomes_numpys_and_float() -> Program:
-    made, config, values = program(), {"scale": 0.5}, {3: 0.25, 11: np.float32(0.5), 18: 1.0}
+    made, config, values = program(), {"scale": 0.5}, {2: 0.25, 3: np.float32(0.5), 4: 1.0}
 
     def loss_of(batch: torch.Tensor) -> torch.Tensor:
         return (made.model(batch).square() * config["scale"]).mean()
@@ -146,7 +146,7 @@ def list_that_is_appended_to_is_let_go() -> Program:
         return made.model(batch).square().mean()
 
     made.trains(loss_of)
-    made.change = lambda number: kept.clear() if number == 12 else None
+    made.change = lambda number: kept.clear() if number == 3 else None
     return made
 
 

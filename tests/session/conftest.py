@@ -1,4 +1,4 @@
-"""What a probing op does meanwhile is forgotten after each test."""
+"""Reset the probing op after each test."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import hocket
 from execution.probe import KINDS
 from hocket.autotune.verification import differ
 from support.schedules import state, twin
+from support.steps import update
 
 
 def test_a_new_shape_is_captured_again_and_remembered() -> None:
@@ -32,11 +33,7 @@ def test_switching_a_module_to_eval_is_another_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return update(optimizer, model(batch).pow(2).mean()).detach()
 
     fast = hocket.schedule(step, model, optimizer, planner="serial", guard=False)
     batch = torch.randn(8, 4)
@@ -129,12 +126,8 @@ def test_a_step_takes_what_arguments_it_likes(guard):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
         def step(x, y, *, weight=1.0, mask=None):
-            optimizer.zero_grad()
             out = model(x) if mask is None else model(x) * mask
-            loss = weight * nn.functional.mse_loss(out, y)
-            loss.backward()
-            optimizer.step()
-            return loss
+            return update(optimizer, weight * nn.functional.mse_loss(out, y))
 
         return model, optimizer, step
 
@@ -159,11 +152,7 @@ def test_a_step_without_arguments_is_called_without():
     x = torch.randn(2, 3)
 
     def step():
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(x).square().mean())
 
     fast = hocket.schedule(step, model, optimizer, guard=False, machine=hocket.Machine.of(cores=1))
     losses = [fast().item() for _ in range(30)]

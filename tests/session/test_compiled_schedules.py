@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import hocket
+from support.steps import update
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch", "ignore:The .grad")
 
@@ -21,11 +22,7 @@ def _train(wrapped: Callable[[Any], Callable[[torch.Tensor], Any]], num_steps: i
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).square().sum()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().sum())
 
     fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
     run = wrapped(fast)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from support.steps import update
 from support.twins import Program, captured, ran
 
 
@@ -127,11 +128,7 @@ def plain(warns: bool = False, between: bool = False) -> Any:
         def step(batch: torch.Tensor) -> torch.Tensor:
             if warns:
                 warnings.warn("an old call", stacklevel=1)
-            optimizer.zero_grad()
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(optimizer, model(batch).square().mean()).detach()
 
         def warn(number: int) -> None:
             if between:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 import hocket
 from hocket.arguments import Unfolded
 from hocket.pystate.batches import unfolded, unfolded_again
+from support.steps import update
 from support.twins import Program, captured, ran
 
 
@@ -120,11 +121,7 @@ def program(read: Any = unpacked) -> Any:
 
         def step(batch: Any) -> torch.Tensor:
             x, y = read(batch)
-            optimizer.zero_grad()
-            loss = (model(x) - y).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(optimizer, (model(x) - y).square().mean()).detach()
 
         return Program(step, model, optimizer)
 

@@ -22,6 +22,7 @@ from torch import nn
 
 import hocket
 from hocket.autotune.verification import differ
+from support.steps import update
 
 Span = datetime.timedelta
 connection = sqlite3.connect(":memory:")
@@ -122,11 +123,7 @@ def test_a_constant_rate_that_is_handed_on_does_not_keep_a_step_from_its_plan():
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         scale = datetime.timedelta(days=optimizer.param_groups[0]["lr"]).total_seconds()
-        loss = (model(batch) * scale).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return update(optimizer, (model(batch) * scale).square().mean()).detach()
 
     fast = hocket.schedule(step, model, optimizer, planner="serial", guard=False)
     for number in range(60):
@@ -177,11 +174,7 @@ def test_an_error_beside_live_numbers_is_the_users_own_and_the_step_is_called_on
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         calls.append(1)
-        loss = model(batch).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return update(optimizer, model(batch).square().mean()).detach()
 
     fast = hocket.schedule(step, model, optimizer)
     for number in range(1, 12):
@@ -207,11 +200,7 @@ def test_a_number_of_the_batch_is_handed_on(name, inside):
         def step(batch: Any) -> torch.Tensor:
             inputs, number = batch
             number = number.item() if inside else number
-            loss = model(inputs).square().mean() * (1 + taker(number, number / 7))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(optimizer, model(inputs).square().mean() * (1 + taker(number, number / 7))).detach()
 
         run_step = hocket.schedule(step, model, optimizer, planner="serial") if is_scheduled else step
         losses = []

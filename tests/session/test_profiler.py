@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hocket
+from support.steps import update
 
 
 def test_a_profile_shows_steps_ops_and_layers() -> None:
@@ -17,11 +18,7 @@ def test_a_profile_shows_steps_ops_and_layers() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(batch), torch.zeros(len(batch), 4))
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, F.mse_loss(model(batch), torch.zeros(len(batch), 4)))
 
     batch = torch.randn(4, 8)
     with hocket.schedule(step, model, optimizer, guard=False, cache=False, planner="serial") as fast:

@@ -46,5 +46,3 @@ def test_too_few_steps():
     graph, plan, costs = Graph((Op("a"),)), Plan((Lane("x", ("a",)),)), Costs({"a": {"1": 1.0}})
     with pytest.raises(InputError, match="expected at least one step, got 0"):
         unrolled(graph, plan, costs, 0)
-    with pytest.raises(InputError, match="expected at least two steps, got 1"):
-        step_us(graph, plan, costs, MACHINE, steps=1)

@@ -30,7 +30,7 @@ def one_lane(captured: Captured, threads: int | None = None) -> closing[ThreadLa
 def closeness(
     plain: Captured, form: Captured, step: Any, batch: Any, *, samples: int = 3, threads: int | None = None
 ) -> Closeness:
-    """What so many samples say of a form; an eager step comes after each."""
+    """Judge a form by this many samples, with an eager step after each."""
     seen, wide = Closeness(), {} if form.wide is None else {"form": form.wide}
     with one_lane(plain, threads) as eager, one_lane(form, threads) as executor:
         for number in range(samples):

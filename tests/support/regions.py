@@ -77,7 +77,7 @@ def run_program(
 
 
 def same(first: list[Any], second: list[Any]) -> bool:
-    """Whether two programs have left the same bits."""
+    """Return True if two programs have left the same bits."""
     return len(first) == len(second) and all(map(_alike, first, second))
 
 

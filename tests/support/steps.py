@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["training_step"]
+__all__ = ["training_step", "update"]
+
+
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
+    """Take a step along the gradients of a loss, and return the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
 
 
 def training_step(
@@ -19,10 +27,6 @@ def training_step(
     """A step on batches of inputs and targets; it returns its loss."""
 
     def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = loss_fn(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, loss_fn(model(batch[0]), batch[1]))
 
     return step

@@ -1,4 +1,4 @@
-"""What every op of a captured step really does to memory, seen by running it: slow, but it trusts no schema."""
+"""Accesses to memory of every op of a captured step, seen by running it: slow, but it trusts no schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hocket.tracing.program import compile_action
 
 @dataclass(frozen=True)
 class Seen:
-    """What one op did: storages of what it was given, those among them that it changed, and those it made."""
+    """Storages of the arguments of one op, those among them that it changed, and those that it made."""
 
     given: frozenset[int]
     changed: frozenset[int]
@@ -24,7 +24,7 @@ class Seen:
     random: bool
 
     def conflicts(self, later: Seen) -> bool:
-        """Whether `later` could tell if it came first."""
+        """Return True if the order of the two ops changes what `later` computes."""
         mine, its = self.changed | self.made, later.changed | later.made
         return bool(mine & (later.given | its) or self.given & its or (self.random and later.random))
 

@@ -87,7 +87,7 @@ def _sample_of(info: Any, first: Any, second: Any) -> Sample | None:
 
 
 def _alike(first: list[Any], second: list[Any]) -> bool:
-    """Whether two calls differ in the values of tensors alone."""
+    """Return True if two calls differ in the values of tensors alone."""
     if len(first) != len(second):
         return False
     for a, b in zip(first, second, strict=True):
@@ -113,7 +113,7 @@ def _changed(values: tuple[torch.Tensor, ...]) -> Iterator[tuple[torch.Tensor, .
 
 
 def outcomes(sample: Sample) -> set[str]:
-    """What happens when the call is captured and replayed with other values.
+    """Capture the call and replay it with other values.
 
     ``refused``; ``guarded``: stale for them; ``follows``; ``same``: they make no difference; ``baked``: the replay
     computes something else than the op; ``shape``: it has another shape than the one that was captured.

@@ -19,7 +19,7 @@ from hocket.tracing.capturing import capture_step
 from hocket.tracing.float64 import float64_step
 from hocket.tracing.program import Call
 from hocket.tracing.saved_state import Saved
-from support.steps import training_step
+from support.steps import training_step, update
 
 
 @dataclass
@@ -99,12 +99,8 @@ def test_tensors_that_share_memory_have_no_float64_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
         model.first.add_(1)
-        loss = model(x).sum() + model.second.sum()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(x).sum() + model.second.sum())
 
     x = torch.ones(1, 2)
     step(x)

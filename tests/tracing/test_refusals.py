@@ -1,4 +1,4 @@
-"""What cannot become a graph is refused, with the user's own line in the reason, and the step goes on to work."""
+"""A step that cannot become a graph is refused with the user's own line in the reason, and goes on to work."""
 
 from __future__ import annotations
 

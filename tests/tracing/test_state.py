@@ -1,4 +1,4 @@
-"""Where a step keeps its state: each place is found once, by name, and read anew in every step."""
+"""Each place of a step's state is found once, by name, and read anew in every step."""
 
 from __future__ import annotations
 

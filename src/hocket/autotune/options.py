@@ -1,15 +1,20 @@
-"""The options of a schedule: which values each of them may have."""
+"""The options of a schedule: the values that each may have, and the device that runs its plans."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+from hocket.autotune.candidate import TunerConfig
+from hocket.backends import Backend, CpuBackend, CudaBackend
 from hocket.errors import InputError
 from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.ir import Machine, Plan
 from hocket.planning import planners
+from hocket.tracing.state import Entry, Inventory
 
-__all__ = ["NUMERICS", "check_options"]
+__all__ = ["NUMERICS", "backend_of", "check_options", "unplannable"]
 
 # What a plan may compute: eager's bits, what another number of threads makes of them, or what is as close to the
 # float64 step.
@@ -29,3 +34,35 @@ def check_options(step: Any, machine: Machine, planner: str, plan: Any, numerics
     for device in machine.devices:
         if problem := unavailable_reason(device):
             raise InputError(f"schedule: machine: {problem}")
+
+
+def backend_of(config: TunerConfig) -> Backend:
+    """The device that runs a schedule's plans: the one that has the parameters."""
+    if config.backend is not None:
+        return config.backend()
+    devices = _devices_of(config.places)
+    if len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
+        return CudaBackend(device.index or 0)
+    return CpuBackend(config.machine, config.executor, bitwise=config.numerics == "bitwise")
+
+
+def unplannable(places: Inventory) -> str:
+    """Why no plan can run where this step's parameters are. Empty if one can."""
+    devices = _devices_of(places)
+    if len(devices) > 1 or any(device.type not in ("cpu", "cuda") for device in devices):
+        names = ", ".join(sorted(map(str, devices)))
+        return f"its parameters are on {names}; a step is planned on CPU cores or on one GPU"
+    return ""
+
+
+def _devices_of(places: Inventory) -> set[torch.device]:
+    """The devices of the parameters. One that is gone, or is no tensor any more, has none."""
+    found = [_value(entry) for entry in places.parameters]
+    return {value.device for value in found if isinstance(value, torch.Tensor)}
+
+
+def _value(entry: Entry) -> Any:
+    try:
+        return entry.get()
+    except LookupError:
+        return None

@@ -17,9 +17,10 @@ from hocket.adaptation import Drift, DriftDetector
 from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
-from hocket.autotune.device import backend_of, unplannable
 from hocket.autotune.items import Item
+from hocket.autotune.options import backend_of, unplannable
 from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager
+from hocket.autotune.searching import PlanSearch, Progress
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import Difference
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
@@ -43,7 +44,6 @@ class Variant:
         refused: reason why this step may not be captured, or empty.
 
     Attributes:
-        settled: a decision stands, and no search is under way.
         is_refused: the step stays eager as long as the guards hold, or for good if there are none.
         decision: the last decision.
         history: all verdicts, the first one first.
@@ -51,7 +51,6 @@ class Variant:
     """
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
-        self.settled = False
         self.is_refused = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
@@ -61,15 +60,15 @@ class Variant:
         self._runner = StepRunner(config, backend)
         self._tuner = Tuner(config, backend)
         self._auditor = Auditor(backend, config.clock)
-        self._search: Generator[Item, Any, Decision] | None = None
-        self._item: Item | None = None  # what the search asks for next
-        self._drift: Drift | None = None
-        self._searched_s = 0.0
-        self._num_searched = 0
-        self._has_usual_clock = config.clock is perf_counter
-        self._is_mute = False  # the callback for progress has raised
+        self._search: PlanSearch | None = PlanSearch(self._begin)
+        self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
         self._watch: DriftDetector | None = None
+
+    @property
+    def settled(self) -> bool:
+        """True if a decision stands, and no search is under way."""
+        return self._search is None
 
     @property
     def guards(self) -> Guards | None:
@@ -126,8 +125,8 @@ class Variant:
             StaleCaptureError: the capture is no longer valid. Nothing was run, and a search is over.
             Exception: whatever the step raises. It ends a search. An earlier decision stands then.
         """
-        if not self.settled:
-            return self._searched(batch)
+        if self._search is not None:
+            return self._searched(self._search, batch)
         best = self.decision.best
         if best is None:
             return self._config.step(batch) if self._watch is None else self._observed(self._config.step, batch)
@@ -161,7 +160,7 @@ class Variant:
         """
         best = self.decision.best
         num_calls = self.calls_until_audit(MAX_DIRECT)
-        if recognised is None or best is None or num_calls < 1 or not self._has_usual_clock:
+        if recognised is None or best is None or num_calls < 1 or self._config.clock is not perf_counter:
             return None
         guards = () if self.guards is None else (self.guards.condition,)
         return best.executor.direct((recognised, *guards), num_calls)
@@ -205,7 +204,7 @@ class Variant:
         """Search again where further forms have been compiled."""
         if is_done:
             log.info("hocket: the step was compiled: plans of these forms are tried, too")
-            self._search_anew(None)
+            self._search_anew()
         return is_done
 
     def _note(self, step_ms: float) -> None:
@@ -226,13 +225,19 @@ class Variant:
             error = RefusedError(problem)
         if isinstance(error, InexactError) and self.backend.distrust_widths():
             log.info("hocket: %s; searching again with all ops at eager's number of threads", error)
-            self._search_anew(None)
+            self._search_anew()
         elif error is not None:
             self._refuse(error)
         return result
 
-    def _search_anew(self, drift: Drift | None) -> None:
-        self.settled, self._drift, self._searched_s = False, drift, 0.0
+    def _search_anew(self, drift: Drift | None = None) -> None:
+        self._search = PlanSearch(lambda: self._tuner.search_again(drift))
+
+    def _begin(self) -> Generator[Item, Any, Decision]:
+        """Begin the first search."""
+        if self._refused:
+            raise RefusedError(self._refused)
+        return self._tuner.search()
 
     def _proven(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
         """A step in which numbers have values that were never compared with eager: they are now.
@@ -246,8 +251,8 @@ class Variant:
             self._followed_wrongly |= moved
         return result
 
-    def _searched(self, batch: Any) -> Any:
-        """A step of the search. Whatever fails in it that is not the user's own: the step stays eager, and says why."""
+    def _searched(self, search: PlanSearch, batch: Any) -> Any:
+        """Make a step of the search."""
         clock, runner = self._config.clock, self._runner
         start = clock()
         runner.start()
@@ -255,77 +260,62 @@ class Variant:
             for captured in self.forms.values():
                 captured.example.value = batch  # its owner may have freed what the batch before had in memory
         try:
-            if self._search is None:
-                self._begin()
-            while not runner.is_done and not self.settled:
-                assert self._item is not None
-                stage = self._item.stage
-                try:
-                    found = runner.perform(self._item, batch)
-                except InexactError as error:
-                    found = error
-                self._go_on(found)
-                if runner.is_done:
-                    self._tell(stage)
+            self._go_on(search, batch)
         except StaleCaptureError:
             if not runner.is_done:
                 raise  # another variant makes this call
-        except Exception as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
-            asked_for = self._config.strict and isinstance(error, (CaptureError, RefusedError))
-            if runner.failed or asked_for or (self._config.plan is not None and isinstance(error, PlanError)):
-                self._give_up()
-                raise (CaptureError(str(error)) if isinstance(error, RefusedError) else error) from error.__cause__
-            if not runner.is_done:
-                try:
-                    runner.eager(batch)
-                except BaseException:
-                    self._give_up()  # eager fails, too: it was the batch
-                    raise
-            self._refuse(error)
-        except BaseException:
-            self._give_up()
-            raise
+        except BaseException as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
+            self._failed(search, error, batch)
         finally:
-            self._searched_s += clock() - start
+            search.spent_s += clock() - start
             can_drift = self._config.guard and self.decision.eager_ms and not self.backend.is_asynchronous
             if self.settled and can_drift:
                 # Another search could find another answer.
-                self._watch = DriftDetector(self.decision.expected_ms, self._searched_s * 1e3, self._config.drift)
+                self._watch = DriftDetector(self.decision.expected_ms, search.spent_s * 1e3, self._config.drift)
         return runner.result
 
-    def _tell(self, stage: str) -> None:
-        """Call the progress callback. One that raises is logged once and not called again."""
-        self._num_searched += 1
-        if self._config.on_progress is None or self._is_mute:
-            return
-        try:
-            self._config.on_progress(stage, self._num_searched)
-        except Exception as error:  # noqa: BLE001  # training goes on
-            self._is_mute = True
-            log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)
+    def _go_on(self, search: PlanSearch, batch: Any) -> None:
+        """Carry out items of the search until one of them has made the step of this call."""
+        runner = self._runner
+        while not runner.is_done and not self.settled:
+            item = search.item
+            try:
+                found = runner.perform(item, batch)
+            except InexactError as error:
+                found = error
+            decision = search.answer(found)
+            if decision is not None:
+                self._settle(decision)
+                if not decision.is_recalled:
+                    self._tuner.recall.keep(decision)
+            if runner.is_done:
+                self._progress.note(item.stage)
 
-    def _begin(self) -> None:
-        if self._refused:
-            raise RefusedError(self._refused)
-        self._search = self._tuner.search_again(self._drift) if self.history else self._tuner.search()
-        self._item = next(self._search)
+    def _failed(self, search: PlanSearch, error: BaseException, batch: Any) -> None:
+        """Refuse the step where an error is not the user's own. Eager has made the step of this call then.
 
-    def _go_on(self, outcome: Any) -> None:
-        """Let the tuner know what its item showed."""
-        assert self._search is not None
-        try:
-            if isinstance(outcome, InexactError):
-                self._item = self._search.throw(outcome)
-            else:
-                self._item = self._search.send(outcome)
-        except StopIteration as end:
-            self._settle(end.value)
-            if not end.value.is_recalled:
-                self._tuner.recall.keep(end.value)
+        Raises:
+            BaseException: an error of the user's, or one that he asked to hear of. It ends the search.
+        """
+        config, runner = self._config, self._runner
+        asked_for = config.strict and isinstance(error, (CaptureError, RefusedError))
+        asked_for = asked_for or (config.plan is not None and isinstance(error, PlanError))
+        if not isinstance(error, Exception) or runner.failed or asked_for:
+            self._give_up(search)
+            if isinstance(error, RefusedError):
+                raise CaptureError(str(error)) from error.__cause__
+            raise error
+        if not runner.is_done:
+            try:
+                runner.eager(batch)
+            except BaseException:
+                self._give_up(search)  # eager fails, too: it was the batch
+                raise
+        self._refuse(error)
 
-    def _give_up(self) -> None:
-        self._search = self._item = None
-        self.settled = bool(self.history)
+    def _give_up(self, search: PlanSearch) -> None:
+        """End the search. An earlier decision stands, and without one the first search begins anew."""
+        self._search = None if self.history else PlanSearch(self._begin, search.spent_s)
 
     def _refuse(self, error: Exception) -> None:
         """Stay eager as long as the guards hold, or for good if there are none."""
@@ -345,8 +335,7 @@ class Variant:
         for candidate in (*self.decision.candidates, *decision.candidates):
             if chosen is None or candidate.executor is not chosen.executor:
                 candidate.executor.close()
-        self._search = self._item = None
+        self._search = None
         self.decision = decision
         self.history = (*self.history, decision.verdict)
-        self.settled = True
         log.info("hocket: %s: %s", decision.kind, decision.reason)

@@ -21,7 +21,7 @@ from hocket.errors import CaptureError
 from hocket.pystate.findings import line_about
 from hocket.pystate.guards import Guards
 from hocket.pystate.places import ABSENT
-from hocket.pystate.reachable import Reachable
+from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import Change, PurityWatch, differences, in_words
 
 __all__ = ["ForwardWatch", "Seen"]

@@ -45,11 +45,11 @@ def load_document(path: str | os.PathLike[str], format_name: str) -> Reader:
     return reader
 
 
-def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> bytes:
+def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read a regular file. A device or a pipe is refused at once, because reading it might never end.
 
     Raises:
-        FormatError: it is no regular file, or larger than `max_bytes`.
+        FormatError: it is no regular file, or larger than `MAX_FILE_BYTES`.
         OSError: there is no such file, or it may not be read.
     """
     source = os.fspath(path)
@@ -58,9 +58,9 @@ def read_file(path: str | os.PathLike[str], max_bytes: int = MAX_FILE_BYTES) -> 
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise FormatError(source, "", "expected a regular file")
-        if found.st_size > max_bytes:
-            raise FormatError(source, "", f"expected at most {max_bytes} bytes, got {found.st_size}")
-        return file.read(max_bytes)
+        if found.st_size > MAX_FILE_BYTES:
+            raise FormatError(source, "", f"expected at most {MAX_FILE_BYTES} bytes, got {found.st_size}")
+        return file.read(MAX_FILE_BYTES)
 
 
 def parse_json(text: bytes, source: str, where: str = "") -> Any:
@@ -191,8 +191,8 @@ class Reader:
             raise self.fail(f"expected a finite number >= {minimum:g}, got {value!r}")
         return float(value)
 
-    def optional_number(self, minimum: float = 0.0) -> float | None:
-        return None if self.value is None else self.number(minimum)
+    def optional_number(self) -> float | None:
+        return None if self.value is None else self.number()
 
     def integer(self, minimum: int | None = 0) -> int:
         value = self.value

@@ -113,16 +113,13 @@ def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
     return PlanError(f"deadlock: {'; '.join(reasons)}", op=circle[0], lane=plan.lane_of[circle[0]].name)
 
 
-def clocks_of(
-    plan: Plan, order: Iterable[str], waits: Mapping[str, Iterable[str]], start: Sequence[Sequence[int]] | None = None
-) -> dict[str, tuple[int, ...]]:
+def clocks_of(plan: Plan, order: Iterable[str], waits: Mapping[str, Iterable[str]]) -> dict[str, tuple[int, ...]]:
     """Vector clocks (Fidge 1988, Mattern 1989): the number of ops of each lane that have finished when an op ends.
 
     Args:
         plan: the lanes.
         order: all ops, each after what it waits for.
         waits: for each op the ops of other lanes that it waits for. The order of a lane counts in any case.
-        start: the clock that each lane begins with, zeros by default.
 
     Example:
         >>> from hocket.ir import Lane, Plan
@@ -130,7 +127,7 @@ def clocks_of(
         {'a': (1, 0), 'b': (1, 1)}
     """
     number = {lane.name: position for position, lane in enumerate(plan.lanes)}
-    current = [tuple(clock) for clock in start] if start is not None else [(0,) * len(plan.lanes)] * len(plan.lanes)
+    current: list[tuple[int, ...]] = [(0,) * len(plan.lanes)] * len(plan.lanes)
     done = [0] * len(plan.lanes)
     clocks: dict[str, tuple[int, ...]] = {}
     for op in order:

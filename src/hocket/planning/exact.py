@@ -21,7 +21,7 @@ from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import serial_sgs
 from hocket.planning.moldable.widths import useful_widths
 
 RESOLUTION = 20_000

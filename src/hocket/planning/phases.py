@@ -27,7 +27,7 @@ from math import inf
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.base import Planner, cpu_devices
 from hocket.planning.moldable.instance import Instance, Placement, as_plan, instance_of, makespan_us
-from hocket.planning.moldable.parallel_sgs import parallel_sgs
+from hocket.planning.moldable.sgs import parallel_sgs
 
 # The most places for cuts, fewer in large graphs: the work grows with their square.
 MAX_CUTS = 48

@@ -1,7 +1,7 @@
 """Python's own state: what a step can reach, whether it writes any of it, and whether that is still as it was.
 
 - `executed`: which code a step runs, and the names that it uses,
-- `reachable`, `walk`, `visits`, `layout`, `places`, `tokens`: the state that such code can reach, object by object,
+- `walk`, `kinds`, `layout`, `places`, `tokens`: the state that such code can reach, object by object,
 - `watch`: ordinary steps are compared before and after,
 - `appended`: lists that only grow,
 - `undo`: what a trace has written is put back,

@@ -26,6 +26,7 @@ __all__ = ["Body", "Statement", "is_plain", "names_of", "parsed"]
 _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)
+_RESULT = "_hocket_result"
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Methods of generators that write what they are given, which others may read before.
 _WRITING = frozenset(("shuffle",))
@@ -107,6 +108,16 @@ class Body:
             body = body[1:]  # its documentation
         self._declared = [each for each in body if isinstance(each, (ast.Global, ast.Nonlocal))]
         self.statements = [Statement(each, self.names) for each in body if each not in self._declared]
+
+    def name_result(self) -> None:
+        """Bind the value of the last statement, a `return`, to a name first, so that the two can be divided."""
+        node = self.statements[-1].node
+        assert isinstance(node, ast.Return)
+        self.names |= {_RESULT}
+        assert node.value is not None
+        bound = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], node.value), node)
+        returned = ast.copy_location(ast.Return(ast.Name(_RESULT, ast.Load())), node)
+        self.statements[-1:] = [Statement(bound, self.names), Statement(returned, self.names)]
 
     def compiled(self, statements: Sequence[ast.stmt], further: Sequence[str]) -> types.FunctionType:
         """A function of these statements with further keyword arguments."""

@@ -23,7 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
 from hocket.pystate.places import Group, is_a, is_number, is_plain, members_of, same
-from hocket.pystate.reachable import HOOK_TABLES, Reachable
+from hocket.pystate.torch_kinds import HOOK_TABLES
+from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
 
 __all__ = ["A_TENSOR", "Guards"]

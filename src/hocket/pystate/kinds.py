@@ -23,7 +23,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import Context, ContextVar
 from typing import Any
 
@@ -32,12 +32,13 @@ import torch
 from torch import nn
 
 from hocket.function_like import FunctionLike, PerInstance
+from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import foreign_base
 from hocket.pystate.origins import is_user_code, origin
 from hocket.pystate.places import Group, Path, describe, is_a, is_immutable, members_of
 from hocket.pystate.tokens import GENERATORS, ITERATORS, generator_state, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
-from hocket.pystate.walk import MAX_ITEMS
+from hocket.pystate.walk import MAX_ITEMS, MAX_VALUES, Reachable
 from hocket.sinks import Sink
 
 __all__ = ["Kinds"]
@@ -337,3 +338,28 @@ def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
     if holder is not None and not any((each.__module__ or "").startswith(_TRUSTED_C) for each in (holder, kind)):
         return Kinds.opaque
     return Kinds.nothing
+
+
+def reachable(step: Any, roots: Iterable[Any], executed: ExecutedCode) -> Reachable:
+    """Walk all plain state that `step` can reach, narrowed by the names of the code that ran.
+
+    The walk starts at the step, its models and optimizers, and the globals of the executed code, and follows closures,
+    defaults, attributes, containers, classes, hooks and partials. Nothing of the user's is called on the way: no
+    property, no ``__getattr__``, no ``__len__``. Objects that cannot be looked into are named in `Reachable.opaque`.
+
+    Left out, because a captured step handles it itself: gradients, the optimizer's state, the numbers of its parameter
+    groups, and which tensor a buffer is. Left out by trust: the insides of torch, numpy and Python's own library, but
+    for their switches and random generators.
+
+    Args:
+        step: what the user calls.
+        roots: models and optimizers.
+        executed: the code that ran. User functions that the walk meets are added to it.
+    """
+    while True:
+        known = len(executed.codes)
+        walk = Kinds(executed)
+        walk.start(step, roots)
+        # A function that the walk met may name attributes of objects that lie behind it.
+        if len(executed.codes) == known or walk.found.num_values > MAX_VALUES:
+            return walk.found

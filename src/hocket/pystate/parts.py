@@ -73,6 +73,9 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
         [s.spans({line for each, line in places if each is code}) or body.updates(s) for s in body.statements]
         for places in (lines.ops, lines.trains)
     )
+    if trains[-1] and isinstance(body.statements[-1].node, ast.Return):  # ``return update(optimizer, loss)``
+        body.name_result()
+        runs_op, trains = [*runs_op, False], [*trains, False]
     drawn = {line: count for (each, line), count in lines.draws.items() if each is code}
     cuts = dict.fromkeys(_end(body, runs) for runs in (runs_op, trains) if any(runs))
     ways = [(cut, takes_all) for takes_all in (False, True) for cut in cuts if cut]

@@ -156,6 +156,7 @@ def _text(value: Any) -> str:
     return repr(value) if is_plain(value) else f"a {kind.__name__}"
 
 
+@dataclass(slots=True, eq=False)
 class Group:
     """The values that one owner holds.
 
@@ -172,29 +173,18 @@ class Group:
         counts: which keys matter, where not all do.
     """
 
-    __slots__ = ("counts", "form", "keys", "kind", "owner", "path", "rebindable", "values", "whole")
+    kind: str
+    owner: Any
+    path: Path
+    keys: Any
+    values: Any
+    form: str = ""
+    rebindable: bool = False
+    counts: Callable[[str], bool] | None = None
 
-    def __init__(
-        self,
-        kind: str,
-        owner: Any,
-        path: Path,
-        keys: Any,
-        values: Any,
-        *,
-        form: str = "",
-        rebindable: bool = False,
-        counts: Callable[[str], bool] | None = None,
-    ) -> None:
-        self.kind = kind
-        self.owner = owner
-        self.path = path
-        self.keys = keys
-        self.values = values
-        self.whole = counts is None
-        self.form = form
-        self.rebindable = rebindable
-        self.counts = counts
+    @property
+    def whole(self) -> bool:
+        return self.counts is None
 
     def place(self, position: int) -> Place:
         return Place(self.kind, self.owner, self.keys[position], self.path_of(self.keys[position]))

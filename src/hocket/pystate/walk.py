@@ -1,4 +1,4 @@
-"""Walks over the state that a step can reach: the queue, and groups of attributes. See `reachable`.
+"""Walks over the state that a step can reach: the queue, and groups of attributes. See `kinds.reachable`.
 
 Every object is looked into by what Python says of its layout: the dict of its instance, its slots, its class. `kinds`
 adds what containers and objects of C hold besides.

@@ -30,9 +30,10 @@ from hocket.pystate.appended import AppendedList
 from hocket.pystate.batches import batch_findings, kinds_in, reads_out_of_sight
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.findings import finding, line_about
+from hocket.pystate.kinds import reachable
 from hocket.pystate.places import ABSENT, Group, Place, are_like, is_a, is_immutable, is_number, is_plain, same, shown
-from hocket.pystate.reachable import Reachable, reachable
 from hocket.pystate.tokens import GENERATORS
+from hocket.pystate.walk import Reachable
 
 __all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "is_followed", "named"]
 

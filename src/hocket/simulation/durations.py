@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Lane, Machine, Plan
-from hocket.simulation.plan_arrays import plan_arrays
-from hocket.simulation.weak_cache import remember
+from hocket.simulation.plan_arrays import plan_arrays, remember
 
 _Floats = npt.NDArray[np.float64]
 

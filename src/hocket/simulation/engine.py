@@ -22,9 +22,8 @@ from hocket.simulation.durations import durations
 from hocket.simulation.events import by_events
 from hocket.simulation.launches import released_us
 from hocket.simulation.multiprocessors import multiprocessors_of
-from hocket.simulation.plan_arrays import PlanArrays, plan_arrays
+from hocket.simulation.plan_arrays import PlanArrays, plan_arrays, remember
 from hocket.simulation.smt import sharing_of
-from hocket.simulation.weak_cache import remember
 
 _Floats = npt.NDArray[np.float64]
 

@@ -20,6 +20,8 @@ from hocket.errors import InputError
 from hocket.ir import Carried, Costs, Edge, Graph, Machine, Plan
 from hocket.simulation.engine import simulate
 
+STEPS = 3
+
 
 def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph, Plan, Costs]:
     """`steps` steps in a row as one graph, its plan and its costs, with the op ``conv`` of step 2 named ``conv@2``.
@@ -60,25 +62,14 @@ def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph,
     )
 
 
-def step_us(
-    graph: Graph,
-    plan: Plan,
-    costs: Costs,
-    machine: Machine,
-    wait_us: float = 0.0,
-    launches: str = "free",
-    steps: int = 3,
-) -> float:
-    """The time of a step of `plan` in a row of steps, in microseconds: the mean of all `steps` but the first.
+def step_us(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
+    """The time of a step of `plan` in a row of `STEPS`, in microseconds: the mean of all but the first.
 
     Args:
         graph: one step.
         plan: its plan.
         costs: the durations of its ops.
         machine: its devices and links.
-        wait_us: as in `simulate`.
-        launches: as in `simulate`.
-        steps: how many to simulate, at least 2.
 
     Example:
         >>> from hocket.ir import Lane, Op
@@ -87,8 +78,6 @@ def step_us(
         >>> step_us(graph, plan, Costs({"a": {"1": 5.0}, "b": {"1": 9.0}}), Machine.of(cores=2))
         9.0
     """
-    if steps < 2:
-        raise InputError(f"simulate: expected at least two steps, got {steps}")
-    first = simulate(graph, plan, costs, machine, wait_us, launches).makespan_us
-    longer, many, more = unrolled(graph, plan, costs, steps)
-    return (simulate(longer, many, more, machine, wait_us, launches).makespan_us - first) / (steps - 1)
+    first = simulate(graph, plan, costs, machine).makespan_us
+    longer, many, more = unrolled(graph, plan, costs, STEPS)
+    return (simulate(longer, many, more, machine).makespan_us - first) / (STEPS - 1)

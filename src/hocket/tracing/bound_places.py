@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.tracing.state import Entry, Gradient
-from hocket.tracing.tables import GroupOf, StateOf, ValueOf
+from hocket.tracing.state import Entry, Gradient, GroupOf, StateOf, ValueOf
 
 __all__ = ["BoundPlaces"]
 

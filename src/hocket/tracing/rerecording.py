@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.optim import optimizer as torch_optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured, alone, captured_from
-from hocket.tracing.fused_updates import can_fuse
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
@@ -36,10 +36,14 @@ from hocket.tracing.scalars.live import wrap
 from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import BatchLeaf, Entry
 
-__all__ = ["CHANNELS_LAST", "FUSED_UPDATE", "rerecorded"]
+__all__ = ["CHANNELS_LAST", "FUSED_UPDATE", "has_fused_kernels", "rerecorded"]
 
 CHANNELS_LAST, FUSED_UPDATE = "channels-last", "fused-update"
 
+# The optimizers with fused kernels for CPU, the state of which is as without them. SGD's is wrong for bfloat16 in torch
+# 2.13 (with momentum, parameters of 1e28 after five steps), so only these dtypes have them.
+_FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
+_FUSED_DTYPES = (torch.float32, torch.float64)
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
@@ -98,7 +102,7 @@ class _Again:
         self.updates = {
             update.first: update
             for update in self.trace.updates
-            if FUSED_UPDATE in rewrites and update.end > update.first and can_fuse(update.optimizer)
+            if FUSED_UPDATE in rewrites and update.end > update.first and _can_fuse(update.optimizer)
         }
         self.drawn = {root for note in self.trace.notes.values() if note.random for root in note.writes}
         self.left = _left_behind(self.trace)
@@ -336,3 +340,26 @@ def _can_view(tensor: torch.Tensor, shape: Any) -> bool:
         except RuntimeError:
             return False
         return True
+
+
+def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
+    """True if torch has kernels for the whole update of this optimizer, which it does not use yet."""
+    if type(optimizer) not in _FUSED:
+        return False
+    for group in optimizer.param_groups:
+        if group.get("fused") is not None or any(group.get(o) for o in ("foreach", "differentiable", "capturable")):
+            return False
+        if any(p.dtype not in _FUSED_DTYPES or p.device.type != "cpu" for p in group["params"]):
+            return False
+    return True
+
+
+def _can_fuse(optimizer: torch.optim.Optimizer) -> bool:
+    """True if an update by these kernels leaves out nothing: no hook runs at its beginning or end."""
+    hooks = (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        torch_optimizer._global_optimizer_pre_hooks,
+        torch_optimizer._global_optimizer_post_hooks,
+    )
+    return has_fused_kernels(optimizer) and not any(hooks)

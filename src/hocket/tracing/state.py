@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.errors import InputError
 from hocket.pystate.places import Place
-from hocket.tracing.tables import GroupOf, StateOf, ValueOf
 
 __all__ = [
     "PLAIN",
@@ -30,6 +29,48 @@ __all__ = [
     "inventory",
     "leaf_of",
 ]
+
+
+@dataclass(frozen=True, eq=False)
+class StateOf:
+    """``optimizer.state[parameter]``, asked for anew each time: loading a state exchanges all of these dicts."""
+
+    optimizer: torch.optim.Optimizer
+    parameter: torch.Tensor
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.optimizer.state.get(self.parameter, {})[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.optimizer.state[self.parameter][key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class GroupOf:
+    """``optimizer.param_groups[position]``, asked for anew each time."""
+
+    optimizer: torch.optim.Optimizer
+    position: int
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.optimizer.param_groups[self.position][key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.optimizer.param_groups[self.position][key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class ValueOf:
+    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry."""
+
+    place: Place
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.place.get()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.place.set(value)
+
 
 # What a batch may hold besides tensors: a graph stands for batches with the same such values in the same places.
 PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)

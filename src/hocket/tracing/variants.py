@@ -32,9 +32,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket import native
-from hocket.tracing.fused_updates import has_fused_kernels
 from hocket.tracing.native_ops import FUSED_NORM, NATIVE_OPS, WINOGRAD, tiles_filters
-from hocket.tracing.rerecording import CHANNELS_LAST, FUSED_UPDATE
+from hocket.tracing.rerecording import CHANNELS_LAST, FUSED_UPDATE, has_fused_kernels
 from hocket.tracing.state import Inventory
 
 __all__ = [

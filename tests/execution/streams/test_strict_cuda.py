@@ -16,6 +16,7 @@ from torch import nn
 from hocket.backends import SimulatedBackend, SimulatedClock
 from hocket.ir import Machine
 from hocket.session import Schedule
+from support.steps import update
 from support.strict_cuda import CaptureRefusedError, StrictCuda
 
 NUM_STEPS = 60
@@ -39,11 +40,7 @@ class Twins:
 
     def step_of(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
         def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(optimizer, model(batch).square().mean()).detach()
 
         return step
 
@@ -131,12 +128,8 @@ def test_a_batch_that_the_step_moves_to_the_device_is_moved_before_the_graph() -
 
     def step_of(which: int) -> Callable[[Any], Any]:
         def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizers[which].zero_grad()
             moved = batch.to(torch.float32)  # what `.to(device)` is here
-            loss = models[which](moved).relu().sum()
-            loss.backward()
-            optimizers[which].step()
-            return loss.detach()
+            return update(optimizers[which], models[which](moved).relu().sum()).detach()
 
         return step
 

@@ -1,181 +1,275 @@
-"""Steps that raise, trainer classes and callbacks."""
+"""Loops of trainers: methods, callbacks, partials, several models and optimizers."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import functools
+import time
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.optim import lr_scheduler
 
-from loops.bookkeeping.job import Job, Meter, Writer, step
-from loops.loop import mlp
-
-
-@step
-def error_in_the_middle(job):
-    """Every seventeenth batch has a label that is no class."""
-    job.state["n"] = n = [0]
-
-    def train(batch):
-        x, y = batch
-        n[0] += 1
-        print("begin", n[0])
-        y = y + 4 if n[0] % 17 == 0 else y
-        job.optimizer.zero_grad()
-        loss = F.cross_entropy(job.model(x), y)
-        loss.backward()
-        job.optimizer.step()
-        print("end", n[0], f"{loss.item():.4f}")
-        return loss
-
-    return train
-
-
-@step
-def error_after_a_print_in_the_middle(job):
-    job.state["n"] = n = [0]
-
-    def train(batch):
-        x, y = batch
-        n[0] += 1
-        second = y + 4 if n[0] % 17 == 0 else y
-        first = F.cross_entropy(job.model(x), y)
-        print(f"first {first.item():.4f}")
-        loss = first + F.cross_entropy(job.model(-x), second)
-        job.optimizer.zero_grad()
-        loss.backward()
-        job.optimizer.step()
-        return loss
-
-    return train
-
-
-@step
-def error_at_the_end(job):
-    job.state["n"] = n = [0]
-
-    def train(batch):
-        loss = job.train(*batch)
-        n[0] += 1
-        if n[0] % 13 == 0:
-            raise ValueError(f"no room for {n[0]}: {loss.item():.3f}")
-        print(n[0])
-        return loss
-
-    return train
+from loops.bookkeeping.shown import Writer
+from loops.bookkeeping.table import classifier, parts, row
+from loops.loop import Loop, mlp, train, update
 
 
 class Trainer:
-    """A trainer as many projects have one."""
+    def __init__(self, callbacks=()):
+        self.model, self.optimizer, self.data = parts()
+        self.scheduler = lr_scheduler.ExponentialLR(self.optimizer, 0.98)
+        self.criterion = nn.CrossEntropyLoss()
+        self.writer, self.callbacks = Writer(), list(callbacks)
+        self.global_step, self.log_every, self.metrics = 0, 5, {}
 
-    def __init__(self, job: Job) -> None:
-        self.model, self.optimizer = job.model, job.optimizer
-        self.scheduler = lr_scheduler.StepLR(self.optimizer, 15)
-        self.global_step, self.writer, self.meters = 0, Writer(), defaultdict(Meter)
+    def log(self, name, value):
+        self.metrics[name] = value
+        self.writer.add_scalar(name, value, self.global_step)
 
-    def training_step(self, batch, verbose=True):
+    def train_step(self, batch):
         self.model.train()
         x, y = batch
-        out = self.model(x)
-        loss = F.cross_entropy(out, y)
+        loss = self.criterion(self.model(x), y)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         self.scheduler.step()
         self.global_step += 1
-        self.log("loss", loss.item())
-        self.log("accuracy", (out.argmax(1) == y).float().mean().item())
-        if verbose and self.global_step % 10 == 0:
-            print(f"{self.global_step}: {self.meters['loss'].median:.4f}")
+        if self.global_step % self.log_every == 0:
+            self.log("loss", loss.item())
+            self.log("lr", self.scheduler.get_last_lr()[0])
+        for callback in self.callbacks:
+            callback(self, loss.item())
         return loss
 
-    def log(self, name, value):
-        self.meters[name].update(value)
-        self.writer.add_scalar(name, value, self.global_step)
+    def loop(self, step):
+        return Loop(
+            step,
+            self.model,
+            self.optimizer,
+            self.data,
+            lambda: {"step": self.global_step, "rows": self.writer.rows, "metrics": self.metrics},
+        )
 
 
-@step
-def trainer(job):
-    own = Trainer(job)
-    job.state["own"] = lambda: (own.global_step, own.writer.rows, [vars(m) for m in own.meters.values()])
-    return own.training_step
+@row()
+def trainer() -> Loop:
+    own = Trainer()
+    return own.loop(own.train_step)
 
 
-@step
-def trainer_with_callbacks(job):
+@row()
+def trainer_by_a_lambda() -> Loop:
+    own = Trainer()
+    return own.loop(lambda batch: own.train_step(batch))
+
+
+@row()
+def trainer_by_a_function() -> Loop:
+    own = Trainer()
+
+    def step(batch):
+        return own.train_step(batch)
+
+    return own.loop(step)
+
+
+@row()
+def callbacks() -> Loop:
     seen = []
-    callbacks = [lambda n, loss: seen.append((n, loss)), lambda n, loss: print(n, f"{loss:.3f}")]
-    job.state.update(seen=seen, n=[0])
 
-    def train(batch):
-        loss = job.train(*batch)
-        job.state["n"][0] += 1
-        for callback in callbacks:
-            callback(job.state["n"][0], loss.item())
-        return loss
+    def show(trainer, loss):
+        if trainer.global_step % 10 == 0:
+            print(trainer.global_step, loss)
 
-    return train
+    own = Trainer([lambda trainer, loss: seen.append((trainer.global_step, loss)), show])
+    return own.loop(own.train_step)
 
 
-@step
-def evaluated_every_tenth(job):
-    job.state["n"], job.state["scores"] = n, scores = [0], []
+class Engine:
+    """Called as a function."""
 
-    def train(batch):
-        x, y = batch
-        job.model.train()
-        loss = F.cross_entropy(job.model(x), y)
-        job.optimizer.zero_grad()
-        loss.backward()
-        job.optimizer.step()
-        n[0] += 1
-        if n[0] % 10 == 0:
-            job.model.eval()
-            with torch.no_grad():
-                scores.append((job.model(x).argmax(1) == y).float().mean().item())
-            print("score", scores[-1])
+    def __init__(self):
+        self.model, self.optimizer, self.data = parts()
+        self.n = 0
+
+    def __call__(self, batch):
+        loss = train(self.model, self.optimizer, batch)
+        self.n += 1
+        print(f"iteration {self.n}: {loss.item():.3f}")
         return loss.item()
 
-    return train
+
+@row()
+def engine() -> Loop:
+    own = Engine()
+    return Loop(own, own.model, own.optimizer, own.data, lambda: {"n": own.n})
 
 
-@step
-def two_models(job):
-    """As a GAN's step: two updates, two losses, printed together."""
-    judge = mlp(4, 6, 1)
-    of_judge = torch.optim.SGD(judge.parameters(), lr=0.01)
-    job.state.update(judge=lambda: dict(judge.state_dict()), further=(judge, of_judge))
-
-    def train(batch):
-        x, _ = batch
-        fake = job.model(x)
-        real = torch.randn(len(x), 4)
-        of_judge.zero_grad()
-        of_both = F.softplus(judge(fake.detach())).mean() + F.softplus(-judge(real)).mean()
-        of_both.backward()
-        of_judge.step()
-        job.optimizer.zero_grad()
-        loss = F.softplus(-judge(fake)).mean()
-        loss.backward()
-        job.optimizer.step()
-        print(f"D {of_both.item():.3f} G {loss.item():.3f}")
-        return {"d": of_both.item(), "g": loss.item()}
-
-    return train
+def averaging_step(model, optimizer, state, batch, *, every=10):
+    """One step."""
+    model.train()
+    inputs, targets = batch
+    outputs = model(inputs)
+    loss = F.cross_entropy(outputs, targets)
+    update(optimizer, loss)
+    state["n"] += 1
+    state["loss"] += loss.item()
+    if state["n"] % every == 0:
+        print("mean loss", state["loss"] / every)
+        state["loss"] = 0.0
 
 
-@step
-def keyword_arguments(job):
-    job.state["n"] = n = [0]
+@row()
+def partial() -> Loop:
+    model, optimizer, data = parts()
+    state = {"n": 0, "loss": 0.0}
+    return Loop(
+        functools.partial(averaging_step, model, optimizer, state, every=7), model, optimizer, data, lambda: state
+    )
 
-    def train(x, y, *, weight=1.0):
-        loss = F.cross_entropy(job.model(x), y) * weight
-        job.optimizer.zero_grad()
-        loss.backward()
-        job.optimizer.step()
+
+def timed(function):
+    calls = timed.calls = [0]
+
+    def wrapper(batch):
+        start = time.perf_counter()
+        result = function(batch)
+        calls[0] += time.perf_counter() > start
+        return result
+
+    return wrapper
+
+
+@row()
+def timed_by_a_decorator() -> Loop:
+    model, optimizer, data = parts()
+
+    @timed
+    def step(batch):
+        return train(model, optimizer, batch)
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def adversarial() -> Loop:
+    maker, judge = mlp(4, 8, 8), mlp(8, 8, 1)
+    _, _, data = parts()
+    of_maker = torch.optim.Adam(maker.parameters(), lr=1e-2, betas=(0.5, 0.999))
+    of_judge = torch.optim.Adam(judge.parameters(), lr=1e-2, betas=(0.5, 0.999))
+    n = [0]
+
+    def step(batch):
+        real = batch[0]
+        ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        fake = maker(torch.randn(len(real), 4))
+        loss_judge = F.binary_cross_entropy_with_logits(judge(real), ones)
+        loss_judge = loss_judge + F.binary_cross_entropy_with_logits(judge(fake.detach()), zeros)
+        update(of_judge, loss_judge)
+        loss_maker = F.binary_cross_entropy_with_logits(judge(fake), ones)
+        update(of_maker, loss_maker)
         n[0] += 1
-        print(n[0], weight, f"{loss.item():.3f}")
+        print(f"[{n[0]}/60] Loss_D: {loss_judge.item():.4f} Loss_G: {loss_maker.item():.4f}")
+
+    return Loop(step, [maker, judge], [of_maker, of_judge], data, lambda: {"n": n})
+
+
+@row()
+def actor_with_a_temperature() -> Loop:
+    model, optimizer, data = parts()
+    log_alpha = torch.zeros(1, requires_grad=True)
+    of_alpha = torch.optim.SGD([log_alpha], lr=0.1)
+    writer, agent = Writer(), {"alpha": 1.0, "updates": 0}
+
+    def step(batch):
+        loss = classifier(model, batch) * agent["alpha"]
+        update(optimizer, loss)
+        of_alpha.zero_grad()
+        loss_alpha = -(log_alpha * (loss.detach() - 1.0)).mean()
+        loss_alpha.backward()
+        of_alpha.step()
+        agent["alpha"] = log_alpha.exp().item()
+        agent["updates"] += 1
+        writer.add_scalar("loss", loss.item(), agent["updates"])
+        writer.add_scalar("alpha", agent["alpha"], agent["updates"])
+
+    return Loop(step, model, [optimizer, of_alpha], data, lambda: {"rows": writer.rows, **agent})
+
+
+@row()
+def mixed_precision() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(batch[0])
+            loss = F.cross_entropy(out.float(), batch[1])
+        loss.backward()
+        optimizer.step()
+        print(f"{loss.item():.3f} {out.dtype}")
         return loss
 
-    return train
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def outputs_in_a_dict() -> Loop:
+    model, optimizer, data = parts()
+    kept = []
+
+    def step(batch):
+        opt = optimizer
+        outputs = {"logits": model(batch[0])}
+        outputs["loss"] = F.cross_entropy(outputs["logits"], batch[1])
+        update(opt, outputs["loss"])
+        outputs["shown"] = f"{outputs['loss'].item():.3f} at {opt.param_groups[0]['lr']}"
+        kept.append(outputs["shown"])
+        return outputs["loss"]
+
+    return Loop(step, model, optimizer, data, lambda: {"kept": kept})
+
+
+@row()
+def anneals_its_rate_by_hand() -> Loop:
+    model, optimizer, data = parts()
+    n = [0]
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        n[0] += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * 0.5 ** (n[0] // 20)
+        print(n[0], optimizer.param_groups[0]["lr"], loss.item())
+
+    return Loop(step, model, optimizer, data, lambda: {"n": n})
+
+
+@row("scaler")
+def scaled_gradients() -> Loop:
+    model, optimizer, data = parts()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"scale": scaler.get_scale()})
+
+
+@row("print")
+def prints_between_forward_and_backward() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        loss = classifier(model, batch)
+        print("before backward", loss.item())
+        return update(optimizer, loss)
+
+    return Loop(step, model, optimizer, data)

@@ -16,7 +16,7 @@ import weakref
 import xml.etree.ElementTree as ElementTree
 
 from loops.holders.objects import Plain, Record, attribute
-from loops.holders.registry import KEPT, holder
+from loops.holders.registry import HOLDERS, KEPT, holder
 
 
 @holder
@@ -186,38 +186,28 @@ def dynamic_attribute(first):
     return attribute(Owner)(first)
 
 
-@holder
-def simple_queue(first):
-    held = queue.SimpleQueue()
-    held.put(first)
+def queued(kind):
+    """The one element of a queue: reading takes it out and puts it back."""
 
-    def read():
-        value = held.get()
-        held.put(value)
-        return value
+    def make(first):
+        held = kind()
+        held.put(first)
 
-    def write(value):
-        held.get()
-        held.put(value)
+        def read():
+            value = held.get()
+            held.put(value)
+            return value
 
-    return read, write
+        def write(value):
+            held.get()
+            held.put(value)
+
+        return read, write
+
+    return make
 
 
-@holder
-def waiting_queue(first):
-    held = queue.Queue()
-    held.put(first)
-
-    def read():
-        value = held.get()
-        held.put(value)
-        return value
-
-    def write(value):
-        held.get()
-        held.put(value)
-
-    return read, write
+HOLDERS |= {"simple_queue": queued(queue.SimpleQueue), "waiting_queue": queued(queue.Queue)}
 
 
 @holder

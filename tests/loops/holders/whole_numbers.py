@@ -236,17 +236,13 @@ def decompressor(first):
     held = zlib.compressobj()
     for _ in range(first):
         held.compress(b"x")
-
-    def read():
-        return len(zlib.decompress(held.copy().flush(), wbits=0)) if False else lengths[0]
-
     lengths = [first]
 
     def write(value):
         held.compress(b"x")
         lengths[0] = value
 
-    return read, write
+    return lambda: lengths[0], write
 
 
 @number

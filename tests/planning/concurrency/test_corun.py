@@ -104,7 +104,7 @@ def test_the_most_expensive_op_where_none_fits_in_time():
 
 
 def test_what_outlasts_the_running_op_goes_beside_it_only_for_want_of_better():
-    """Of two ready ops the shorter one fits, so the more expensive one that would outlast what runs has to wait."""
+    """The shorter of two ready ops fits, so the longer one, which would outlast the running op, has to wait."""
     instance = instance_by({"runs": [9.0, 5.0], "longer": [6.0, 6.0], "shorter": [4.0, 4.0]})
     placed = corun(instance, [1, 1, 1], [[1], [1], [1]])
     assert [one.op for one in placed] == [0, 1, 2]

@@ -12,7 +12,7 @@ from hocket.checking import check
 from hocket.ir import Carried, Costs, Device, Edge, Graph, Lane, Machine, Op, Plan
 from hocket.planning.moldable.clustering import coarsen
 from hocket.planning.moldable.instance import Placement, as_plan, tabled
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import all_waits, illegality
 from strategies import apart_in, moldable_cases

@@ -12,7 +12,7 @@ from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
 from hocket.planning.moldable.instance import Placement, as_plan, durations_of, instance_of, makespan_us
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import illegality, longest_path_us
 from strategies import apart_in, costs_of, graphs, moldable_cases

@@ -14,7 +14,7 @@ from hocket.ir import Costs, Device, Edge, Graph, Op
 from hocket.planning.moldable.annealing import anneal
 from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
 from hocket.planning.moldable.local_search import SMALL, improve
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import serial_sgs
 from invariants import placement_faults
 from strategies import apart_in, moldable_cases
 

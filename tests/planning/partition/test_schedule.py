@@ -93,7 +93,7 @@ def test_a_thousand_graphs_end_as_early_as_they_can():
 
 @pytest.mark.slow
 def test_larger_graphs_end_almost_as_early_as_they_can():
-    """Of 10 to 30 ops, against the better of what constraint programming finds and proves in twenty seconds."""
+    """Graphs of 10 to 30 ops, against the best schedule and bound of twenty seconds of constraint programming."""
     ratios = []
     for seed in range(10):
         problem = random_problem(seed, ops=10 + 2 * seed, parts=3, density=0.2, ratio=RATIOS[seed % 5])

@@ -1,4 +1,4 @@
-"""What is kept of a wrapper's events: kernels on bases and offsets, no view that only they use, few allocations."""
+"""Events of a wrapper become kernels on bases and offsets, without views that only they use, with few allocations."""
 
 from __future__ import annotations
 

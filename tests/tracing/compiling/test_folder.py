@@ -1,4 +1,4 @@
-"""What is kept of compiled steps is bounded; what fails in the compiling process is one line."""
+"""The folder of compiled steps is bounded, and a failure of the compiling process is one line."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling import folder as folder_module
 from hocket.tracing.compiling import inductor
 from hocket.tracing.compiling.folder import MAX_SCRATCH_S, Compiling, _bound
+from support.steps import update
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +28,7 @@ def captured() -> Captured:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     return capture_step(step, model, optimizer, torch.randn(3, 4), split=False)
 

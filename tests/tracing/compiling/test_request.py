@@ -1,4 +1,4 @@
-"""What of a step is compiled, and what stays torch's: updates by fused kernels, which come last."""
+"""All of a step is compiled but updates by fused kernels, which stay torch's and come last."""
 
 from __future__ import annotations
 

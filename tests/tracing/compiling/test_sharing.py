@@ -24,7 +24,7 @@ TANH = Call(aten.tanh_.default, (Slot(RIGHT),), {}, {})
 
 
 def run(calls: list[Call]) -> torch.Tensor:
-    """What is left in both halves, where a split makes tensors of their own (as the compiler believes)."""
+    """Contents of both halves, where a split makes tensors of their own (as the compiler believes)."""
     torch.manual_seed(0)
     values: dict[int, Any] = {GATES: torch.randn(2, 4), MOVED: torch.randn(2, 4)}
     for call in calls:

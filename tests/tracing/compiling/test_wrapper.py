@@ -1,4 +1,4 @@
-"""What a wrapper may do is listed; anything else is refused, never left out."""
+"""A wrapper may do what is listed, and anything else is refused, never left out."""
 
 from __future__ import annotations
 

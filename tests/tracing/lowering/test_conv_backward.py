@@ -13,6 +13,7 @@ from hocket.tracing import capture
 from hocket.tracing.captured import relowered
 from hocket.tracing.lowering.conv_backward import PARTS, is_joint, parts
 from hocket.tracing.program import Action, Call, Slot, compile_action
+from support.steps import update
 
 BACKWARD = torch.ops.aten.convolution_backward.default
 
@@ -63,11 +64,7 @@ def net() -> Job:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     return Job(step, model, optimizer, [torch.randn(2, 3, 8, 8)])
 

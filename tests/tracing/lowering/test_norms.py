@@ -15,6 +15,7 @@ from hocket.native import available
 from hocket.tracing.captured import relowered
 from hocket.tracing.capturing import capture_step
 from support.captures import closeness, kernels
+from support.steps import update
 
 pytestmark = pytest.mark.skipif(not available(), reason=available().why)
 
@@ -78,13 +79,9 @@ def case(middle: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32
     batch = (torch.randn(6, 3, 5, 5), torch.randint(0, 4, (6,)))
 
     def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
             out = net(batch[0])
-        loss = F.cross_entropy(out.float(), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, F.cross_entropy(out.float(), batch[1]))
 
     step(batch)
     captured = capture_step(step, net, optimizer, batch, split=False)

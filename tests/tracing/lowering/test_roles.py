@@ -1,4 +1,4 @@
-"""What each op of a step is said to be for, and its name: on nets small enough to write the answer down."""
+"""Role and name of each op of a step, on nets small enough to write the answer down."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import hocket
-from hocket.tracing.lowering.shape_only import without_data
+from hocket.tracing.lowering.calls import without_data
+from support.steps import update
 
 aten = torch.ops.aten
 
@@ -43,11 +44,7 @@ def test_the_masks_of_dropout_wait_for_one_another_alone():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).sum())
 
     graph = hocket.capture(step, model, optimizer, torch.randn(2, 4)).graph
     masks = [op.name for op in graph.ops if op.target == "aten.bernoulli_"]

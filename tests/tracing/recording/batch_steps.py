@@ -6,6 +6,7 @@ import torch
 
 from equivalence.test_steps import adam, mlp
 from hocket.job import Job
+from support.steps import update
 
 
 def job_of(body, batches, model=None) -> Job:
@@ -14,11 +15,7 @@ def job_of(body, batches, model=None) -> Job:
     optimizer = adam(model)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = body(model, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, body(model, batch))
 
     return Job(step, model, optimizer, batches)
 

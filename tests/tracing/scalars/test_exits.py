@@ -81,7 +81,7 @@ WHOLE = {
 
 
 def settled(tape: Tape, other: float) -> bool:
-    """Whether the program of the tape refuses another value of its one leaf."""
+    """Return True if the program of the tape refuses another value of its one leaf."""
     results = [evaluate([other]) for evaluate in (tape.evaluate, compile_tape(tape))]
     return results == [None, None]
 

@@ -13,6 +13,7 @@ from equivalence.compare import assert_same, check_twins, everything
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.scalars.live import Live
+from support.steps import update
 
 # --- Live numbers inside a step ---
 
@@ -39,11 +40,7 @@ def scheduled_job(use) -> Job:
     optimizer = Scheduled(model.parameters(), use)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     return Job(step, model, optimizer, [torch.randn(5, 4) for _ in range(3)])
 

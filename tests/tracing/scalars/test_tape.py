@@ -52,7 +52,7 @@ def plain(values):
 
 
 def outcome(function):
-    """What `function` returns; None for what cannot be computed at all."""
+    """Return value of `function`, None where it cannot be computed at all."""
     try:
         values = function()
     except (ArithmeticError, ValueError):

@@ -23,7 +23,7 @@ from typing import Any
 from hocket.distributed.parts import items_of
 from hocket.errors import InputError
 from hocket.ir import Graph
-from hocket.planning.partition.one_home import one_home
+from hocket.planning.partition.graph_problem import one_home
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import Arrival, Departure, cut
 from hocket.tracing.division import Division

@@ -23,7 +23,7 @@ from heapq import heappop, heappush
 
 from hocket.planning.moldable.core_allocator import CoreAllocator, members
 from hocket.planning.moldable.instance import Instance, Placement
-from hocket.planning.moldable.parallel_sgs import Clock
+from hocket.planning.moldable.sgs import Clock
 
 
 def corun(

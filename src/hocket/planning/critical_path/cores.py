@@ -8,7 +8,7 @@ plans, each with several widths or orders, and simulation chooses:
       core 0   activation 0   [ conv1 ][ conv2 ][ dA2 ][ dRelu1 ]
       core 1   weight 0                         [ dW2 ][ u2 ][ dW1 ][ u1 ]
 
-- any cores for the ready op of the highest priority (`hocket.planning.moldable.parallel_sgs`). Lanes that share a core
+- any cores for the ready op of the highest priority (`moldable.sgs.parallel_sgs`). Lanes that share a core
   take turns through `Plan.after`::
 
       core 0   [ conv1       ][ conv2      ][ dA2 ][ dRelu1 ][ dW1 ]
@@ -29,7 +29,7 @@ from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
 from hocket.planning.arrivals import by_earliest
 from hocket.planning.critical_path.streams import Streams, streams_of
 from hocket.planning.moldable.instance import Instance, as_plan, instance_of
-from hocket.planning.moldable.parallel_sgs import parallel_sgs
+from hocket.planning.moldable.sgs import parallel_sgs
 from hocket.planning.phases import SWITCH_US, in_phases
 from hocket.planning.serial import Serial
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from hocket.planning.moldable.instance import Instance, Placement, makespan_us
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import serial_sgs
 from hocket.planning.moldable.widths import useful_widths
 
 TRIES_PER_OP = 500

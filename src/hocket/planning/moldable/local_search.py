@@ -20,7 +20,7 @@ from time import perf_counter
 
 from hocket.planning.moldable.annealing import anneal
 from hocket.planning.moldable.instance import Instance, Placement, makespan_us
-from hocket.planning.moldable.parallel_sgs import parallel_sgs
+from hocket.planning.moldable.sgs import parallel_sgs
 from hocket.planning.moldable.widths import allotments, ladder
 
 # Each lane is a thread with its team: one more lane per core has to shorten the plan by this share.

@@ -7,7 +7,7 @@ ones are placed freely, and the cheap ones follow the neighbour that they share 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Op
-from hocket.planning.partition.one_home import one_home
 from hocket.planning.partition.problem import PartitionProblem, Tensor
 
 BACKWARD_ROLES = frozenset({"activation_grad", "weight_grad", "bias_grad", "update"})
@@ -227,3 +226,39 @@ def _memory(graph: Graph) -> NDArray[np.float64]:
         if crosses and graph.ops[source].role not in BACKWARD_ROLES:
             held[source] += size_bytes
     return held
+
+
+def one_home(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each buffer that is written, and the ops that share its home. Empty for a graph without buffers.
+
+    An op on another device reads a copy, made once a step. So it may not need a value between two writes, and for
+    memory that outlives the step it may not need a value that this step has written::
+
+        lasting   read  read | write  read  write    all from the first write on
+        a value                write  read  write | read  read    all up to the last write
+
+    Ops that draw random numbers all write the generator, so they are together as well.
+
+    Example:
+        >>> from hocket.ir import Buffer, Op
+        >>> draws = {"reads": ("generator",), "writes": ("generator",)}
+        >>> ops = (Op("a", **draws), Op("b"), Op("c", **draws))
+        >>> list(one_home(Graph(ops, buffers=(Buffer("generator", 0.0, "lasting"),))))
+        [('generator', ('a', 'c'))]
+    """
+    touching: dict[str, dict[str, None]] = {}
+    writing: dict[str, list[str]] = {}
+    for op in graph.ops:
+        for buffer in (*op.reads, *op.writes):
+            touching.setdefault(buffer, {})[op.name] = None
+        for buffer in op.writes:
+            writing.setdefault(buffer, []).append(op.name)
+    life = {buffer.name: buffer.life for buffer in graph.buffers}
+    place = graph.index
+    for buffer, writers in writing.items():
+        if buffer not in life:
+            continue
+        first, last = place[writers[0]], place[writers[-1]]
+        lasts = life[buffer] in ("lasting", "input")
+        sharing = (op for op in touching[buffer] if (place[op] >= first if lasts else place[op] <= last))
+        yield buffer, tuple(sharing)

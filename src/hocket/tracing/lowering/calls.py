@@ -10,14 +10,22 @@ from typing import Any
 import torch
 from torch import fx
 from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
 
-from hocket.tracing.lowering import shape_only
 from hocket.tracing.lowering.dependencies import Access
-from hocket.tracing.lowering.flops import flops
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.op_recorder import Note
 
-__all__ = ["AnnotatedCall", "SlotTable", "annotated_call"]
+__all__ = ["AnnotatedCall", "SlotTable", "annotated_call", "without_data"]
+
+_aten = torch.ops.aten
+_EMPTY = (_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default)
+_FILLS = {
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def annotated_call(node: fx.Node, note: Note, slots: SlotTable) -> AnnotatedCall
     args = _slotted(node.args, slots, note, (0,))
     kwargs = _slotted(node.kwargs, slots, note, (1,))
     kwargs.update({path[1]: r for path, r in note.scalars.items() if len(path) == 2 and path[0] == 1})
-    shaped = shape_only.without_data(func, value)
+    shaped = without_data(func, value)
     if shaped is not None:
         func, args, kwargs = shaped
         note = replace(note, reads=frozenset())
@@ -83,7 +91,7 @@ def annotated_call(node: fx.Node, note: Note, slots: SlotTable) -> AnnotatedCall
         if same is None:
             outs[None] = slots.new(value, note.returns[0] if note.returns else None)
         slots.of[node] = outs.get(None, -1 if same is None else same)
-    return AnnotatedCall(Call(func, args, kwargs, outs), note, flops(func, *_values(node), value))
+    return AnnotatedCall(Call(func, args, kwargs, outs), note, _flops(func, *_values(node), value))
 
 
 # These make no value of their own: a reader of the result reads the argument.
@@ -129,3 +137,38 @@ def _slotted(value: Any, slots: SlotTable, note: Note, path: tuple[Any, ...]) ->
 
 def _size_bytes(value: Any) -> float:
     return float(sum(math.prod(v.shape) * v.element_size() for v in tree_iter(value) if isinstance(v, torch.Tensor)))
+
+
+def without_data(func: Any, value: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
+    """Return a call (function, arguments, keywords) that makes the same result from its shape alone, or None.
+
+    `empty_like(x)` waits for `x` only as long as its shape is not known, and in a captured step all shapes are known.
+    Dropout draws its mask into an `empty_like` of its input, so masks can then be drawn ahead, beside other ops::
+
+        before   x --> empty_like --> bernoulli_ --> mul      the mask can be drawn only when x is there
+        after             empty   --> bernoulli_ --> mul
+
+    Args:
+        func: the op that was called.
+        value: its result, of which shape, strides and dtype matter.
+    """
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
+        return None
+    size, kwargs = list(value.shape), {"dtype": value.dtype, "device": value.device}
+    if func in _EMPTY:
+        return _aten.empty_strided.default, (size, list(value.stride())), kwargs
+    if func in _FILLS and value.is_contiguous():
+        return _aten.full.default, (size, _FILLS[func]), kwargs
+    return None
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    """Return the floating-point operations of ``func(*args, **kwargs) == result``. The tensors may be fake.
+
+    Matrix products, convolutions and attention follow the formulas of `torch.utils.flop_counter`. Other ops count one
+    operation for each output element, which is right within a small factor for ops that memory traffic dominates.
+    """
+    formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+    if formula is not None:
+        return float(formula(*args, **kwargs, out_val=result))
+    return float(sum(math.prod(value.shape) for value in tree_iter(result) if hasattr(value, "shape")))

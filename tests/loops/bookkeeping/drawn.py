@@ -9,8 +9,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop, mlp
-from loops.sixty.table import classifier, fit, parts, row
+from loops.bookkeeping.table import classifier, parts, row
+from loops.loop import Loop, mlp, train, update
 
 
 @row()
@@ -22,9 +22,7 @@ def mixup_by_numpy() -> Loop:
         lam = np.random.beta(0.4, 0.4)  # noqa: NPY002
         index = torch.randperm(x.size(0))
         out = model(lam * x + (1 - lam) * x[index])
-        loss = lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[index])
-        fit(optimizer, loss)
-        return loss
+        return update(optimizer, lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[index]))
 
     return Loop(step, model, optimizer, data)
 
@@ -55,9 +53,7 @@ def flipped_at_random() -> Loop:
         x, y = batch
         if random.random() < 0.5:
             x = x.flip(1)
-        loss = F.cross_entropy(model(x), y)
-        fit(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, data)
 
@@ -71,7 +67,7 @@ def scaled_at_random() -> Loop:
         x, y = batch
         x = x * random.uniform(0.8, 1.2) + random.gauss(0, 0.1)
         loss = F.cross_entropy(model(x), y)
-        fit(optimizer, loss)
+        update(optimizer, loss)
         n[0] += 1
         print(n[0], loss.item())
 
@@ -86,9 +82,7 @@ def noise_by_a_generator() -> Loop:
     def step(batch):
         x, y = batch
         noise = torch.from_numpy(rng.normal(size=x.shape)).float()
-        loss = F.cross_entropy(model(x + 0.1 * noise), y)
-        fit(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x + 0.1 * noise), y))
 
     return Loop(step, model, optimizer, data, lambda: {"rng": rng})
 
@@ -100,9 +94,7 @@ def order_by_numpy() -> Loop:
     def step(batch):
         x, y = batch
         order = torch.as_tensor(np.random.permutation(len(x)))  # noqa: NPY002
-        loss = F.cross_entropy(model(x[order]), y[order])
-        fit(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x[order]), y[order]))
 
     return Loop(step, model, optimizer, data)
 
@@ -115,9 +107,7 @@ def cropped_at_random() -> Loop:
         x, y = batch
         left = random.randint(0, 1)
         x = F.pad(x, (left, 2 - left))[:, 1:9]
-        loss = F.cross_entropy(model(x), y)
-        fit(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, data)
 
@@ -129,9 +119,7 @@ def batch_from_an_iterator() -> Loop:
 
     def step(_):
         images, labels = next(source)
-        loss = F.cross_entropy(model(images), labels)
-        fit(optimizer, loss)
-        return loss
+        return update(optimizer, F.cross_entropy(model(images), labels))
 
     return Loop(step, model, optimizer, [0])
 
@@ -143,9 +131,7 @@ def iterator_that_ends() -> Loop:
 
     def step(_):
         batch = next(source)
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
-        return loss
+        return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, [0])
 
@@ -164,7 +150,7 @@ def iterator_begun_again() -> Loop:
             source = iter(data)
             x, y = next(source)
         loss = F.cross_entropy(model(x), y)
-        fit(optimizer, loss)
+        update(optimizer, loss)
         print(epoch, loss.item())
 
     return Loop(step, model, optimizer, [0], lambda: {"epoch": epoch})
@@ -208,7 +194,7 @@ def replay_buffer() -> Loop:
         with torch.no_grad():
             wanted = 0.9 * target(states).max(1).values
         loss = F.smooth_l1_loss(values, wanted)
-        fit(optimizer, loss)
+        update(optimizer, loss)
         state["steps"] += 1
         state["epsilon"] = max(0.1, state["epsilon"] * 0.99)
         if state["steps"] % 20 == 0:
@@ -225,7 +211,7 @@ def smoothing_chosen_at_random() -> Loop:
     def step(batch):
         smoothing = random.choice([0.0, 0.1])
         loss = F.cross_entropy(model(batch[0]), batch[1], label_smoothing=smoothing)
-        fit(optimizer, loss)
+        update(optimizer, loss)
         print(f"{smoothing}: {loss.item():.4f}")
 
     return Loop(step, model, optimizer, data)
@@ -243,8 +229,20 @@ def drawn_by_a_function_between_ops() -> Loop:
     def step(batch):
         x, a, b, lam = mixed(*batch)
         out = model(x)
-        loss = lam * F.cross_entropy(out, a) + (1 - lam) * F.cross_entropy(out, b)
-        fit(optimizer, loss)
-        return loss
+        return update(optimizer, lam * F.cross_entropy(out, a) + (1 - lam) * F.cross_entropy(out, b))
 
     return Loop(step, model, optimizer, data)
+
+
+@row()
+def scaled_by_a_generator_of_its_own() -> Loop:
+    model, optimizer, data = parts()
+    own = random.Random(5)
+
+    def step(batch):
+        factor = own.uniform(0.8, 1.2)
+        loss = update(optimizer, F.cross_entropy(model(batch[0] * factor), batch[1]))
+        print(f"{factor:.3f} {loss.item():.3f}")
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"own": own})

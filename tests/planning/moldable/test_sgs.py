@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from hocket.ir import Costs, Device, Edge, Graph, Op
 from hocket.planning.moldable.instance import Instance, instance_of, makespan_us
-from hocket.planning.moldable.parallel_sgs import parallel_sgs
-from hocket.planning.moldable.serial_sgs import serial_sgs
+from hocket.planning.moldable.sgs import parallel_sgs, serial_sgs
 from invariants import placement_faults
 from strategies import apart_in, moldable_cases
 
@@ -45,7 +44,7 @@ def test_ops_in_order_keep_the_rules_and_the_order(made):
 
 @given(decided())
 def test_in_order_of_their_starts_no_op_starts_later(made):
-    """What `exact` relies on: no order is better for these widths than that of the best placement's starts."""
+    """No order is better for these widths than that of the best placement's starts, on which `exact` relies."""
     instance, widths, priority = made
     instance = replace(instance, wait_us=0.0, apart={})
     packed = {one.op: one for one in parallel_sgs(instance, widths, priority)}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.optim import lr_scheduler
 
-from loops.loop import Loop
-from loops.sixty.table import classifier, fit, parts, row
+from loops.bookkeeping.table import classifier, parts, row
+from loops.loop import Loop, train, update
 
 
 class AverageMeter:
@@ -59,8 +62,7 @@ def best_so_far() -> Loop:
     n = [0]
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         if loss.item() < best["loss"]:
             best.update(loss=loss.item(), step=n[0])
         n[0] += 1
@@ -75,8 +77,7 @@ def best_weights() -> Loop:
     best = {"loss": 1e9, "weights": None}
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         if loss.item() < best["loss"]:
             best["loss"] = loss.item()
             best["weights"] = copy.deepcopy(model.state_dict())
@@ -91,8 +92,7 @@ def patience() -> Loop:
     state = {"best": 1e9, "waited": 0, "stop": False}
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         value = loss.item()
         if value < state["best"] - 1e-3:
             state["best"], state["waited"] = value, 0
@@ -110,8 +110,7 @@ def window_of_losses() -> Loop:
     window = deque(maxlen=8)
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         window.append(loss.item())
         return sum(window) / len(window)
 
@@ -126,8 +125,7 @@ def moving_average_printed() -> Loop:
 
     def step(batch):
         nonlocal smooth, n
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
         n += 1
         if n % 15 == 0:
@@ -145,7 +143,7 @@ def history_of_lists() -> Loop:
     def step(batch):
         logits = model(batch[0])
         loss = F.cross_entropy(logits, batch[1])
-        fit(optimizer, loss)
+        update(optimizer, loss)
         history["loss"].append(loss.item())
         history["right"].append(int((logits.argmax(1) == batch[1]).sum()))
         history[f"lr of group {0}"].append(optimizer.param_groups[0]["lr"])
@@ -173,7 +171,7 @@ def state_in_a_dataclass() -> Loop:
     def step(batch):
         x, y = batch
         loss = F.cross_entropy(model(x), y)
-        fit(optimizer, loss)
+        update(optimizer, loss)
         state.step += 1
         state.seen += len(y)
         state.losses.append(loss.item())
@@ -224,6 +222,11 @@ def warm_up_then_cosine() -> Loop:
 
 
 @row()
+def cyclic() -> Loop:
+    return _scheduled(lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=7))
+
+
+@row()
 def plateau() -> Loop:
     return _scheduled(
         lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.7), lambda s, loss: s.step(loss.item())
@@ -254,8 +257,7 @@ def checkpoint_every_25() -> Loop:
     saved, n = [], [0]
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         n[0] += 1
         if n[0] % 25 == 0:
             file = io.BytesIO()
@@ -279,8 +281,7 @@ def evaluated_every_20() -> Loop:
         return score
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         n[0] += 1
         if n[0] % 20 == 0:
             scores.append(evaluate())
@@ -318,8 +319,7 @@ def average_of_weights_printed() -> Loop:
     n = [0]
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         with torch.no_grad():
             for a, p in zip(average.parameters(), model.parameters(), strict=True):
                 a.mul_(0.99).add_(p, alpha=0.01)
@@ -337,8 +337,7 @@ def early_result() -> Loop:
     n = [0]
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         n[0] += 1
         if n[0] % 5:
             return None
@@ -346,3 +345,88 @@ def early_result() -> Loop:
         return {"loss": loss.item(), "step": n[0]}
 
     return Loop(step, model, optimizer, data, lambda: {"n": n})
+
+
+class Window:
+    """A median of the last values, as detection trainers keep it."""
+
+    def __init__(self):
+        self.values = deque(maxlen=4)
+
+    @property
+    def median(self):
+        return sorted(self.values)[len(self.values) // 2]
+
+
+@row()
+def median_of_a_window() -> Loop:
+    model, optimizer, data = parts()
+    window = Window()
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        window.values.append(loss.item())
+        return window.median
+
+    return Loop(step, model, optimizer, data, lambda: vars(window))
+
+
+@row()
+def perplexity() -> Loop:
+    model, optimizer, data = parts()
+    job = SimpleNamespace(state={"n": [0]})  # code of torch uses the name `state`, too
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        job.state["n"][0] += 1
+        return {"loss": loss.item(), "perplexity": math.exp(min(loss.item(), 20)), "step": job.state["n"][0]}
+
+    return Loop(step, model, optimizer, data, lambda: job.state)
+
+
+@row()
+def confusion_matrix() -> Loop:
+    model, optimizer, data = parts()
+    matrix = np.zeros((4, 4), int)
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        loss = update(optimizer, F.cross_entropy(out, y))
+        np.add.at(matrix, (y.numpy(), out.argmax(1).numpy()), 1)
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"matrix": matrix})
+
+
+@row()
+def scheduler_every_tenth() -> Loop:
+    model, optimizer, data = parts()
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    count = {"n": 0}
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        count["n"] += 1
+        if count["n"] % 10 == 0:
+            scheduler.step()
+            print(f"step {count['n']}: lr {scheduler.get_last_lr()[0]:.5f} loss {loss.item():.4f}")
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: count)
+
+
+@row()
+def two_schedulers() -> Loop:
+    model, optimizer, data = parts()
+    warm, decay = lr_scheduler.ConstantLR(optimizer, 0.5, 5), lr_scheduler.ExponentialLR(optimizer, 0.99)
+    rates = []
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        warm.step()
+        decay.step()
+        rates.append(decay.get_last_lr()[0])
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"rates": rates})

@@ -7,13 +7,14 @@ import io
 import json
 import logging
 import math
+import sys
 import time
 
 import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop
-from loops.sixty.table import classifier, fit, parts, row
+from loops.bookkeeping.table import classifier, parts, row
+from loops.loop import Loop, train, update
 
 
 class Writer:
@@ -80,8 +81,7 @@ def prints_every_tenth() -> Loop:
 
     def step(batch):
         nonlocal n
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         n += 1
         if n % 10 == 0:
             print(f"[{n:4d}] loss {loss.item():.4f} lr {optimizer.param_groups[0]['lr']:.2e}")
@@ -94,8 +94,7 @@ def prints_the_tensor() -> Loop:
     model, optimizer, data = parts()
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         print("loss:", loss.detach())
         return loss
 
@@ -110,8 +109,7 @@ def logs_by_logging() -> Loop:
     log.addHandler(logging.StreamHandler(out))
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         log.info("loss %.5f", loss.item())
         log.debug("not shown %s", loss)
         return loss.item()
@@ -128,7 +126,7 @@ def summary_writer() -> Loop:
         out = model(batch[0])
         loss = F.cross_entropy(out, batch[1])
         accuracy = (out.argmax(1) == batch[1]).float().mean()
-        fit(optimizer, loss)
+        update(optimizer, loss)
         state["step"] += 1
         writer.add_scalar("train/loss", loss.item(), state["step"])
         writer.add_scalar("train/accuracy", accuracy, state["step"])
@@ -144,8 +142,7 @@ def histograms_of_weights() -> Loop:
     writer, state = Writer(), {"step": 0}
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         state["step"] += 1
         if state["step"] % 20 == 0:
             for name, p in model.named_parameters():
@@ -179,8 +176,7 @@ def tqdm_bar() -> Loop:
     bar, total = Bar(), {"loss": 0.0, "n": 0}
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         total["loss"] += loss.item() * len(batch[0])
         total["n"] += len(batch[0])
         bar.set_postfix(loss=f"{total['loss'] / total['n']:.3f}")
@@ -197,8 +193,7 @@ def csv_rows() -> Loop:
     epoch = 3
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         table.writerow([epoch, loss.item(), "train"])
         return loss
 
@@ -211,8 +206,7 @@ def lines_of_json() -> Loop:
     file, n = io.StringIO(), [0]
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         n[0] += 1
         file.write(json.dumps({"step": n[0], "loss": round(loss.item(), 6)}) + "\n")
         return loss
@@ -229,7 +223,7 @@ def throughput_by_the_clock() -> Loop:
         start = time.perf_counter()
         images, labels = batch
         loss = F.cross_entropy(model(images), labels)
-        fit(optimizer, loss)
+        update(optimizer, loss)
         elapsed = time.perf_counter() - start
         seen["images"] += images.size(0)
         if images.size(0) / max(elapsed, 1e-9) < 1e-3:
@@ -245,8 +239,7 @@ def prints_when_time_has_passed() -> Loop:
     state = {"last": time.time(), "n": 0}
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         state["n"] += 1
         if time.time() - state["last"] > 1e6:
             print(f"{state['n']} steps, loss {loss.item():.3f}")
@@ -261,8 +254,7 @@ def raises_on_nan() -> Loop:
     model, optimizer, data = parts()
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         value = loss.item()
         if not math.isfinite(value):
             print(f"loss is {value}, stopping")
@@ -305,8 +297,7 @@ def a_writer_that_raises() -> Loop:
         rows.append((number, loss))
 
     def step(batch):
-        loss = classifier(model, batch)
-        fit(optimizer, loss)
+        loss = train(model, optimizer, batch)
         n[0] += 1
         print("step", n[0])
         write(n[0], loss.item())
@@ -323,8 +314,56 @@ def table_of_classes() -> Loop:
     def step(batch):
         logits = model(batch[0])
         loss = F.cross_entropy(logits, batch[1])
-        fit(optimizer, loss)
+        update(optimizer, loss)
         hits = logits.argmax(1).eq(batch[1]).sum()
         print(" | ".join(f"{k}: {v:.3f}" for k, v in {"loss": loss.item(), "hits": hits.item()}.items()))
 
     return Loop(step, model, optimizer, data)
+
+
+@row()
+def written_to_stderr() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        if math.isnan(loss.item()):
+            sys.stderr.write("the loss is nan\n")
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def prints_every_fifth_before_the_update() -> Loop:
+    model, optimizer, data = parts()
+    count = {"n": 0}
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        loss.backward()
+        if count["n"] % 5 == 0:
+            print("batch", count["n"], "loss", round(loss.item(), 4))
+        optimizer.step()
+        count["n"] += 1
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: count)
+
+
+@row("print")
+def prints_before_an_op_that_raises() -> Loop:
+    model, optimizer, data = parts()
+
+    def step(batch):
+        x, y, z = batch
+        first = F.cross_entropy(model(x), y)
+        print(f"first {first.item():.4f}")
+        return update(optimizer, first + F.cross_entropy(model(-x), z))
+
+    def batch(n):
+        x, y = data[n % 10]
+        return x, y, y if n % 17 != 16 else y + 4
+
+    return Loop(step, model, optimizer, batch)

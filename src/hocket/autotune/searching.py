@@ -1,0 +1,71 @@
+"""The state of a search for one variant: the steps that its tuner asks for, one at a time, and who hears of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.autotune.decision import Decision
+from hocket.autotune.items import Item
+from hocket.autotune.runner import InexactError
+
+__all__ = ["PlanSearch", "Progress"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class PlanSearch:
+    """A search that has no decision yet.
+
+    Attributes:
+        begin: starts the tuner. It raises if the step may not be captured.
+        spent_s: time of the calls that belong to it.
+    """
+
+    begin: Callable[[], Generator[Item, Any, Decision]]
+    spent_s: float = 0.0
+    _tuner: Generator[Item, Any, Decision] | None = None
+    _item: Item | None = None
+
+    @property
+    def item(self) -> Item:
+        """The step that the tuner asks for. The first call starts the tuner."""
+        if self._tuner is None:
+            self._tuner = self.begin()
+            self._item = next(self._tuner)
+        assert self._item is not None
+        return self._item
+
+    def answer(self, outcome: Any) -> Decision | None:
+        """Send what the item showed, or raise it in the tuner if it is an error. Return the decision once it stands."""
+        assert self._tuner is not None
+        try:
+            if isinstance(outcome, InexactError):
+                self._item = self._tuner.throw(outcome)
+            else:
+                self._item = self._tuner.send(outcome)
+        except StopIteration as end:
+            return end.value
+        return None
+
+
+class Progress:
+    """Calls the user's callback with each step of a search. One that raises is logged once and not called again."""
+
+    def __init__(self, callback: Callable[[str, int], Any] | None) -> None:
+        self._callback = callback
+        self._num_steps = 0
+
+    def note(self, stage: str) -> None:
+        """A step of this stage was made."""
+        self._num_steps += 1
+        if self._callback is None:
+            return
+        try:
+            self._callback(stage, self._num_steps)
+        except Exception as error:  # noqa: BLE001  # training goes on
+            self._callback = None
+            log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)

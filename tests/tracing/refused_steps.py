@@ -1,0 +1,389 @@
+"""Steps that stay eager, one for each reason. In each the line marked "here" is at fault.
+
+One of the same name with "_cured" does what the reason says.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import hocket
+
+SHOW = hocket.sink(lambda *values: None)
+
+
+class Parts:
+    """The parts of a step."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.scheduler = lr_scheduler.StepLR(self.optimizer, 100)
+        self.table: dict[Any, Any] = {
+            "loss": 0.5,
+            "list": [],
+            "n": 0,
+            "object": None,
+            "deque": deque([0]),
+            "kept": None,
+            "names": {},
+        }
+        self.numbers = iter(range(10_000))
+
+    def train(self, loss: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.model(batch).square().mean()
+
+
+def reads_a_value(p, batch):
+    out = p.model(batch)
+    if out.sum() > 1e9:  # here
+        out = out * 2
+    return p.train(out.square().mean())
+
+
+def reads_a_value_cured(p, batch):
+    out = p.model(batch)
+    out = torch.where(out.sum() > 1e9, out * 2, out)
+    return p.train(out.square().mean())
+
+
+def reads_many_values(p, batch):
+    many = p.model(batch).detach().repeat(200, 1).tolist()  # here
+    return p.train(p.loss(batch) * len(many) / 1000)
+
+
+def reads_many_values_cured(p, batch):
+    many = p.model(batch).detach().repeat(200, 1)
+    return p.train(p.loss(batch) * len(many) / 1000)
+
+
+def uses_a_late_number(p, batch):
+    loss = p.loss(batch)
+    scale = loss.item()  # here
+    return p.train(loss * (1 + scale))
+
+
+def uses_a_late_number_cured(p, batch):
+    loss = p.loss(batch)
+    return p.train(loss * (1 + loss.detach()))
+
+
+def makes_a_shape_of_values(p, batch):
+    out = p.model(batch)
+    return p.train(out[out > -1e9].square().mean())  # here
+
+
+def makes_a_shape_of_values_cured(p, batch):
+    out = p.model(batch)
+    return p.train(torch.where(out > -1e9, out, 0.0).square().mean())
+
+
+def leaves_torch(p, batch):
+    loss = p.loss(batch)
+    p.train(loss)
+    return float(loss.detach().numpy())  # here
+
+
+def leaves_torch_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+def replaces_memory(p, batch):
+    out = p.train(p.loss(batch))
+    p.model[0].bias.data = p.model[0].bias.data * 0.99  # here
+    return out
+
+
+def replaces_memory_cured(p, batch):
+    out = p.train(p.loss(batch))
+    p.model[0].bias.data.copy_(p.model[0].bias.data * 0.99)
+    return out
+
+
+def computes_with_an_array(p, batch):
+    return p.train(p.loss(torch.from_numpy(batch / 2)))  # here
+
+
+def computes_with_an_array_cured(p, batch):
+    return p.train(p.loss(torch.from_numpy(batch) / 2))
+
+
+def computes_unseen(p, batch):
+    out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
+    loss = nn.functional.cross_entropy(out, kinds, label_smoothing=p.optimizer.param_groups[0]["lr"])  # here
+    return p.train(loss)
+
+
+def computes_unseen_cured(p, batch):
+    out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
+    smooth = torch.tensor(p.optimizer.param_groups[0]["lr"])
+    losses = nn.functional.cross_entropy(out, kinds), -out.log_softmax(1).mean()
+    return p.train((1 - smooth) * losses[0] + smooth * losses[1])
+
+
+def hands_on(p, batch):
+    p.table["n"] += 1
+    span = datetime.timedelta(seconds=p.table["n"])  # here
+    return p.train(p.loss(batch) * (span.days + 1))
+
+
+def hands_on_cured(p, batch):
+    p.table["n"] += 1
+    return p.train(p.loss(batch) * (p.table["n"] // 86400 + 1))
+
+
+def sets_random_state(p, batch):
+    torch.manual_seed(3)
+    return p.train(p.loss(batch + torch.rand(4, 6)))  # here
+
+
+def sets_random_state_cured(p, batch):
+    return p.train(p.loss(batch + torch.rand(4, 6)))
+
+
+def draws_from_a_generator(p, batch):
+    own = torch.Generator().manual_seed(3)
+    return p.train(p.loss(batch + torch.rand(4, 6, generator=own)))  # here
+
+
+draws_from_a_generator_cured = sets_random_state_cured
+
+
+def moves_memory(p, batch):
+    scratch = torch.zeros(4)
+    scratch.resize_(3)  # here; a larger size would read memory that has no value
+    return p.train(p.loss(batch) + scratch.sum() * 0)
+
+
+def moves_memory_cured(p, batch):
+    scratch = torch.zeros(3)
+    return p.train(p.loss(batch) + scratch.sum() * 0)
+
+
+def uses_a_layout(p, batch):
+    sparse = batch.to_sparse()  # here
+    return p.train(p.loss(sparse.to_dense()))
+
+
+def uses_a_layout_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+def shares_memory_unseen(p, batch):
+    doubled = nn.Parameter(batch * 2, requires_grad=False)
+    return p.train(p.model(doubled).square().mean())  # here
+
+
+def shares_memory_unseen_cured(p, batch):
+    return p.train(p.loss((batch * 2).detach()))
+
+
+def makes_state(p, batch):  # here
+    loss = p.train(p.loss(batch))
+    p.optimizer.state[p.model[0].weight][f"more{len(p.optimizer.state[p.model[0].weight])}"] = torch.zeros(2)
+    return loss
+
+
+def makes_state_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    p.optimizer.state[p.model[0].weight].setdefault("more", torch.zeros(2))
+    return loss
+
+
+def calls_a_sink(p, batch):
+    loss = p.train(p.loss(batch))
+    SHOW(loss)  # here
+    return loss
+
+
+def calls_a_sink_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    SHOW(loss.item(), "loss")
+    return loss
+
+
+def sets_a_value(p, batch):
+    loss = p.train(p.loss(batch))
+    p.table["loss"] = loss.item() if p.table.get("loss") is None else None  # here
+    return loss
+
+
+def sets_a_value_cured(p, batch):
+    return p.train(p.loss(batch)).item()
+
+
+def returns_unseen(p, batch):
+    loss = p.train(p.loss(batch))
+    return {"loss": loss, "of": object}, {1, 2}  # here
+
+
+def returns_unseen_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    return {"loss": loss}, [1, 2]
+
+
+def returns_a_graph(p, batch):
+    p.train(p.loss(batch))
+    return p.model(batch)  # here
+
+
+def returns_a_graph_cured(p, batch):
+    p.train(p.loss(batch))
+    return p.model(batch).detach()
+
+
+def retains_a_gradient(p, batch):
+    out = p.model(batch)
+    out.retain_grad()
+    p.train(out.square().mean())
+    return out  # here
+
+
+def retains_a_gradient_cured(p, batch):
+    out = p.model(batch)
+    out.retain_grad()
+    p.train(out.square().mean())
+    return out.grad
+
+
+def batch_unseen(p, batch):  # here
+    return p.train(p.loss(batch[0]))
+
+
+def batch_unseen_cured(p, batch):
+    return p.train(p.loss(batch[0]))
+
+
+def reads_an_appended_list(p, batch):
+    loss = p.train(p.loss(batch))
+    p.table["list"].append(loss.item())
+    return len(p.table["list"])  # here
+
+
+def reads_an_appended_list_cured(p, batch):
+    loss = p.train(p.loss(batch))
+    p.table["list"].append(loss.item())
+    return loss
+
+
+def runs_no_ops(p, batch):  # here
+    return None
+
+
+def runs_no_ops_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+def steps_a_scheduler(p, batch):
+    loss = p.train(p.loss(batch))
+    p.scheduler.step()  # here
+    return loss
+
+
+def steps_a_scheduler_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+# Findings of the watch.
+
+
+def draws(p, batch):
+    return p.train(p.loss(batch * random.random()))  # here
+
+
+def draws_cured(p, batch):
+    return p.train(p.loss(batch * torch.rand(())))
+
+
+def advances(p, batch):
+    return p.train(p.loss(batch + next(p.numbers)))  # here
+
+
+def keeps_a_graph(p, batch):
+    loss = p.loss(batch)
+    p.table["kept"] = loss  # here
+    return p.train(loss)
+
+
+CODES = {"code": torch.zeros(6, requires_grad=True)}
+
+
+def with_another_code(number: int) -> torch.Tensor:
+    CODES["code"] = torch.full((6,), number / 10, requires_grad=True)
+    return torch.randn(4, 6)
+
+
+def trains_unseen(p, batch):  # here
+    return p.train(p.loss(batch + CODES["code"]))
+
+
+def trains_its_batch(p, batch):  # here
+    return p.train(p.loss(batch.requires_grad_()))
+
+
+def trains_its_batch_cured(p, batch):
+    return p.train(p.loss(batch.detach().requires_grad_()))
+
+
+def keeps_a_graph_cured(p, batch):
+    loss = p.loss(batch)
+    p.table["kept"] = loss.detach()
+    return p.train(loss)
+
+
+def counts(p, batch):
+    p.table["deque"][0] += 1  # here
+    return p.train(p.loss(batch))
+
+
+def grows(p, batch):
+    p.table["names"][f"n{len(p.table['names'])}"] = 1  # here
+    return p.train(p.loss(batch))
+
+
+def exchanges(p, batch):
+    p.table["object"] = object()  # here
+    return p.train(p.loss(batch))
+
+
+def exchanges_cured(p, batch):
+    return p.train(p.loss(batch))
+
+
+# Steps that ask for what only Python knows.
+
+
+def asks_the_clock(p, batch):
+    return p.train(p.loss(batch) * (time.time() > 0))  # here
+
+
+def asks_the_system(p, batch):
+    from os.path import exists
+
+    return p.train(p.loss(batch) * (1 + exists("/nowhere")))  # here
+
+
+def draws_by_numpy(p, batch):
+    return p.train(p.loss(batch * np.random.rand()))  # noqa: NPY002  # here
+
+
+OWN = np.random.default_rng(0)
+
+
+def draws_by_its_own_generator(p, batch):
+    return p.train(p.loss(batch * OWN.random()))  # here
