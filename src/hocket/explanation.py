@@ -22,7 +22,8 @@ from hocket.pystate.parts import split
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
 from hocket.tracing.captured import alone, captured_from
 from hocket.tracing.reasons import REASONS
-from hocket.tracing.recording.record import Recorded, record_step
+from hocket.tracing.recording.record import record_step
+from hocket.tracing.recording.trace import Recorded
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory, leaf_of
 

@@ -118,15 +118,6 @@ def test_it_runs_from_the_root_of_the_repository(words):
     assert done.stdout.startswith("usage: python -m benchmarks ")
 
 
-def test_simulate_does_not_load_torch():
-    program = (
-        "import sys; from benchmarks.cli import main\n"
-        "assert main(['simulate', '--ops', '9', '--repeats', '1']) == 0\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-
-
 def test_hocket_does_not_import_the_benchmarks():
     program = "import sys, hocket, hocket.cli.parser\nassert not [m for m in sys.modules if m.startswith('benchmarks')]"
     subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)

@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import hocket
 from benchmarks.climbs import accuracy, climb
 from benchmarks.curves import Curve, Curves, for_graph
 from benchmarks.knl import TABLE_II, TABLE_VI, published_knl
-from hocket import zoo
-from hocket.errors import FormatError, InputError
-from hocket.ir import Costs, Graph, Op
+from hocket.errors import InputError
+from hocket.ir import Graph, Op
 
 KNL = published_knl()
 KINDS = sorted({curve.op_type for curve in KNL})
@@ -87,61 +85,6 @@ def test_climbs_at_interval_4_predict_95_percent_on_the_published_set() -> None:
     assert fmean(accuracy(found, curve.best_us) for curve, found in climbs) >= 0.95
     climbed = [accuracy(found, curve.best_us, range(1, found.path[-1] + 1)) for curve, found in climbs]
     assert fmean(climbed) >= 0.95
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [("dcgan", {"batch_size": 8, "image_size": 16, "width": 16}), ("lstm-cells", {"steps": 3})],
-)
-def test_climbs_at_interval_4_predict_95_percent_of_a_captured_step(name, size) -> None:
-    check_step(zoo.load(name, **size))
-
-
-def check_step(job) -> None:
-    captured = hocket.capture(job.step, job.models, job.optimizers, job.batch(0))
-    costs = for_graph(captured.graph, KNL)
-    assert set(costs.durations_us) == set(captured.graph.by_name)
-    curves = Curves.recorded(captured.graph, costs)
-    found = [(curve, climb(curve.time_us, 68, 4)) for curve in curves]
-    assert fmean(accuracy(climbed, curve.best_us) for curve, climbed in found) >= 0.95
-    for curve, climbed in found:
-        assert climbed.best_us <= 1.02 * min(curve.best_us.values())
-    again = Curves.recorded(captured.graph, costs)
-    assert for_graph(captured.graph, again).durations_us == costs.durations_us, "what was recorded comes back"
-
-
-def test_the_published_set_is_said_not_to_be_recorded_and_reads_back_from_its_file(tmp_path) -> None:
-    assert KNL.cores == 68
-    assert KNL.source == "published"
-    assert "not recorded" in KNL.note
-    KNL.save(tmp_path / "again.json")
-    assert Curves.load(tmp_path / "again.json") == KNL
-    assert Costs.load(tmp_path / "again.json").note == KNL.note
-
-
-def test_sixteen_cores_are_the_first_of_the_68() -> None:
-    narrow = published_knl(16)
-    assert narrow.cores == 16
-    assert all(a.compact_us == b.compact_us[:16] for a, b in zip(narrow, KNL, strict=True))
-    for cores in (0, 69):
-        with pytest.raises(InputError, match=f"cores from 1 to 68, got {cores}"):
-            published_knl(cores)
-
-
-@pytest.mark.parametrize(
-    ("durations", "message"),
-    [
-        ({"Conv2D": {"1": 1.0}}, "expected a name such as"),
-        ({"Conv2D 3x3 flops=many bytes=1": {"1": 1.0}}, "expected a name such as"),
-        ({"Mul 1 flops=1 bytes=1": {"1": 1.0, "3": 1.0}}, "expected every width, from 1 on, in order"),
-        ({"Mul 1 flops=1 bytes=1 scatter": {"1": 1.0}}, "expected 'Mul 1 flops=1 bytes=1' before it"),
-    ],
-)
-def test_costs_that_are_no_curves_are_refused(tmp_path, durations, message) -> None:
-    Costs(durations).save(tmp_path / "costs.json")
-    with pytest.raises(FormatError, match=message) as caught:
-        Curves.load(tmp_path / "costs.json")
-    assert "costs.json" in str(caught.value)
 
 
 def by_hand() -> Curves:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ from torch import nn
 
 import forked
 from benchmarks import fuse as bench
-from benchmarks.budget import Budget
-from benchmarks.fuse import beside, targets, timing
+from benchmarks.fuse import targets, timing
 from benchmarks.fuse.targets import Target
 from benchmarks.fuse.training import PRECISIONS, Training
 from benchmarks.jax_process import IN_A_ROW
-from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
 TINY = {
@@ -58,29 +55,6 @@ def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
                 )
     assert set(found["crossover"][name]) == set(contenders)
     assert found["device"] == "cpu"
-
-
-def test_what_there_is_no_time_for_is_named_and_what_was_measured_is_kept(monkeypatch):
-    now = iter(range(0, 10_000, 10))  # every look at the clock is ten seconds later
-    monkeypatch.setattr(bench, "Budget", lambda total_s: Budget(total_s, clock=lambda: next(now)))
-    monkeypatch.setattr(
-        bench, "_measure", lambda *args: {"serial": {"step_ms": 2.0, "to_serial": 1.0, "models_per_s": 500.0}}
-    )
-    saved = []
-    found = bench.run(["mlp-32"], sizes=(1, 4, 8), memory=False, budget_s=75, save=lambda so_far: saved.append(so_far))
-    assert list(found["targets"]["mlp-32"]) == ["1"]
-    assert found["left_out"]["mlp-32, 4 models"] == "mlp-32, 4 models: no time: expected 80 s, 25 s left of 75"
-    assert "mlp-32, 8 models" in found["left_out"]
-    assert [list(so_far["targets"]["mlp-32"]) for so_far in saved] == [["1"]]
-
-
-def test_processes_that_fail_or_hang_hold_nobody_up():
-    wrong = Target("mlp", 4, (("width", 0),))
-    left_out: dict[str, str] = {}
-    assert bench._beside(wrong, 1, "cpu", 1, Training(), left_out, 60.0) is None
-    assert list(left_out) == ["processes, mlp, 1 models"]
-    with pytest.raises(threading.BrokenBarrierError):
-        beside.side_by_side(TINY["mlp-32"], 1, "cpu", 1, Training(), patience_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +134,3 @@ def test_jax_trains_as_torch_does(monkeypatch, training):
 def test_where_fusing_pays_and_where_it_stops(speeds, pays_from, stops_at):
     rows = {str(size): {"serial": {"to_serial": 1.0}, "fused": {"to_serial": ratio}} for size, ratio in speeds.items()}
     assert bench.crossover(rows) == {"fused": {"pays_from": pays_from, "stops_at": stops_at}}
-
-
-def test_what_is_not_there_is_refused():
-    with pytest.raises(InputError, match="contenders among"):
-        bench.run(["mlp-32"], contenders=("faster",))
-    if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="sees no GPU"):
-            bench.run(["mlp-32"], device="cuda")

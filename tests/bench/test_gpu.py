@@ -9,7 +9,6 @@ import textwrap
 import time
 
 import pytest
-import torch
 
 from benchmarks import gpu
 from benchmarks.budget import Budget
@@ -18,7 +17,6 @@ from benchmarks.critical_path import measured
 from benchmarks.gpu import PARTS, Part
 from execution.streams.deferred import Deferred
 from hocket.backends import StreamBackend
-from hocket.errors import InputError
 from hocket.ir import Device, Machine
 
 MLP = ("fuse", "mlp-32", "--device", "cpu", "--models", "1", "--steps", "1", "--no-memory")
@@ -90,12 +88,6 @@ def test_a_real_part_leaves_one_whole_file(tmp_path, monkeypatch, capsys):
     assert str(path) in capsys.readouterr().out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so():
-    with pytest.raises(InputError, match="torch sees no GPU"):
-        gpu.run()
-
-
 class Forgetful(Budget):
     """Ten seconds pass at every look at the clock."""
 
@@ -131,22 +123,3 @@ def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_nam
     assert list(short["networks"]) == ["lenet/2"]
     assert set(short["left_out"]) >= {"mlp/2", "lenet/4", "mlp/4"}
     assert short["geomean"]["large"] == {}, "of nothing there is no mean, and JSON has no word for NaN"
-
-
-def test_a_network_that_fails_costs_itself_alone(monkeypatch):
-    """A package that is not there, or any other error of one network."""
-    layers = measured._layers
-
-    def broken(name):
-        if name == "mlp":
-            raise RuntimeError("mlp needs a package that is not here")
-        return layers(name)
-
-    monkeypatch.setattr(measured, "_layers", broken)
-    monkeypatch.setattr(measured, "_compiled", lambda name, size, device: measured.zoo.load(name, batch_size=size).step)
-    networks = {"mlp": (2, 4), "lenet": (2, 4)}
-    found = measured.on_streams(nowhere(), "cpu", networks, 1, 1, Budget(), lambda _: None)
-    assert list(found["networks"]) == ["lenet/2", "lenet/4"]
-    assert found["left_out"] == {
-        label: f"{label}: mlp needs a package that is not here" for label in ("mlp/2", "mlp/4")
-    }

@@ -15,8 +15,6 @@ from typing import Literal, NamedTuple
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Op
 
-__all__ = ["AssistantRules", "Resource", "RuledFlow", "RuledOp", "assistant_rules"]
-
 Resource = Literal["compute", "memory", "network"]
 RESOURCES: tuple[Resource, ...] = ("compute", "memory", "network")
 

@@ -27,17 +27,6 @@ from hocket.adaptation.assistant_rules import RESOURCES, AssistantRules, Resourc
 from hocket.errors import InputError
 from hocket.ir import Timeline
 
-__all__ = [
-    "DeviceShare",
-    "OpMove",
-    "decide",
-    "order_of",
-    "predicted_loads_us",
-    "predicted_step_us",
-    "shares_of",
-    "transfer_delay",
-]
-
 # How many ops of a device are tried, and on how many others.
 CANDIDATES = 16
 TAKERS = 3

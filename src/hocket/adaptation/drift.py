@@ -23,8 +23,6 @@ from statistics import median
 
 from hocket.errors import InputError
 
-__all__ = ["Drift", "DriftDetector", "DriftLimits"]
-
 
 @dataclass(frozen=True)
 class DriftLimits:

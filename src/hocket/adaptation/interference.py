@@ -32,8 +32,6 @@ from statistics import median
 from hocket.errors import InputError
 from hocket.ir import Costs, Lane, Plan, Span, Timeline
 
-__all__ = ["CoRun", "co_runs", "interfering"]
-
 # Shorter overlaps than the time to wake a lane are ignored.
 MIN_OVERLAP_US = 5.0
 

@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hocket.ir import Graph
 
-__all__ = ["units_of"]
-
 # Parts of the whole time: a unit below the first follows a neighbour, which takes no more of them than the second; and
 # no module above the second is one unit, unless it is a layer.
 CHEAP = 0.01

@@ -31,8 +31,6 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import forms_of, plain_of
 
-__all__ = ["Admission"]
-
 log = logging.getLogger(__name__)
 
 # Watched steps before a capture: the first one imports and allocates, the second and the third are compared.

@@ -25,8 +25,6 @@ from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
-__all__ = ["Audit", "Auditor", "audited", "narrowed"]
-
 log = logging.getLogger(__name__)
 
 START_STEPS = 25

@@ -17,8 +17,6 @@ from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry, Inventory
 
-__all__ = ["Candidate", "TunerConfig", "rank_of"]
-
 
 @dataclass(frozen=True)
 class TunerConfig:

@@ -45,8 +45,6 @@ from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import Entry
 
-__all__ = ["MAX_SAMPLES", "Closeness", "Distance", "Sample", "sample"]
-
 # How many times eager's own distance a form may be away, and what it may be at least, in units in the last place.
 MAX_RATIO = 4.0
 FLOOR_ULPS = 4.0

@@ -18,8 +18,6 @@ from hocket.backends import Backend
 from hocket.ir import Timeline
 from hocket.reporting import lower_quartile
 
-__all__ = ["StepComparison", "compare_steps", "speedup_interval", "take_turn"]
-
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
 STEPS_IN_A_ROW = 4

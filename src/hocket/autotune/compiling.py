@@ -25,8 +25,6 @@ from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.process import CompilingProcess, niceness
 from hocket.tracing.variants import has_channels_last, plain_of
 
-__all__ = ["FormCompiler"]
-
 log = logging.getLogger(__name__)
 
 # A step that has run for so long since it was decided is compiled.

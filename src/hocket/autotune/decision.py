@@ -8,8 +8,6 @@ from statistics import median
 from hocket.adaptation import CoRun
 from hocket.autotune.candidate import Candidate
 
-__all__ = ["UNDECIDED", "Decision", "Verdict"]
-
 
 class Verdict(str):
     """``"planned"`` or ``"eager"``, with the reason in `why`."""

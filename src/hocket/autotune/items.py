@@ -17,8 +17,6 @@ from typing import ClassVar
 from hocket.execution.base import Executor
 from hocket.tracing.captured import Captured
 
-__all__ = ["Item", "RecordedStep", "SampledForms", "TimedStep", "VerifiedStep", "WatchedStep"]
-
 
 @dataclass(frozen=True)
 class WatchedStep:

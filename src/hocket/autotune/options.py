@@ -14,8 +14,6 @@ from hocket.ir import Machine, Plan
 from hocket.planning import planners
 from hocket.tracing.state import Entry, Inventory
 
-__all__ = ["NUMERICS", "backend_of", "check_options", "unplannable"]
-
 # What a plan may compute: eager's bits, what another number of threads makes of them, or what is as close to the
 # float64 step.
 NUMERICS = ("bitwise", "rounding", "close")

@@ -29,8 +29,6 @@ from hocket.pystate.cuts import StepParts
 from hocket.pystate.parts import split
 from hocket.pystate.watch import PurityWatch
 
-__all__ = ["PartedPool"]
-
 log = logging.getLogger(__name__)
 
 # Variants of one signature; where there are more, a middle may need fewer.

@@ -30,8 +30,6 @@ from hocket.pystate.watch import named
 from hocket.tracing.signature import Signature, Signatures
 from hocket.tracing.switches import obstacle
 
-__all__ = ["VariantPool"]
-
 log = logging.getLogger(__name__)
 
 # Variants of one signature: a step whose state never settles would be captured for ever.

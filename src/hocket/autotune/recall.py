@@ -25,8 +25,6 @@ from hocket.reporting import lower_quartile
 from hocket.tracing.captured import relowered
 from hocket.tracing.variants import reference_of
 
-__all__ = ["Recall"]
-
 log = logging.getLogger(__name__)
 
 # A remembered plan may look slower by this in a few steps. Slower than eager, plans are searched anew; slower than its

@@ -17,13 +17,11 @@ from hocket.pystate.places import ABSENT, shown
 from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.reasons import Reason
-from hocket.tracing.recording.record import Recorded, record_step
-from hocket.tracing.recording.trace import Trace
+from hocket.tracing.recording.record import record_step
+from hocket.tracing.recording.trace import Recorded, Trace
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import Entry, inventory, leaf_of
 from hocket.tracing.variants import in_form
-
-__all__ = ["RecordedForm", "recorded_form"]
 
 # Tensors outside of models and optimizers that may get gradients, and those that may stand at one place, one after the
 # other. A step that has another one each time stays eager.

@@ -23,8 +23,6 @@ from hocket.ir._fields import Reader
 from hocket.ir.limits import processor_name
 from hocket.version import VERSION
 
-__all__ = ["FORMAT", "Remembered", "RememberedPlan", "about_step", "document_of", "read_document"]
-
 FORMAT = "hocket-decision/1"
 # They set how long idle threads of OpenMP spin, and so who is faster.
 _SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

@@ -13,8 +13,6 @@ from hocket.tracing.captured import Captured, relowered
 from hocket.tracing.rerecording import rerecorded
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of, native_ops_of, rewrites_in, rewrites_of
 
-__all__ = ["MAX_OPS", "rewritten", "rewritten_forms"]
-
 log = logging.getLogger(__name__)
 
 # Ops above which a step's less likely forms are not worth a plan.

@@ -19,8 +19,6 @@ from hocket.ir.limits import free_bytes
 from hocket.planning.critical_path import serial_peak_bytes
 from hocket.tracing.captured import Captured
 
-__all__ = ["available_bytes", "expect_room", "float64_limit_bytes", "float64_peak_bytes", "release_memory"]
-
 # The share of the free memory that a step in float64 may take.
 MAX_SHARE = 0.5
 _LARGEST = 8

@@ -24,8 +24,6 @@ from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
-__all__ = ["InexactError", "PlanFailedError", "RefusedError", "StepRunner", "again_by_eager"]
-
 
 class RefusedError(HocketError):
     """The step stays eager, for this reason."""

@@ -11,8 +11,6 @@ from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item
 from hocket.autotune.runner import InexactError
 
-__all__ = ["PlanSearch", "Progress"]
-
 log = logging.getLogger(__name__)
 
 

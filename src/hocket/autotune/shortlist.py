@@ -18,8 +18,6 @@ from hocket.planning.ranks import graph_ranks
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
 
-__all__ = ["LongestChain", "Profile", "Proposal", "finalists", "longest_chain", "profile_of"]
-
 # Proposals that come to the comparison by their prediction.
 MAX_FINALISTS = 3
 # An op's duration is the shortest of a few, and differs by this from one profile to the next.

@@ -20,8 +20,6 @@ from hocket.cache_folder import cache_folder, make_folder
 from hocket.errors import InputError
 from hocket.ir._fields import Reader, load_document, save_document
 
-__all__ = ["DecisionStore", "user_folder"]
-
 log = logging.getLogger(__name__)
 
 STATE_FORMAT = "hocket-decisions/1"

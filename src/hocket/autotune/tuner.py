@@ -42,8 +42,6 @@ from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
 from hocket.tracing.variants import plain_of, reference_of
 
-__all__ = ["Tuner"]
-
 log = logging.getLogger(__name__)
 
 # A form is not planned where its serial steps take this many times those of the same form rewritten.

@@ -28,8 +28,6 @@ from hocket.pystate.guards import Guards
 from hocket.pystate.watch import named
 from hocket.tracing.captured import Captured
 
-__all__ = ["Variant"]
-
 log = logging.getLogger(__name__)
 
 # Calls in a row that need nothing of Python; then the watch for drift gets their times.

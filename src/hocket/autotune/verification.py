@@ -25,8 +25,6 @@ from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 
-__all__ = ["Difference", "differ", "distance", "largest", "verify"]
-
 # Elements that are compared at a time.
 _PART = 2**16
 

@@ -12,8 +12,6 @@ from hocket.planning import Bounds, bounds
 from hocket.simulation import simulate
 from hocket.tracing.captured import Captured
 
-__all__ = ["PROFILE_RUNS", "ROUNDING", "Backend"]
-
 # Real training steps spent on a profile: timed runs at each key, after one that is not counted.
 PROFILE_RUNS = 3
 # The effect of another number of threads on sums in single precision, relative to the largest value of a tensor, with a

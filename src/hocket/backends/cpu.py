@@ -20,8 +20,6 @@ from hocket.profiling.hill_climb import Setting
 from hocket.profiling.tracer import costs_of, default_widths, serial_plan
 from hocket.tracing.captured import Captured
 
-__all__ = ["CpuBackend"]
-
 # Up to this many cores, every width that a plan may use is one of 1, 2, 4 and all: there is nothing to climb.
 FEW_CORES = 4
 

@@ -11,8 +11,6 @@ from hocket.backends.streams import StreamBackend
 from hocket.execution.streams import CudaDevice
 from hocket.ir import Device, Machine
 
-__all__ = ["CudaBackend"]
-
 # GPUs whose rates come with Hocket; see `hocket.ir.Machine.preset`.
 _KNOWN = ("p100", "v100", "a100", "h100", "h200")
 # Single-precision lanes of a multiprocessor by compute capability (NVIDIA, CUDA C++ Programming Guide, "Arithmetic

@@ -25,8 +25,6 @@ from hocket.profiling.gpu import estimate_gpu
 from hocket.simulation import simulate
 from hocket.tracing.captured import Captured, Frame
 
-__all__ = ["SimulatedBackend", "SimulatedClock"]
-
 
 class SimulatedClock:
     """Counts the seconds that simulated steps take, and none in between.

@@ -16,8 +16,6 @@ from hocket.profiling.tracer import costs_of
 from hocket.simulation import simulate
 from hocket.tracing.captured import Captured
 
-__all__ = ["StreamBackend"]
-
 
 class StreamBackend(Backend):
     """Plans on the streams of one GPU, run as CUDA graphs.

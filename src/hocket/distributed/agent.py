@@ -27,7 +27,8 @@ from hocket.profiling import profile
 from hocket.simulation import simulate
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
-from hocket.tracing.cut import Arrival, cut
+from hocket.tracing.cut import cut
+from hocket.tracing.division import Arrival
 from hocket.tracing.state import Entry, inventory
 
 

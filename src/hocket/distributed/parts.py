@@ -22,7 +22,8 @@ from functools import cached_property
 from hocket.errors import InputError
 from hocket.ir import Graph
 from hocket.tracing.captured import Captured
-from hocket.tracing.cut import Arrival, Departure, cut
+from hocket.tracing.cut import cut
+from hocket.tracing.division import Arrival, Departure
 from hocket.tracing.restricted_tape import is_of_batch, references
 from hocket.tracing.state import ItemOf
 

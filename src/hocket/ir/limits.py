@@ -11,8 +11,6 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_limit", "free_bytes", "memory_limit_bytes", "processor_name", "usable_cpus"]
-
 _ROOT = Path("/")
 
 

@@ -14,8 +14,6 @@ import torch
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine
 
-__all__ = ["estimate", "measure_rates"]
-
 # Dispatching one op from Python, by the order of magnitude.
 _OP_US = 3.0
 

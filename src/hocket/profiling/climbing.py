@@ -24,8 +24,6 @@ from collections.abc import Generator, Iterable, Mapping
 from hocket.ir import Costs, Device, Op, Timeline
 from hocket.profiling.hill_climb import HillClimb, Setting
 
-__all__ = ["RUNS", "climbing", "interval_of"]
-
 # Steps at each setting; the shortest time of an op counts.
 RUNS = 2
 # The paper's interval, for up to 68 cores; where there are more it grows with them.

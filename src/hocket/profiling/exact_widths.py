@@ -30,8 +30,6 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Slot, compile_action
 from hocket.tracing.scalars.tape import TapeRef
 
-__all__ = ["ExactWidths", "same_bits"]
-
 # The trials of an op on further values produce at least this many numbers together, in at most this many trials.
 ENOUGH_NUMBERS = 64
 MAX_TRIALS = 8

@@ -35,8 +35,6 @@ from typing import NamedTuple
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Op, Share
 
-__all__ = ["Fit", "GpuModel", "estimate_gpu"]
-
 PRODUCTS = ("convolution", "convolution_backward", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv")
 _FLOAT = 4
 

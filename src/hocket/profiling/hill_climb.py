@@ -34,8 +34,6 @@ from typing import NamedTuple
 from hocket.errors import InputError
 from hocket.ir import Costs, Op
 
-__all__ = ["AFFINITIES", "HillClimb", "Setting"]
-
 COMPACT, SCATTER = "compact", "scatter"
 AFFINITIES = (COMPACT, SCATTER)
 

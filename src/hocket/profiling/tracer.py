@@ -17,8 +17,6 @@ from hocket.ir import Costs, Machine, Plan, Timeline, one_by_one
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
 
-__all__ = ["costs_of", "default_widths", "serial_plan", "trace_costs"]
-
 
 def default_widths(cores: int) -> tuple[int, ...]:
     """1, 2, 4, ... and all cores."""

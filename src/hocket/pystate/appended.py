@@ -16,8 +16,6 @@ from typing import Any
 
 from hocket.pystate.places import Place, describe
 
-__all__ = ["AppendedList", "recorded_lists"]
-
 
 @dataclass(frozen=True, eq=False)
 class AppendedList:

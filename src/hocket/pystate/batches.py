@@ -29,8 +29,6 @@ from hocket.arguments import Arguments, Unfolded
 from hocket.pystate.layout import foreign_base, instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_plain, same
 
-__all__ = ["batch_findings", "folded", "holds_arrays", "kinds_in", "reads_out_of_sight", "unfolded", "unfolded_again"]
-
 # Beyond these an object is no batch: it is left as one leaf, which cannot be seen.
 MAX_DEPTH, MAX_LEAVES = 12, 2000
 

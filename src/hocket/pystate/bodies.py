@@ -21,8 +21,6 @@ from hocket.pystate.layout import instance_dict
 from hocket.pystate.places import is_a
 from hocket.pystate.tokens import DRAWING
 
-__all__ = ["Body", "Statement", "is_plain", "names_of", "parsed"]
-
 _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef)

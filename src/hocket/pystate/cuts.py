@@ -13,8 +13,6 @@ from typing import Any
 from hocket.arguments import packed, unpacked
 from hocket.pystate.bodies import Body, Statement, is_plain, names_of
 
-__all__ = ["BEFORE", "LIVE", "BodyCut", "StepParts"]
-
 # Keyword arguments of the parts.
 BEFORE, LIVE = "_hocket_before", "_hocket_live"
 _DRAWN = "_hocket_drawn_{}"

@@ -37,8 +37,6 @@ from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
 from hocket.sinks import Sink
 
-__all__ = ["ExecutedCode", "NamesKnown", "with_nested"]
-
 _SCHEDULERS = os.path.join(TORCH, "optim", "lr_scheduler.py")
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _DISPATCH = os.path.join(TORCH, "_ops.py")

@@ -17,8 +17,6 @@ from hocket.pystate.executed import with_nested
 from hocket.pystate.origins import origin
 from hocket.pystate.places import Place
 
-__all__ = ["FINDINGS", "codes_of", "finding", "line_about"]
-
 # By kind: what the step does, and what helps.
 FINDINGS: dict[str, tuple[str, str]] = {
     "draws": ("it advances {}", "draw with torch's default generator, or draw outside the step and pass the numbers"),

@@ -10,8 +10,6 @@ import torch
 
 from hocket.pystate.places import are_like, is_a, same
 
-__all__ = ["PythonTable"]
-
 
 class PythonTable:
     """Python version of the native `GuardTable`. Methods that add a group return its number."""

@@ -27,8 +27,6 @@ from hocket.pystate.torch_kinds import HOOK_TABLES
 from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
 
-__all__ = ["A_TENSOR", "Guards"]
-
 # How a value is compared; the numbers are those of native/guards.cpp.
 IDENTITY, EQUAL, NUMBER, TENSOR, TREE = range(5)
 # The effect of a step on a place where it puts a tensor.

@@ -41,8 +41,6 @@ from hocket.pystate.torch_kinds import TorchKinds, is_ours
 from hocket.pystate.walk import MAX_ITEMS, MAX_VALUES, Reachable
 from hocket.sinks import Sink
 
-__all__ = ["Kinds"]
-
 MAX_ARRAY_BYTES = 1 << 20
 
 _LOGGING_SLOTS = frozenset(("level", "disabled", "handlers", "filters", "propagate"))

@@ -13,9 +13,6 @@ from weakref import WeakKeyDictionary
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
 
-__all__ = ["foreign_base", "instance_dict", "origin_of", "slot_value", "slots_of"]
-
-
 _SLOTS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 
 

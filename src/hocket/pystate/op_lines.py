@@ -12,8 +12,6 @@ import torch
 from hocket.pystate.origins import OURS, TORCH, origin
 from hocket.pystate.tokens import DRAWING
 
-__all__ = ["OpLines"]
-
 # Methods of tensors that look at one, and are no work.
 _LOOKS = frozenset(
     (

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["OURS", "TORCH", "is_user_code", "origin", "step_line", "user_line"]
-
 # Folders.
 TORCH = os.path.dirname(torch.__file__) + os.sep
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})

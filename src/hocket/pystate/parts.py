@@ -33,8 +33,6 @@ from hocket.pystate.cuts import BodyCut, StepParts
 from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import origin
 
-__all__ = ["split"]
-
 
 def split(step: Any, lines: OpLines) -> list[StepParts]:
     """The parts of a step, in each way that is worth a try.

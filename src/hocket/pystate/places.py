@@ -16,22 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = [
-    "ABSENT",
-    "Group",
-    "Path",
-    "Place",
-    "are_like",
-    "describe",
-    "is_a",
-    "is_immutable",
-    "is_number",
-    "is_plain",
-    "members_of",
-    "same",
-    "shown",
-]
-
 
 class _Absent:
     """Stands for the value of a place where there is none: a name that was deleted, an empty cell."""

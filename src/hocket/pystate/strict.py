@@ -21,8 +21,6 @@ from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["is_strict", "strict_function", "strict_names"]
-
 _MODULES = frozenset(
     (
         *("json", "datetime", "decimal", "statistics", "sqlite3", "ctypes", "marshal"),

@@ -12,8 +12,6 @@ import torch
 
 from hocket.pystate.places import is_a, is_plain
 
-__all__ = ["DRAWING", "GENERATORS", "ITERATORS", "generator_state", "iterator_state"]
-
 # Iterators within iterators, and what they say of their places.
 MAX_DEPTH, MAX_PARTS = 20, 1000
 

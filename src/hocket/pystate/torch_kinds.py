@@ -13,8 +13,6 @@ from hocket.pystate.layout import instance_dict, origin_of
 from hocket.pystate.places import Path, describe, is_a, is_number
 from hocket.pystate.walk import Walk
 
-__all__ = ["HOOK_TABLES", "TorchKinds", "is_ours"]
-
 HOOK_TABLES = frozenset(
     (
         "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_forward_hooks_with_kwargs",

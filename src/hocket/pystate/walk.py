@@ -27,8 +27,6 @@ from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import instance_dict, origin_of, slot_value, slots_of
 from hocket.pystate.places import Group, Path, describe, is_a, is_immutable
 
-__all__ = ["MAX_ITEMS", "MAX_VALUES", "Reachable", "Walk"]
-
 # Beyond these, watching a step would cost more than planning could win.
 MAX_VALUES = 200_000
 MAX_ITEMS = 20_000

@@ -35,8 +35,6 @@ from hocket.pystate.places import ABSENT, Group, Place, are_like, is_a, is_immut
 from hocket.pystate.tokens import GENERATORS
 from hocket.pystate.walk import Reachable
 
-__all__ = ["Change", "PurityWatch", "Watched", "differences", "in_words", "is_followed", "named"]
-
 # A step that still runs new code after this number of calls is not watched any longer.
 MAX_WATCHED = 6
 # How many findings a message names.

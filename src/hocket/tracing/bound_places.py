@@ -6,8 +6,6 @@ from typing import Any
 
 from hocket.tracing.state import Entry, Gradient, GroupOf, StateOf, ValueOf
 
-__all__ = ["BoundPlaces"]
-
 
 class BoundPlaces:
     """Adds places to a native table (see ``native/objects.h``), each container once.

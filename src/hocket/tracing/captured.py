@@ -26,8 +26,6 @@ from hocket.tracing.spent_graphs import with_spent_graph
 from hocket.tracing.standing import Standing, value_now
 from hocket.tracing.state import BatchLeaf, Entry, Gradient, LiveLeaf
 
-__all__ = ["Captured", "Frame", "alone", "captured_from", "relowered"]
-
 # Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
 _ONE_AT_A_TIME = threading.RLock()
 

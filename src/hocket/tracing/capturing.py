@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,31 +14,23 @@ from hocket.sinks import sinks_held
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.exits import exits_noted
-from hocket.tracing.recording.record import Recorded, record_step
+from hocket.tracing.recording.record import record_step
+from hocket.tracing.recording.trace import Recorded
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import Entry, Gradient, Inventory, inventory, leaf_of
 
-__all__ = ["capture_step"]
-
 
 def capture_step(
-    step: Callable[[Any], Any],
-    model: Any,
-    optimizer: Any,
-    batch: Any,
-    *,
-    split: bool = True,
-    pays: Callable[[str, str], bool] | None = None,
-    **known: Any,
+    step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, *, split: bool = True, pays: Any = None
 ) -> Captured:
-    """See `hocket.capture`. What else is `known` of the step is for `hocket.tracing.recording.record.record_step`."""
+    """See `hocket.capture`."""
     places = inventory(model, optimizer)
     made: dict[Any, Any] = {}
     with alone():
         if _has_state(places):
             signature = signature_of(places, batch)
-            recorded = _recorded(step, model, optimizer, batch, known)
+            recorded = _recorded(step, model, optimizer, batch)
         else:
             # The optimizer makes its state in its first step. Let it, and take everything back afterwards.
             saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
@@ -46,7 +38,7 @@ def capture_step(
                 with exits_noted(Reasons(raises=True)), sinks_held():
                     step(batch)
                 signature = signature_of(places, batch)
-                recorded = _recorded(step, model, optimizer, batch, known)
+                recorded = _recorded(step, model, optimizer, batch)
                 for source in recorded.trace.sources if recorded.trace else ():
                     if isinstance(source, (Entry, Gradient)) and source.kind in ("state", "gradient"):
                         made[source] = source.get().detach().clone()
@@ -60,12 +52,12 @@ def capture_step(
     return found
 
 
-def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, known: Mapping[str, Any]) -> Recorded:
+def _recorded(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> Recorded:
     try:
-        recorded = record_step(step, model, optimizer, batch, undoes=True, **known)
+        recorded = record_step(step, model, optimizer, batch, undoes=True)
         if recorded.leaves:
             leaves = [leaf_of(tensor, f"leaf{number}") for number, tensor in enumerate(recorded.leaves)]
-            recorded = record_step(step, model, optimizer, batch, undoes=True, leaves=leaves, **known)
+            recorded = record_step(step, model, optimizer, batch, undoes=True, leaves=leaves)
         return recorded
     except CaptureError:
         raise

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["convolution_in_parts"]
-
 _aten = torch.ops.aten
 # What the columns of some images may be together.
 MAX_COLUMNS_BYTES = 16 * 2**20

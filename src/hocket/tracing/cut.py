@@ -32,8 +32,6 @@ from hocket.tracing.restricted_tape import is_of_batch, references, restricted
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import BatchLeaf, Entry, ItemOf
 
-__all__ = ["Arrival", "Departure", "cut"]
-
 
 def cut(
     captured: Captured, keep: Collection[str], arrivals: Sequence[Arrival], departures: Sequence[Departure]

@@ -25,8 +25,6 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.restricted_tape import references
 
-__all__ = ["Arrival", "Departure", "Division"]
-
 
 @dataclass(frozen=True)
 class Arrival:

@@ -25,8 +25,6 @@ from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.spill import ValueMemory
 from hocket.tracing.state import BatchLeaf
 
-__all__ = ["WIDE", "Left", "float64_step"]
-
 WIDE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["FUSED_NORM", "NATIVE_OPS", "WINOGRAD", "tiles_filters"]
-
 NATIVE_OPS = FUSED_NORM, WINOGRAD = "fused-norm", "winograd"
 
 # Of a convolution by Winograd's algorithm, on both sides: with fewer, most of a vector would be zeros.

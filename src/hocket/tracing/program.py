@@ -15,8 +15,6 @@ from typing import Any
 
 from hocket.tracing.scalars.tape import Tape, TapeRef
 
-__all__ = ["Action", "Call", "Program", "Slot", "Transfer", "compile_action", "compile_tape", "slots_in"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

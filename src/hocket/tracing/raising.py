@@ -8,8 +8,6 @@ ATen kernels for the CPU that check values. Shapes and dtypes cannot be wrong in
 
 from __future__ import annotations
 
-__all__ = ["may_raise"]
-
 _NAMES = """
     _assert_async _assert_scalar
     nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from hocket.errors import CaptureError
 from hocket.pystate.origins import user_line
 
-__all__ = ["REASONS", "Reason", "Reasons"]
-
 _DATA = "depends on values, not only on shapes (data-dependent control flow)"
 _RETURN = "return the tensor, and look at its value after the step"
 

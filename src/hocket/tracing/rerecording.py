@@ -36,8 +36,6 @@ from hocket.tracing.scalars.live import wrap
 from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import BatchLeaf, Entry
 
-__all__ = ["CHANNELS_LAST", "FUSED_UPDATE", "has_fused_kernels", "rerecorded"]
-
 CHANNELS_LAST, FUSED_UPDATE = "channels-last", "fused-update"
 
 # The optimizers with fused kernels for CPU, the state of which is as without them. SGD's is wrong for bfloat16 in torch

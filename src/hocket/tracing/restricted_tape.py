@@ -11,8 +11,6 @@ from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import LiveLeaf
 
-__all__ = ["is_of_batch", "references", "restricted"]
-
 
 def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]]) -> Tape:
     """The tape with what `used` entries and those `guards` need. Every entry keeps its number."""

@@ -10,8 +10,6 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.state import Gradient, Inventory
 
-__all__ = ["Saved"]
-
 # What torch answers where a stride is 0.
 _OVERLAPS = 1
 

@@ -17,8 +17,6 @@ from hocket.tracing.bound_places import BoundPlaces
 from hocket.tracing.state import PLAIN, Inventory
 from hocket.tracing.switches import switches
 
-__all__ = ["Signature", "Signatures", "signature_of"]
-
 # Signatures that are remembered, and those of them that are recognised natively.
 MAX_MET = 1000
 MAX_KNOWN = 8

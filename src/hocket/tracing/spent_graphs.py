@@ -12,8 +12,6 @@ import torch
 
 from hocket import native
 
-__all__ = ["SPENT", "with_spent_graph"]
-
 SPENT = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
     "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "

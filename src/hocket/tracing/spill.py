@@ -24,8 +24,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ValueMemory"]
-
 log = logging.getLogger(__name__)
 
 # A storage that is smaller stays.

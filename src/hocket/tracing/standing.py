@@ -19,8 +19,6 @@ from hocket.tracing.state import BatchLeaf, Entry, Gradient
 if TYPE_CHECKING:
     from hocket.tracing.recording.trace import Trace
 
-__all__ = ["Standing", "TensorKind", "value_now"]
-
 
 @dataclass(frozen=True)
 class TensorKind:

@@ -17,19 +17,6 @@ from torch.utils._pytree import tree_leaves
 from hocket.errors import InputError
 from hocket.pystate.places import Place
 
-__all__ = [
-    "PLAIN",
-    "BatchLeaf",
-    "Constant",
-    "Entry",
-    "Gradient",
-    "Inventory",
-    "ItemOf",
-    "LiveLeaf",
-    "inventory",
-    "leaf_of",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class StateOf:

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
-__all__ = ["obstacle", "switches"]
-
 _SMALLEST, _ONE = 5e-324, 1.0
 
 

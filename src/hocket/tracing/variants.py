@@ -36,20 +36,6 @@ from hocket.tracing.native_ops import FUSED_NORM, NATIVE_OPS, WINOGRAD, tiles_fi
 from hocket.tracing.rerecording import CHANNELS_LAST, FUSED_UPDATE, has_fused_kernels
 from hocket.tracing.state import Inventory
 
-__all__ = [
-    "compiled_from",
-    "compiled_rewrites_of",
-    "forms_of",
-    "has_channels_last",
-    "in_form",
-    "native_ops_of",
-    "plain_of",
-    "reference_of",
-    "rewrites_in",
-    "rewrites_of",
-]
-
-
 _Step = TypeVar("_Step")
 
 COMPILED = "compiled"

@@ -25,8 +25,8 @@ from hocket.errors import InputError
 from hocket.ir import Graph
 from hocket.planning.partition.graph_problem import one_home
 from hocket.tracing.captured import Captured
-from hocket.tracing.cut import Arrival, Departure, cut
-from hocket.tracing.division import Division
+from hocket.tracing.cut import cut
+from hocket.tracing.division import Arrival, Departure, Division
 
 
 def rank_name(rank: int) -> str:

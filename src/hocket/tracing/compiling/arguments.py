@@ -13,8 +13,6 @@ import torch
 
 from hocket.errors import CaptureError
 
-__all__ = ["decoded", "dtype_of", "encoded", "op_named", "op_text", "values_in"]
-
 # Constants of torch by the key of their text.
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 

@@ -20,8 +20,6 @@ from hocket.errors import CaptureError
 from hocket.ir.limits import usable_cpus
 from hocket.tracing.compiling.wrapper import WrittenKernel
 
-__all__ = ["compile_kernels", "link"]
-
 # Of Inductor's flags those that say nothing about what is computed.
 _USELESS = ("Wall", "pedantic", "g1", "shared")
 _INCLUDE = re.compile(r"^\s*#include .*$", re.MULTILINE)

@@ -27,8 +27,6 @@ from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.recording.op_recorder import Note
 from hocket.tracing.scalars.tape import TapeRef
 
-__all__ = ["compiled_form"]
-
 
 def compiled_form(captured: Captured, request: CompileRequest, listings: tuple[Listing, Listing]) -> Captured:
     """The captured step in its compiled form, and in the same form in float64.

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["decompositions"]
-
 _aten = torch.ops.aten
 _EPSILON = float(torch.tensor(1e-12, dtype=torch.float32))
 _SIXTH = float(torch.tensor(1 / 6, dtype=torch.float32))

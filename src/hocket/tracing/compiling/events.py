@@ -12,8 +12,6 @@ from typing import Any
 
 from hocket.tracing.compiling.wrapper import RecordedCalls
 
-__all__ = ["arranged"]
-
 Event = dict[str, Any]
 
 _ALLOCATION, _VIEW = "aten.empty_strided.default", "hocket.part.default"

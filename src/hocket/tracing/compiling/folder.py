@@ -21,8 +21,6 @@ from hocket.tracing.compiling.listing import LIBRARY, LISTING, load_listings
 from hocket.tracing.compiling.process import CompilingProcess
 from hocket.tracing.compiling.request import request_of
 
-__all__ = ["Compiling", "compiled_step"]
-
 log = logging.getLogger(__name__)
 
 # What all compiled steps of a folder may be together.

@@ -29,8 +29,6 @@ from hocket.tracing.float64 import WIDE
 from hocket.tracing.raising import may_raise
 from hocket.tracing.recording.op_arguments import written_arguments
 
-__all__ = ["functional_graph", "plain_op"]
-
 _aten = torch.ops.aten
 # The namespace of ops that stay torch's, and for each of them the op it stands for.
 _NAMESPACE = "hocket_plain"

@@ -39,8 +39,6 @@ from hocket.tracing.compiling.products import join_products
 from hocket.tracing.compiling.shortcuts import patched, shortcuts
 from hocket.tracing.compiling.wrapper import kernels_of, recorded
 
-__all__ = ["compiled_to", "main"]
-
 _OPTIONS: dict[str, Any] = {
     "allow_buffer_reuse": False,
     "compile_threads": 1,

@@ -14,8 +14,6 @@ from hocket.errors import CaptureError
 from hocket.ir._fields import parse_json, read_file
 from hocket.tracing.compiling.arguments import dtype_of
 
-__all__ = ["FORMAT", "LIBRARY", "LISTING", "ListedCall", "ListedTensor", "Listing", "load_listings"]
-
 FORMAT = "hocket-compiled/3"
 LISTING, LIBRARY = "listing.json", "kernels.so"
 

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from hocket.errors import CaptureError
 
-__all__ = ["CompilingProcess", "niceness"]
-
 # Compiling that takes longer is given up; beside a training that leaves it a tenth of a core, it takes minutes.
 MAX_COMPILE_S = 1800.0
 # Largest ratio of the time of steps beside it to eager's.

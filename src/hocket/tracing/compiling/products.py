@@ -21,8 +21,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["join_products"]
-
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default)
 # A product of so few rows takes a third longer by a transposed matrix, and copying that repays with the sixth.

@@ -27,8 +27,6 @@ from hocket.tracing.program import Action, Call, Slot, slots_in
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
-__all__ = ["FORMAT", "CompileRequest", "request_of"]
-
 FORMAT = "hocket-compile/4"
 
 # Releases of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other forms.

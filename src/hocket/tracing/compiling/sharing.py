@@ -20,8 +20,6 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.program import Call
 
-__all__ = ["with_told_views"]
-
 _aten = torch.ops.aten
 # Such ops, and the same as views whose schema says so.
 _SPLITS = {

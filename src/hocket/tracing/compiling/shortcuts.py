@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-__all__ = ["linear_stride", "patched", "shortcuts"]
-
 
 @contextmanager
 def shortcuts() -> Iterator[None]:

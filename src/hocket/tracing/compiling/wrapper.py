@@ -20,8 +20,6 @@ from hocket.tracing.compiling.arguments import encoded, op_text
 from hocket.tracing.compiling.functional import plain_op
 from hocket.tracing.recording.op_arguments import written_arguments
 
-__all__ = ["RecordedCalls", "WrittenKernel", "kernels_of", "recorded"]
-
 _aten = torch.ops.aten
 # Products, by the names that the wrapper has for them. They write into `out`.
 _INTO = {"mm": _aten.mm.out, "addmm": _aten.addmm.out, "bmm": _aten.bmm.out, "baddbmm": _aten.baddbmm.out}

@@ -16,8 +16,6 @@ from hocket.tracing.lowering.dependencies import Access
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.op_recorder import Note
 
-__all__ = ["AnnotatedCall", "SlotTable", "annotated_call", "without_data"]
-
 _aten = torch.ops.aten
 _EMPTY = (_aten.empty_like.default, _aten.new_empty.default, _aten.new_empty_strided.default)
 _FILLS = {

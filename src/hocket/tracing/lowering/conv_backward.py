@@ -13,8 +13,6 @@ import torch
 
 from hocket.tracing.program import Call, slots_in
 
-__all__ = ["PARTS", "is_joint", "parts", "unread"]
-
 PARTS = ("activation", "weight", "bias")
 _MASK = 10
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Access", "around_raises", "carried", "orders"]
-
 
 @dataclass(frozen=True)
 class Access:

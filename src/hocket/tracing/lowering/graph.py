@@ -13,8 +13,6 @@ from hocket.tracing.program import Program
 from hocket.tracing.raising import may_raise
 from hocket.tracing.recording.trace import Trace
 
-__all__ = ["graph_of"]
-
 # The default random generator: every op that draws from it reads and writes it.
 _GENERATOR = Buffer("random generator", life="lasting")
 

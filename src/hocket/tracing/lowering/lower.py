@@ -24,8 +24,6 @@ from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
 from hocket.tracing.recording.trace import Trace
 
-__all__ = ["Lowered", "lower"]
-
 
 @dataclass(frozen=True)
 class Lowered:

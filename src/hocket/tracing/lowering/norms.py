@@ -20,8 +20,6 @@ import torch
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.program import Call, Slot
 
-__all__ = ["fuse_norms"]
-
 _aten = torch.ops.aten
 _DTYPES = (torch.float32, torch.bfloat16)
 

@@ -11,8 +11,6 @@ from hocket.tracing.lowering import conv_backward
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.program import Call
 
-__all__ = ["drop_dead", "fold_views", "split_conv_backward", "split_updates"]
-
 # Updates of many parameters by one call, each by itself.
 _FUSED_UPDATES = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
 # Of parameters, for a call of its own: some 10 us of work.

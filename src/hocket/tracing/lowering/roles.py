@@ -14,8 +14,6 @@ from typing import Any
 
 from hocket.tracing.lowering.calls import AnnotatedCall
 
-__all__ = ["Described", "describe"]
-
 # Ops that only add up, cast or copy what was made before them: a gradient that passes through stays what it is.
 _GATHERING = ("add", "add_", "clone", "_to_copy", "contiguous", "copy_")
 

@@ -20,8 +20,6 @@ from hocket.tracing.lowering.conv_backward import PARTS
 from hocket.tracing.native_ops import tiles_filters
 from hocket.tracing.program import Call, Slot
 
-__all__ = ["tile_convolutions"]
-
 _aten = torch.ops.aten
 
 # Filters are transformed in each call, which takes as long as the products of some 30 tiles. Measured with two threads:

@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["MAKERS", "WatchedArray", "arrays_followed", "made_of_array", "plain_arrays", "watched_array"]
-
 MAKERS: frozenset[Any] = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
 
 # What may be asked of an array without looking at its elements.

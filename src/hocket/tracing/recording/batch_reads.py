@@ -25,8 +25,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.tracing.program import Action, Call, Slot, compile_action
 
-__all__ = ["LIFTING", "BatchGuards", "BatchNumber", "BatchReads"]
-
 # How a number that the step spells out becomes a tensor.
 LIFTING = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 

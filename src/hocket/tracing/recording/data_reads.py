@@ -22,17 +22,6 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = [
-    "CHOOSERS",
-    "EXITS",
-    "NUMBERS_THAT_SHAPE",
-    "UNSEEN_WRITES",
-    "reads_value",
-    "shaped_by_values",
-    "tensors_read",
-    "with_numbers",
-]
-
 # Ops that return a Python value that depends on data, and do not say so.
 _VALUES = frozenset(
     {

@@ -16,8 +16,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.tracing.reasons import Reasons
 
-__all__ = ["exits_noted"]
-
 
 @contextmanager
 def exits_noted(reasons: Reasons) -> Iterator[None]:

@@ -32,8 +32,6 @@ from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.state import Entry, ItemOf
 
-__all__ = ["FunctionRecorder", "python_functions_open"]
-
 # More values than these are data: a guard on them would not hold for another batch.
 MAX_VALUES = 1024
 

@@ -14,8 +14,6 @@ import torch
 
 from hocket.tracing.reasons import Reasons
 
-__all__ = ["Leaf", "OutsideLeaves"]
-
 
 class Leaf:
     """Gradient of a tensor that belongs to no model, as it is at construction."""

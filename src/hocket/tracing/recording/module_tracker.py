@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ModuleTracker"]
-
 
 class ModuleTracker:
     """Tells which phase and module the step is in, by hooks on the user's modules and optimizers.

@@ -9,8 +9,6 @@ import torch
 
 from hocket.tracing.scalars.live import Live
 
-__all__ = ["is_list", "mapped", "tensors_in", "with_plain_numbers", "written_arguments"]
-
 # Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
 _UNDECLARED_WRITES = {
     "aten::native_batch_norm": ("running_mean", "running_var"),

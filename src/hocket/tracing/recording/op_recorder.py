@@ -35,9 +35,6 @@ from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import Constant
 
-__all__ = ["Note", "OpRecorder"]
-
-
 _TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
 
 

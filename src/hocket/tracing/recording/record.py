@@ -45,8 +45,6 @@ from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
 
-__all__ = ["Recorded", "record_step"]
-
 
 def record_step(
     step: Callable[[Any], Any],

@@ -13,8 +13,6 @@ from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import PLAIN
 
-__all__ = ["returned_leaf"]
-
 
 def returned_leaf(
     ops: OpRecorder, leaf: Any, objects: Mapping[int, Any], line: str, detaches: bool = False

@@ -20,8 +20,6 @@ from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.state import Entry, ItemOf
 
-__all__ = ["StepCounts"]
-
 
 class StepCounts:
     """Answers ``state["step"].item()``: the number the step began with, and what was done to it since.

@@ -25,8 +25,6 @@ from hocket.tracing.recording.data_reads import NUMBERS_THAT_SHAPE
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
 
-__all__ = ["tie"]
-
 
 def tie(
     node: fx.Node, scalars: dict[tuple[Any, ...], TapeRef], live: Sequence[Live], tape: Tape

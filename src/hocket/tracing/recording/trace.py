@@ -20,8 +20,6 @@ from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import Entry, Gradient, Inventory
 
-__all__ = ["Recorded", "Result", "Trace", "UpdateCall", "twins_of"]
-
 
 @dataclass(frozen=True)
 class Result:

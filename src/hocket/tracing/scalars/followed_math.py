@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
 
-__all__ = ["followed_math"]
-
 # It multiplies what it is given, as Python does, and so needs no help.
 _FOLLOWS_ALREADY = ("prod",)
 _pow = pow

@@ -22,8 +22,6 @@ from typing import Any
 
 from hocket.tracing.scalars.live import LateFloat, Live
 
-__all__ = ["LateRef", "LateTape"]
-
 _TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs)
 
 

@@ -33,8 +33,6 @@ import torch
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
 
-__all__ = ["LateFloat", "Live", "LiveFloat", "LiveInt", "plain_tree", "wrap"]
-
 
 class Live:
     """Base of `LiveFloat` and `LiveInt`: the tape, the entry that computes this number, and its plain value."""

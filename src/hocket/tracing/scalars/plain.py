@@ -16,8 +16,6 @@ from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a
 from hocket.tracing.scalars.live import LateFloat, Live
 
-__all__ = ["plain_of", "plain_result", "replace_by_plain"]
-
 
 def plain_of(value: Any) -> Any:
     """The plain number of a live or late one. Any other value as it is."""

@@ -27,8 +27,6 @@ from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.live import Live, wrap
 from hocket.tracing.scalars.plain import replace_by_plain
 
-__all__ = ["Tape", "TapeRef"]
-
 
 @dataclass(frozen=True)
 class TapeRef:
