@@ -59,9 +59,8 @@ def test_the_oracle_sees_any_rule_that_is_broken(name, monkeypatch):
 
         return rule
 
-    for rules in (base._OPS, base._MODULES):
-        for key, right in rules.items():
-            monkeypatch.setitem(rules, key, broken(right))
+    for key, right in base._OPS.items():
+        monkeypatch.setitem(base._OPS, key, broken(right))
     make, shape = MODULES[name]
     with pytest.raises(AssertionError, match="model 2"):
         check(made(make, 3), torch.randn((3, *shape), dtype=torch.float64), shared=False)
