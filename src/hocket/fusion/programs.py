@@ -74,10 +74,6 @@ class Bounded(dict[Any, V]):
         if len(self) > self.size:
             del self[next(iter(self))]
 
-    def __reduce__(self) -> Any:
-        """A copy begins empty: what was traced and timed belongs to one array."""
-        return type(self), (self.size,)
-
 
 MAX_PROGRAMS = 256
 MAX_WORLDS = 4
