@@ -12,7 +12,6 @@ into a tensor that belongs to no layer, since each graph has a tensor of its own
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,32 +26,26 @@ __all__ = ["find_writes", "in_place", "written_by"]
 
 
 VIEWS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
-        split_with_sizes unbind diagonal expand expand_as broadcast_tensors getitem getattr
-        """,
+    (
+        "transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "select", "narrow", "slice", "unsqueeze",
+        "squeeze", "chunk", "tensor_split", "split", "split_with_sizes", "unbind", "diagonal", "expand", "expand_as",
+        "broadcast_tensors", "getitem", "getattr",
     )
-)
+)  # fmt: skip
 # A view or a copy in fused models where it is one in one model.
 SAME_OR_NEW = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        detach alias to float double half bfloat16 int long bool type type_as cpu cuda dropout dropout1d dropout2d
-        dropout3d alpha_dropout feature_dropout feature_alpha_dropout requires_grad_ detach_ module
-        """,
+    (
+        "detach", "alias", "to", "float", "double", "half", "bfloat16", "int", "long", "bool", "type", "type_as",
+        "cpu", "cuda", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout",
+        "feature_alpha_dropout", "requires_grad_", "detach_", "module",
     )
-)
+)  # fmt: skip
 PERHAPS_VIEWS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        view reshape flatten unflatten ravel view_as reshape_as contiguous _unsafe_view unsafe_view
-        """,
+    (
+        "view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as", "contiguous", "_unsafe_view",
+        "unsafe_view",
     )
-)
+)  # fmt: skip
 NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
 
 
