@@ -108,10 +108,11 @@ def multihead(
 ) -> Any:
     """Batched input ``(L, N, E)``, equal or different widths of keys and values, masks for all models or for each."""
     has_more = bias_k is not None or add_zero_attn or static_k is not None or static_v is not None
-    if query.ndim != 3 or has_more or (is_causal and attn_mask is None):
+    separate = [q_proj_weight, k_proj_weight, v_proj_weight] if use_separate_proj_weight else [in_proj_weight]
+    is_own = not any(isinstance(each, Tensor) for each in (*separate, in_proj_bias, out_proj_weight, out_proj_bias))
+    if query.ndim != 3 or has_more or (is_causal and attn_mask is None) or not is_own:
         return NotImplemented
-    separate = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else None
-    q, k, v = _projected(context, (query, key, value), separate or in_proj_weight, in_proj_bias)  # (B, N, L, E) each
+    q, k, v = _projected(context, (query, key, value), separate, in_proj_bias)  # (B, N, L, E) each
     q, k, v = (each.unflatten(-1, (num_heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
     mask = _joined_mask(attn_mask, key_padding_mask, q)
     rate = dropout_p if training else 0.0
@@ -127,14 +128,14 @@ def multihead(
     return out, Stacked(weights.mean(2) if average_attn_weights else weights)
 
 
-def _projected(context: OpContext, inputs: tuple[Any, Any, Any], weights: Any, bias: Any) -> tuple[Tensor, ...]:
+def _projected(context: OpContext, inputs: tuple[Any, ...], weights: list[Any], bias: Any) -> tuple[Tensor, ...]:
     """Queries, keys and values, by three weights or by one that is all three."""
     query, key, value = inputs
     batched = [with_model_dim(each, context.num_models).transpose(1, 2) for each in inputs]
-    if isinstance(weights, Stacked):
-        if query is key and key is value:
-            return linear(context, Stacked(batched[0]), weights, bias).tensor.chunk(3, -1)
-        weights = [Stacked(each) for each in weights.tensor.chunk(3, 1)]
+    if len(weights) == 1 and query is key and key is value:
+        return linear(context, Stacked(batched[0]), weights[0], bias).tensor.chunk(3, -1)
+    if len(weights) == 1:
+        weights = list(map(Stacked, weights[0].tensor.chunk(3, 1)))
     biases = (None, None, None) if bias is None else map(Stacked, bias.tensor.chunk(3, 1))
     rows = zip(batched, weights, biases, strict=True)
     return tuple(linear(context, Stacked(x), weight, own).tensor for x, weight, own in rows)

@@ -121,6 +121,8 @@ def _run(
 @rule(*(f"{name}_cell" for name in CELLS))
 def one_step(context: OpContext, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     """One step over ``(N, in)``. Returns the new state, and both states of an LSTM."""
+    if any(isinstance(each, Tensor) for each in (w_ih, w_hh, b_ih, b_hh)):
+        return NotImplemented  # a weight that all models share
     state, cell = _states(context, hx), CELLS[context.name.removesuffix("_cell")]
     of_input = product(with_model_dim(input, context.num_models), w_ih.tensor, None if b_ih is None else b_ih.tensor)
     of_state = product(state[0], w_hh.tensor, None if b_hh is None else b_hh.tensor)
