@@ -135,6 +135,26 @@ def _short_tables(args: Namespace, result: dict[str, Any]) -> Iterator[Table]:
     yield table(title, ("executor", "CPU seconds", "speedup", "best"), rows)
 
 
+def _simulated(args: Namespace, _: Save) -> dict[str, Any]:
+    policy = wait_policy()
+    from benchmarks.tune.simulated import run
+
+    return {**run(tuple(args.target), tuple(args.models), args.searches), "wait_policy": policy}
+
+
+def _simulated_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
+    rows = [
+        (
+            *(target, name, str(found["trials"]), f"{found['epochs']:.0f}", f"{found['fused_epochs']:.0f}"),
+            f"{found['to_serial']:.2f}",
+        )
+        for target, by_setting in result["searches"].items()
+        for name, found in by_setting.items()
+    ]
+    title = f"searches simulated with measured steps, {result['threads']} threads"
+    yield table(title, ("target", "search", "trials", "epochs", "fused epochs", "speedup"), rows, words=2)
+
+
 def _resnet18(args: Namespace, _: Save) -> dict[str, Any]:
     policy = wait_policy()
     import torch
@@ -219,6 +239,18 @@ VERBS = (
                 help="steps with each number of separate blocks (5; 0: none)",
             ),
             output("the result, as JSON"),
+        ),
+    ),
+    Verb(
+        "tune-simulated",
+        Bench("tune-simulated", "steps, and searches simulated with them", _simulated, _simulated_tables),
+        "searches of HFHT's settings, simulated with measured times of steps",
+        "python -m benchmarks tune-simulated -o tune-simulated.json",
+        (
+            arg("--models", type=count, metavar="B", help="measure a step of this number (1, 4, 16, 64)", **SEVERAL),
+            arg("--searches", type=count, default=20, metavar="N", help="simulated ones of each setting (20)"),
+            output("the result, as JSON"),
+            targets("of the fuse bench, such as mlp-128 (mlp-32 and pointnet-tuned)"),
         ),
     ),
     Verb(

@@ -216,7 +216,7 @@ VERBS = (
                 nargs="*",
                 default=["mlp", "lenet", "digits-cnn"],
                 metavar="TARGET",
-                help="zoo names, or NAME:MODELS of fuse",
+                help="zoo names, NAME:MODELS of fuse, or search-NAME:TRIALS",
             ),
             arg("--rounds", type=count, default=10, metavar="N", help="blocks of steps of each kind (10)"),
             output("the result as JSON"),

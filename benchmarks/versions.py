@@ -1,9 +1,10 @@
 """Another version's steps against this one's: two processes, in turns, on the same targets.
 
 A target is a zoo entry, whose step is scheduled, or one of the fuse bench with a number of models, as in ``mlp-32:8``,
-whose models are fused, by what ``backend="auto"`` chooses. Each process prepares the step with its own sources and then
-makes a block of steps whenever it is asked to; the two never run at the same time. What is compared is what a caller
-pays: whole calls of the schedule, or whole steps from `zero_grad` to the optimizer's.
+whose models are fused, by what ``backend="auto"`` chooses; or ``search-mlp-32:12``, a search of that number of trials.
+Each process prepares the step with its own sources and then makes a block of steps whenever it is asked to; the two
+never run at the same time. What is compared is what a caller pays: whole calls of the schedule, whole steps from
+`zero_grad` to the optimizer's, or whole searches.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ from hocket.reporting import lower_quartile
 __all__ = ["measure", "run"]
 
 STEPS_IN_A_ROW = 10
+SEARCH = "search-"  # before the name of a target, one of whose searches is a step
+SEARCHES_IN_A_ROW = 1
 
 # These run in both processes, so they ask for nothing that an older version lacks.
 _SCHEDULED = """
 import inspect, json, sys
-from time import perf_counter
 import hocket
 from hocket import zoo
 job = zoo.load(sys.argv[1])
@@ -82,8 +84,39 @@ for _ in range(calls):  # by which choices are made
 plain(job.batch(0))
 said = {"calls": calls, "verdict": "fused", "why": str([str(getattr(each, "winner", each)) for each in array.choices])}
 """
+_SEARCHED = """
+import copy, json, sys
+from types import SimpleNamespace
+import optuna, torch
+import hocket
+from hocket import zoo
+from optuna.distributions import FloatDistribution, IntDistribution
+from torch.nn.functional import cross_entropy
+entry, kind, trials, batch_size, options = json.loads(sys.argv[1])
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+loaded, number = zoo.load(entry, seed=0, batch_size=batch_size, num_batches=24, **options), 0
+batches = list(loaded.batches)
+space = {
+    "lr": FloatDistribution(1e-4, 1e-2, log=True),
+    "weight_decay": FloatDistribution(1e-5, 1e-2, log=True),
+    "period": IntDistribution(1, 6),
+}
+def train(params):
+    model = copy.deepcopy(loaded.models[0])
+    optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"], weight_decay=params["weight_decay"])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, params["period"], 0.5)
+    return hocket.Training(model, optimizer, cross_entropy, batches[:16], cross_entropy, scheduler, batches[16:])
+def searched(executor):
+    sampler, pruner = optuna.samplers.RandomSampler(seed=0), optuna.pruners.NopPruner()
+    study = optuna.create_study(sampler=sampler, pruner=pruner)
+    hocket.tune(train, space, trials, 8, study=study, executor=executor)
+    return study.best_value
+fast, plain, job = lambda _: searched("auto"), lambda _: searched("serial"), SimpleNamespace(batch=lambda number: None)
+said = {"calls": 1, "verdict": "searched", "why": str(searched("auto"))}
+"""
 # A line in, a line of milliseconds out.
 _BLOCKS = """
+from time import perf_counter
 print(json.dumps(said), flush=True)
 for line in sys.stdin:
     work = plain if line.split()[0] == "eager" else fast
@@ -122,9 +155,10 @@ def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
 
     Returns:
         For ``other`` and ``this``: ``calls`` until the decision, its ``verdict`` and ``why``, ``step_ms`` and
-        ``eager_ms``, of the plain step or the plain models one after another (lower quartiles); ``ratio``, the other's
-        time over this one's, and ``low`` and ``high``, the quartiles of the ratios of single rounds.
+        ``eager_ms``, of the plain step, the plain models or trials one after another (lower quartiles); ``ratio``, the
+        other's time over this one's, and ``low`` and ``high``, the quartiles of the ratios of single rounds.
     """
+    in_a_row = SEARCHES_IN_A_ROW if target.startswith(SEARCH) else STEPS_IN_A_ROW
     here = Path(hocket.__file__).parents[1]
     with ExitStack() as stack:
         # One after the other: a search beside another one would decide by what it disturbs.
@@ -136,8 +170,8 @@ def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
         eager: dict[str, list[float]] = {"other": [], "this": []}
         for _ in range(rounds):
             for name, process in (("other", old), ("this", new)):
-                times[name].append(_steps(process, "scheduled"))
-                eager[name] += _steps(process, "eager")
+                times[name].append(_steps(process, "scheduled", in_a_row))
+                eager[name] += _steps(process, "eager", in_a_row)
     for name, row in found.items():
         row["step_ms"] = lower_quartile([step_ms for block in times[name] for step_ms in block])
         row["eager_ms"] = lower_quartile(eager[name])
@@ -151,10 +185,10 @@ def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def _steps(process: subprocess.Popen[str], kind: str) -> list[float]:
+def _steps(process: subprocess.Popen[str], kind: str, count: int) -> list[float]:
     """A block of steps. The first one finds the caches as another process left them, and is not counted."""
     assert process.stdin is not None
-    process.stdin.write(f"{kind} {STEPS_IN_A_ROW + 1}\n")
+    process.stdin.write(f"{kind} {count + 1}\n")
     process.stdin.flush()
     times: list[float] = _answer(process)[1:]
     return times
@@ -172,7 +206,8 @@ def _answer(process: subprocess.Popen[str]) -> Any:
 def _worker(sources: Path, target: str) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": str(sources)}
     name, _, size = target.partition(":")
-    words = [_FUSED + _BLOCKS, _fused(name, size)] if size else [_SCHEDULED + _BLOCKS, name]
+    code = _SEARCHED if name.startswith(SEARCH) else _FUSED
+    words = [code + _BLOCKS, _fused(name.removeprefix(SEARCH), size)] if size else [_SCHEDULED + _BLOCKS, name]
     command = [sys.executable, "-c", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
@@ -183,7 +218,7 @@ def _worker(sources: Path, target: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _fused(name: str, size: str) -> str:
-    """Return the argument of `_FUSED`."""
+    """Return the argument of `_FUSED` and `_SEARCHED`."""
     target = TARGETS.get(name, Target(name))
     if not size.isdecimal() or target.kind == "gan":
         raise InputError(

@@ -95,6 +95,9 @@ TARGETS = {
     "mlp-128": Target("mlp", options=(("width", 128),)),
     "digits-cnn": Target("digits-cnn"),
     "pointnet-cls": Target("pointnet-cls", 8, (("points", 256),)),
+    "pointnet-tuned": Target(
+        "pointnet-cls", 8, (("points", 64), ("width", 16))
+    ),  # as searches of `benchmarks.tune` have
     "pointnet-seg": Target("pointnet-seg", 8, (("points", 256),)),
     "dcgan": Target("dcgan", 8, (("image_size", 32), ("width", 16)), "gan"),
     "transformer-2x64": Target("transformer", 4, _WORDS, "words"),

@@ -28,6 +28,14 @@ def test_fused_steps_of_two_versions_are_timed_in_turns(monkeypatch):
     assert saved == [found]
 
 
+@pytest.mark.slow
+def test_searches_of_two_versions_are_timed_in_turns():
+    row = versions.measure(SOURCES, "search-mlp-32:3", 1)
+    assert row["this"]["verdict"] == row["other"]["verdict"] == "searched"
+    assert float(row["this"]["why"]) == pytest.approx(float(row["other"]["why"]), rel=1e-3)
+    assert row["low"] <= row["high"]
+
+
 @pytest.mark.parametrize("target", ["mlp-32:many", "dcgan:2"])
 def test_what_cannot_be_fused_here_is_refused(target):
     with pytest.raises(InputError, match="expected a target with one model and a number"):

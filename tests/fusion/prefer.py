@@ -26,7 +26,7 @@ def prefer(monkeypatch: pytest.MonkeyPatch, step: str = ALL, forward: str = ALL)
     def wanted(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
         plans = plans_for(num_models, with_losses=with_losses, has_images=has_images)
         names = {step} if with_losses else {forward, step} if num_models == 1 else {forward}
-        return [plan for plan in plans if name_of(plan, num_models) in names] or plans[-1:]
+        return [plan for plan in plans if name_of(plan, num_models) in names] or plans[:1]
 
     monkeypatch.setattr(calls, "plans_for", wanted)
 

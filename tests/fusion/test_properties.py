@@ -145,19 +145,17 @@ def test_a_rule_whose_gradient_is_broken_is_caught(monkeypatch):
 
 
 def test_a_rule_that_forgets_the_running_statistics_of_a_model_is_caught(monkeypatch):
-    kind = nn.BatchNorm1d
-    right = base._MODULES[kind]
+    right = base._OPS["batch_norm"]
 
-    def broken(site, *args, **kwargs):
-        own = site.lookup("running_mean").tensor
-        before = own[1].clone()
-        out = right(site, *args, **kwargs)
-        own.data[1] = before
+    def broken(site, input, mean, *args, **kwargs):
+        before = mean.tensor[1].clone()
+        out = right(site, input, mean, *args, **kwargs)
+        mean.tensor.data[1] = before
         return out
 
-    monkeypatch.setitem(base._MODULES, kind, broken)
+    monkeypatch.setitem(base._OPS, "batch_norm", broken)
     with pytest.raises(AssertionError, match=r"1\.running_mean"):
-        check(made(lambda: kind(4), 3), torch.randn(3, 5, 4).double(), shared=False)
+        check(made(lambda: nn.BatchNorm1d(4), 3), torch.randn(3, 5, 4).double(), shared=False)
 
 
 def test_a_rule_that_mixes_models_is_caught(monkeypatch):

@@ -106,3 +106,8 @@ def test_another_payload_of_nan_is_no_difference() -> None:
     first = torch.tensor([0x7FC00000, 0x3F800000], dtype=torch.int32).view(torch.float32)
     second = torch.tensor([0x7FC00001, 0x3F800000], dtype=torch.int32).view(torch.float32)
     assert same_bits(first, second)
+
+
+def test_one_element_that_is_repeated_is_compared() -> None:
+    assert same_bits(torch.ones(()).expand(1), torch.ones(1))
+    assert not same_bits(torch.ones(()).expand(1), torch.zeros(1))

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan, Intervals, plans_for, usual_of
+from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan, Intervals, plans_for
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor, has_images
 from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
@@ -264,8 +264,6 @@ class Calls:
             plan = settled.most_common(1)[0][0] if settled else alike[0].winner
             return self._by(program, plan, with_losses)
         plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
-        usual = usual_of(plans)
-        plans.sort(key=lambda plan: plan != usual)
         self.choices.append(Choice(kind, plans[0], {}, len(plans) == 1, size))
         if len(plans) == 1:
             return self._by(program, plans[0], with_losses)

@@ -20,7 +20,7 @@ from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import attributes_of, check_memory, held, named_tensors, reached
 from hocket.fusion.stacked import is_same
 
-__all__ = ["compare", "differ_in_values", "differing_attribute"]
+__all__ = ["compare", "differ_in_values", "differing_attribute", "own_options"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -230,6 +230,16 @@ def differing_attribute(one: nn.Module, other: nn.Module, allowed: Collection[st
         if (name in mine) != (name in theirs) or not is_same(a, b):
             return name
     return None
+
+
+def own_options(model: nn.Module) -> list[Any]:
+    """The options of a model's layers in which models may differ that fuse."""
+    return [
+        getattr(layer, name)
+        for layer in model.modules()
+        for classes, name in PER_MODEL_OPTIONS
+        if isinstance(layer, classes)
+    ]
 
 
 def differ_in_values(first: nn.Module, second: nn.Module) -> bool:

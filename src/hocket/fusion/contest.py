@@ -19,15 +19,15 @@ The first step of a turn is warm-up, because it finds caches and heap as another
 on the order is drawn at random. Otherwise, with several calls in a step or two contests side by side, a plan would
 always be timed at the same one of them.
 
-Noise must not decide, and gradients that several plans have laid out differently are slow to add up. So one plan is the
-usual one (`usual_of`), and another has to be clearly faster.
+Noise must not decide, and gradients that several plans have laid out differently are slow to add up. So the first plan
+is the usual one, and another has to be clearly faster.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
@@ -35,9 +35,9 @@ from typing import Any
 
 import torch
 
-from hocket.errors import HocketError, InputError
+from hocket.errors import HocketError
 
-__all__ = ["Choice", "ContestedCall", "ExecutionPlan", "Intervals", "PlanContest", "plans_for", "usual_of"]
+__all__ = ["Choice", "ContestedCall", "ExecutionPlan", "Intervals", "PlanContest", "plans_for"]
 
 
 @dataclass(frozen=True)
@@ -58,29 +58,17 @@ class ExecutionPlan:
     per_group_backward: bool = False
     channels_last: bool = False
 
-    def __post_init__(self) -> None:
-        if self.group_size < 1 or (self.channels_last and self.group_size > 1):
-            raise InputError(
-                f"execution plan: expected groups of at least one model, and of one in channels last: {self}"
-            )
-
     def __str__(self) -> str:
         backward, layout = " with backward" * self.per_group_backward, ", channels last" * self.channels_last
         return f"{self.group_size} at a time{backward}{layout}"
 
 
 def plans_for(num_models: int, *, with_losses: bool, has_images: bool) -> list[ExecutionPlan]:
-    """The plans that are worth a try, the plain models first and all at once last."""
+    """The plans that are worth a try, the usual one first: all models at once, and images as they come."""
     backward = with_losses and num_models > 1
-    plans = [ExecutionPlan(1, backward)]
-    if has_images:
-        plans.append(ExecutionPlan(1, backward, channels_last=True))
-    return plans if num_models == 1 else [*plans, ExecutionPlan(num_models)]
-
-
-def usual_of(plans: Iterable[ExecutionPlan]) -> ExecutionPlan:
-    """The plan that others have to beat: that of the most models at a time, with images as they come."""
-    return max(plans, key=lambda plan: (plan.group_size, not plan.channels_last))
+    plans = [ExecutionPlan(num_models)] if num_models > 1 else []
+    plans.append(ExecutionPlan(1, backward))
+    return [*plans, ExecutionPlan(1, backward, channels_last=True)] if has_images else plans
 
 
 TURN = 2
@@ -116,10 +104,10 @@ class Choice:
 
 
 class PlanContest:
-    """Turns of plans, until one is left or has won.
+    """Turns of plans, the usual one first, until one is left or has won.
 
     Example:
-        >>> contest = PlanContest([ExecutionPlan(1, True), ExecutionPlan(4)])
+        >>> contest = PlanContest([ExecutionPlan(4), ExecutionPlan(1, True)])
         >>> while not contest.is_over:
         ...     contest.took(0.2 if contest.plan.group_size == 1 else 0.1)
         >>> contest.plan, contest.step_s
@@ -127,8 +115,8 @@ class PlanContest:
     """
 
     def __init__(self, plans: Sequence[ExecutionPlan]) -> None:
-        self._fastest_s = dict.fromkeys(plans, math.inf)
-        self.times_s = dict(self._fastest_s)  # of all, those that have left included
+        self.times_s = dict.fromkeys(plans, math.inf)  # the fastest step of each, those that have left included
+        self._left = list(plans)
         self._turn = list(plans)
         self._rounds = 0
         self._steps = 0
@@ -137,17 +125,17 @@ class PlanContest:
     @property
     def plan(self) -> ExecutionPlan:
         """The plan of the next step."""
-        return self._turn[0] if not self.is_over else self.leader
+        return self.leader if self.is_over else self._turn[0]
 
     @property
     def leader(self) -> ExecutionPlan:
         """The plan of the fastest step so far, where another one than the usual has to be clearly faster."""
-        return min(self._fastest_s, key=self._handicapped_s().__getitem__)
+        return min(self._left, key=self._compared_s)
 
     @property
     def is_over(self) -> bool:
         """True if the leader has won."""
-        return len(self._fastest_s) == 1 or self._rounds == len(RATIOS)
+        return len(self._left) == 1 or self._rounds == len(RATIOS)
 
     @property
     def step_s(self) -> float:
@@ -156,8 +144,8 @@ class PlanContest:
 
     def leave(self, plan: ExecutionPlan) -> None:
         """Take a plan out that cannot win, unless it is the only one."""
-        if plan in self._fastest_s and len(self._fastest_s) > 1:
-            del self._fastest_s[plan]
+        if plan in self._left and len(self._left) > 1:
+            self._left.remove(plan)
             self._turn = [each for each in self._turn if each != plan]
             if not self._turn:
                 self._end_round()
@@ -168,22 +156,20 @@ class PlanContest:
         if self._steps < TURN:
             return
         plan = self._turn.pop(0)
-        self._fastest_s[plan] = self.times_s[plan] = min(self._fastest_s[plan], seconds)
+        self.times_s[plan] = min(self.times_s[plan], seconds)
         self._steps = 0
         if not self._turn:
             self._end_round()
 
     def _end_round(self) -> None:
-        compared_s = self._handicapped_s()
-        limit_s = RATIOS[self._rounds] * min(compared_s.values())
-        self._fastest_s = {plan: own_s for plan, own_s in self._fastest_s.items() if compared_s[plan] <= limit_s}
+        limit_s = RATIOS[self._rounds] * self._compared_s(self.leader)
+        self._left = [plan for plan in self._left if self._compared_s(plan) <= limit_s]
         self._rounds += 1
-        self._turn = self._random.sample(list(self._fastest_s), len(self._fastest_s))
+        self._turn = self._random.sample(self._left, len(self._left))
 
-    def _handicapped_s(self) -> dict[ExecutionPlan, float]:
-        """Fastest times of the plans that are left, all but the usual one's lengthened."""
-        usual = usual_of(self._fastest_s)
-        return {plan: own_s * (1.0 if plan is usual else HANDICAP) for plan, own_s in self._fastest_s.items()}
+    def _compared_s(self, plan: ExecutionPlan) -> float:
+        """The fastest step of a plan, lengthened for all but the usual one of those that are left."""
+        return self.times_s[plan] * (1.0 if plan == self._left[0] else HANDICAP)
 
 
 class Intervals:

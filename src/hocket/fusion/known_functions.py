@@ -1,6 +1,7 @@
 """Functions of torch, by the knowledge that their results give and a graph needs.
 
-Transformer layers have forwards here without torch's fast paths, which are chosen by looking at values.
+Transformers have forwards here without torch's fast paths, which are chosen by looking at values, and some
+layers without the questions for shapes that torch's ask.
 """
 
 from __future__ import annotations
@@ -90,8 +91,40 @@ def _transformer(m: Any, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any
     )
 
 
+def _recurrent(m: Any, input: Any, hx: Any = None) -> Any:
+    if not isinstance(input, Tensor) or input.dim() != 3:
+        return type(m).forward(m, input, hx)
+    if hx is None:
+        zero = torch.zeros_like(input.select(1 if m.batch_first else 0, 0).narrow(-1, 0, 1))  # (N, 1)
+        rows = m.num_layers * (2 if m.bidirectional else 1)
+        hx = zero.expand(rows, -1, m.proj_size or m.hidden_size).contiguous()
+        hx = (hx, zero.expand(rows, -1, m.hidden_size).contiguous()) if m.mode == "LSTM" else hx
+    options = (m.bias, m.num_layers, m.dropout, m.training, m.bidirectional, m.batch_first)
+    out, *last = getattr(torch._VF, m.mode.lower())(input, hx, m._flat_weights, *options)
+    return out, tuple(last) if m.mode == "LSTM" else last[0]
+
+
+def _instance_norm(m: Any, input: Any) -> Any:
+    if input.dim() == m._get_no_batch_dim():
+        return type(m).forward(m, input)
+    m._check_input_dim(input)
+    by_input = m.training or not m.track_running_stats
+    state = (m.running_mean, m.running_var, m.weight, m.bias)
+    return nn.functional.instance_norm(input, *state, by_input, m.momentum or 0.0, m.eps)
+
+
+def _cell(m: Any, input: Any, hx: Any = None) -> Any:
+    if hx is None and input.dim() == 2:
+        zero = torch.zeros_like(input.narrow(-1, 0, 1)).expand(-1, m.hidden_size).contiguous()
+        hx = (zero, zero) if isinstance(m, nn.LSTMCell) else zero
+    return type(m).forward(m, input, hx)
+
+
 TRACEABLE_FORWARDS: dict[type[nn.Module], Callable[..., Any]] = {
     nn.TransformerEncoder: _encoder,
     nn.TransformerDecoder: _decoder,
     nn.Transformer: _transformer,
+    **dict.fromkeys((nn.LSTM, nn.GRU, nn.RNN), _recurrent),
+    **dict.fromkeys((nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d), _instance_norm),
+    **dict.fromkeys((nn.LSTMCell, nn.GRUCell, nn.RNNCell), _cell),
 }

@@ -48,21 +48,14 @@ class FusedProgram:
                 raise ValueError(f"{name} is read outside of its block, which stays separate")
         # places of constants, and these
         self.constants = [(places[node], value) for node, value in traced.constants.items()]
-        known = {name: place for place, name in self.tensors}  # those that layers ask for have places behind the nodes
 
         def refer(tree: Any) -> Any:
             return map_tree(tree, lambda value: Ref(places[value]) if isinstance(value, fx.Node) else value)
 
-        def tensor(name: str) -> Ref:
-            if name not in known:
-                known[name] = len(nodes) + len(known)
-                self.tensors.append((known[name], name))
-            return Ref(known[name])
+        def block(name: str) -> nn.Module:
+            return store.group(store.separate_index[name])[0]
 
-        def layer(name: str) -> nn.Module:
-            return store.layers(name)[0]
-
-        writes, owned, views, written = find_writes(traced.graph, traced.tensors, traced.constants, layer)
+        writes, owned, views, written = find_writes(traced.graph, traced.tensors, traced.constants, block)
         # places of values that become each model's own, because views of them are written to
         self.owned = {places[node] for node in owned}
         # parameters and buffers that ops write into
@@ -78,9 +71,6 @@ class FusedProgram:
             elif node.op.startswith("call_") and not _is_assertion(node):
                 step = make_step(store, settings, traced, node, places[node])
                 step.args, step.kwargs = refer(node.args), refer(dict(node.kwargs))
-                if step.names:
-                    prefix = f"{step.layer}." if step.layer else ""
-                    step.args = ({name: tensor(prefix + name) for name in step.names}, *step.args)
                 step.write, step.must_view = writes.get(node), node in views
                 step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
                 self.steps.append(step)
@@ -97,10 +87,7 @@ class FusedProgram:
                 raise ValueError(
                     f"{node.name}: writes into {sorted(begun.intersection(names))[0]} after an op has read it"
                 )
-            if node.op == "call_module":
-                prefix = f"{node.target}." if node.target else ""
-                begun.update(prefix + name for name in self.store.names_in(str(node.target)))
-            elif node.op.startswith("call_") and op_name(node.target) not in ("detach", "getattr"):
+            if node.op.startswith("call_") and op_name(node.target) not in ("detach", "getattr"):
                 begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
     def run(self, leaves: list[Any], tensor: Callable[[str], Stacked] | None = None) -> Any:
@@ -155,7 +142,10 @@ class FusedProgram:
         own = _per_model((args, kwargs)) if self.has_per_model else []
         if not own:
             return step.backends
-        can_rule = step.takes_numbers and not _per_model(kwargs) and all(each.are_numbers for each in own)
+        if step.draws:  # with a rate for each model
+            can_rule = step.takes_numbers and {type(value) for each in own for value in each.values} <= {int, float}
+        else:
+            can_rule = step.takes_numbers and not _per_model(kwargs) and all(each.are_numbers for each in own)
         return [backend for backend in step.backends if backend != "vmap" and (backend != "rule" or can_rule)]
 
     def _seen(self, step: Step, /, *args: Any, **kwargs: Any) -> Any:

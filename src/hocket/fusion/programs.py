@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion.compare import own_options
 from hocket.fusion.gradients import ASKED
 from hocket.fusion.known_functions import LAYOUT, NOTHING, SHAPE
 from hocket.fusion.one_by_one import one_by_one
@@ -72,10 +73,6 @@ class Bounded(dict[Any, V]):
         super().__setitem__(key, value)
         if len(self) > self.size:
             del self[next(iter(self))]
-
-    def __reduce__(self) -> Any:
-        """A copy begins empty: what was traced and timed belongs to one array."""
-        return type(self), (self.size,)
 
 
 MAX_PROGRAMS = 256
@@ -224,6 +221,9 @@ class Programs:
         self._settings = settings
         self._templates = store.templates
         self._has_own_code = any(map(has_own_code, self._templates))
+        # Layers of torch's own are compared by their options, but for those that rules take for each model.
+        rates = list(map(own_options, self._templates))
+        self._has_one_graph = not self._has_own_code and all(own == rates[0] for own in rates)
         self._watch = ForwardWatch(self._templates)
         self._worlds: list[World] = [World()]
         self._num_short = 0
@@ -270,7 +270,7 @@ class Programs:
 
         def call(watched: Callable[[], AbstractContextManager[frozenset[int]]]) -> Any:
             def one(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-                if traces and not self._has_own_code:  # the same layers, which `compare` has seen to
+                if traces and self._has_one_graph:
                     return model(*args, **kwargs)
                 with watched() as known:
                     traces.append(recorded(model, args, kwargs, separate, known.union(self._met)))

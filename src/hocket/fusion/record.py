@@ -8,8 +8,8 @@ caught) is noted, and no ``except`` of the user's clears it: such a model has no
 or strides is noted too: the graph holds for these only.
 
 Functions are written down where they are called, before torch takes them apart, by their names there: the ones that
-rules know. Layers that have a rule, and blocks that stay separate, are one node each. Transformer layers run through
-forwards without a fast path (`transformer_forwards`), because torch's own choose one by looking at values.
+rules know. Blocks that stay separate are one node each. Some layers of torch run through forwards of ours
+(`TRACEABLE_FORWARDS`), because torch's own look at values, or at shapes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from hocket.fusion import known_functions as functions
 from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.gradients import as_leaf
 from hocket.fusion.known_functions import TRACEABLE_FORWARDS
-from hocket.fusion.rules import find_module
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import named_tensors
@@ -80,7 +79,7 @@ class _Recorder(TorchFunctionMode):
         self._known = known
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._stack: list[str] = []
-        self._is_whole = False  # in a layer that is one node
+        self._is_whole = False  # in a block that is one node
         self._names = {id(tensor): name for name, tensor in reversed(named_tensors(model))}
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}  # by the id of the tensor, which is held
         self._inputs: dict[fx.Node, int] = {}
@@ -169,7 +168,7 @@ class _Recorder(TorchFunctionMode):
             return usual(module, *args, **kwargs)
         self._stack.append(path)
         try:
-            if find_module(module) is None and path not in self._separate:
+            if path not in self._separate:
                 plain = TRACEABLE_FORWARDS.get(type(module))
                 return usual(module, *args, **kwargs) if plain is None else plain(module, *args, **kwargs)
             self._is_whole = True

@@ -179,9 +179,10 @@ def align(values: tuple[Any, ...]) -> list[Any]:
 
     A number of each model, ``(B,)``, is promoted as a number without axes.
     """
-    if any(
-        isinstance(value, ModelValues) or (isinstance(value, Stacked) and value.tensor.ndim == 1) for value in values
-    ):
+    own = [
+        value for value in values if isinstance(value, ModelValues) or (isinstance(value, Stacked) and not value.ndim)
+    ]
+    if own and sum(isinstance(value, (Stacked, Tensor, ModelValues)) for value in values) > 1:
         values = _promoted(values)
     rank = max((value.ndim for value in values if isinstance(value, (Stacked, Tensor))), default=0)
     aligned = []

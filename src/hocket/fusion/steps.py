@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -21,12 +20,11 @@ from torch import Tensor, fx, nn
 
 from hocket.errors import InputError
 from hocket.fusion import fallback
-from hocket.fusion.compare import differing_attribute
 from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.rules import OpContext, find, find_module, norm
+from hocket.fusion.rules import OpContext, find
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
-from hocket.fusion.rules.random import DRAWS, drawing, each
+from hocket.fusion.rules.random import DRAWS, WITH_RATES, drawing, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.store import Store
 from hocket.fusion.traced import Traced
@@ -56,11 +54,9 @@ class Step:
 
     index: int  # the place of its result
     layer: str  # the name of the layer it belongs to
-    op: str  # its name, or its class's where a layer is one op
+    op: str  # its name, or the class of a separate block
     call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]  # computes it by one of `backends` on `Stacked` values
     backends: list[str]  # what can compute it, best known first
-    # of the layer's tensors, which a layer that is one op gets as a dict before its arguments
-    names: tuple[str, ...] = ()
     args: Any = ()  # its arguments, with `Ref` in place of values
     kwargs: Any = field(default_factory=dict)  # the same
     dead: list[int] = field(default_factory=list)  # places of values that are not needed any more behind it
@@ -74,17 +70,17 @@ class Step:
 
 
 def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, place: int) -> Step:
-    """The step of one op or layer, and what may stand in for its rule."""
+    """The step of one op or separate block, and what may stand in for its rule."""
     layer = traced.layer(node)
     if node.op == "call_module":
-        return _layer_step(store, settings, layer, place)
+        return _block_step(store, store.group(store.separate_index[layer]), layer, place)
     target: Any = node.target
     name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
     is_known, rule = isinstance(target, str) or op_name(target) is not None, find(target)
     if node.op == "call_method":
         target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
     plain = target
-    activate = in_place(node, store)
+    activate = in_place(node)
     if activate is not None:
         plain, rule = activate, _activated(activate)
     context = OpContext(layer, name, (target,) * store.num_models, memory=store.memory)
@@ -92,27 +88,16 @@ def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, p
     step = Step(place, layer, name, _caller(store, context, rule, draws), _backends(store, settings, draws))
     if name in WITHOUT_VMAP:
         step.backends = [backend for backend in step.backends if backend != "vmap"]
-    step.draws, step.takes_numbers = draws, name in NUMBERS or "dropout" in name
+    step.draws, step.takes_numbers = draws, name in NUMBERS or name in WITH_RATES
     step.alone = _drawing(store, [plain] * store.num_models) if draws else [plain] * store.num_models
     return step
 
 
-def _layer_step(store: Store, settings: Settings, layer: str, place: int) -> Step:
-    """A layer that is one op, or a block of which each model has its own."""
-    templates = store.layers(layer)
-    blocks = store.separate_block(layer)
-    names = () if blocks is not None else tuple(store.names_in(layer))
-    targets: Any = blocks if blocks is not None else [template.forward for template in templates]
-    if names:
-        targets = [partial(_with_tensors, template) for template in templates]
-    context = OpContext(layer, type(templates[0]).__name__, tuple(targets), templates, memory=store.memory)
-    call = _caller(store, context, find_module(templates[0]), True, bool(names))
-    backends = ["separate"] if blocks is not None else _backends(store, settings, True)
-    if any(differing_attribute(templates[0], each) for each in templates[1:]):  # under vmap all would be as the first
-        backends = [backend for backend in backends if backend != "vmap"]
-    step = Step(place, layer, context.name, call, backends, names)
-    is_norm = type(templates[0]) in norm.BATCH_NORMS
-    step.alone = list(map(norm.plain_batch_norm, templates)) if is_norm else _drawing(store, targets)
+def _block_step(store: Store, blocks: list[nn.Module], layer: str, place: int) -> Step:
+    """A block of which each model has its own."""
+    context = OpContext(layer, type(blocks[0]).__name__, tuple(blocks), memory=store.memory)
+    step = Step(place, layer, context.name, _caller(store, context, None, True), ["separate"])
+    step.alone = _drawing(store, blocks)
     return step
 
 
@@ -125,12 +110,8 @@ def _drawing(store: Store, functions: Sequence[Callable[..., Any]]) -> Sequence[
     return functions if store.seeds is None else [seeded(*each) for each in enumerate(functions)]
 
 
-def _with_tensors(template: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
-    return torch.func.functional_call(template, tensors, args, kwargs)
-
-
 def _caller(
-    store: Store, context: OpContext, rule: Callable[..., Any] | None, draws: bool, takes_tensors: bool = False
+    store: Store, context: OpContext, rule: Callable[..., Any] | None, draws: bool
 ) -> Callable[[str, tuple[Any, ...], dict[str, Any]], Any]:
     def call(backend: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not draws and not is_stacked(args) and not (kwargs and is_stacked(kwargs)):
@@ -139,11 +120,7 @@ def _caller(
         if draws and store.seeds is not None:
             here = replace(here, generators=_generators(store, args))
         if backend == "rule":
-            if rule is None:
-                return NotImplemented
-            if takes_tensors:
-                return rule(replace(here, lookup=args[0].get), *args[1:], **kwargs)
-            return rule(here, *args, **kwargs)
+            return NotImplemented if rule is None else rule(here, *args, **kwargs)
         if backend == "vmap":
             return fallback.vmap(context.target, args, kwargs, store.num_models)
         return each(here, *args, **kwargs)

@@ -162,20 +162,6 @@ class Store:
         """The same, as what an op of all models takes."""
         return Stacked(self.whole(name))
 
-    def layers(self, name: str) -> tuple[nn.Module, ...]:
-        """The layer of each model, without its tensors."""
-        return tuple(template.get_submodule(name) for template in self.templates)
-
-    def names_in(self, layer: str) -> list[str]:
-        """The names of a layer's stacked tensors, from the layer on."""
-        prefix = f"{layer}." if layer else ""
-        return [name.removeprefix(prefix) for name in self.places if name.startswith(prefix)]
-
-    def separate_block(self, name: str) -> list[nn.Module] | None:
-        """The models' own modules of a block that stays separate, or None."""
-        index = self.separate_index.get(name)
-        return None if index is None else self.group(index)
-
     def group(self, place: int) -> list[nn.Module]:
         """The models' own modules of the separate block at this place."""
         return list(self.separate[place].children())

@@ -12,7 +12,6 @@ into a tensor that belongs to no layer, since each graph has a tensor of its own
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,39 +21,31 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from hocket.fusion.rules.base import IN_PLACE, find, is_watched, op_name
-from hocket.fusion.rules.norm import BATCH_NORMS
-from hocket.fusion.store import Store
 
 __all__ = ["find_writes", "in_place", "written_by"]
 
 
 VIEWS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        transpose permute t swapaxes swapdims movedim select narrow slice unsqueeze squeeze chunk tensor_split split
-        split_with_sizes unbind diagonal expand expand_as broadcast_tensors getitem getattr
-        """,
+    (
+        "transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "select", "narrow", "slice", "unsqueeze",
+        "squeeze", "chunk", "tensor_split", "split", "split_with_sizes", "unbind", "diagonal", "expand", "expand_as",
+        "broadcast_tensors", "getitem", "getattr",
     )
-)
+)  # fmt: skip
 # A view or a copy in fused models where it is one in one model.
 SAME_OR_NEW = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        detach alias to float double half bfloat16 int long bool type type_as cpu cuda dropout dropout1d dropout2d
-        dropout3d alpha_dropout feature_dropout feature_alpha_dropout requires_grad_ detach_ module
-        """,
+    (
+        "detach", "alias", "to", "float", "double", "half", "bfloat16", "int", "long", "bool", "type", "type_as",
+        "cpu", "cuda", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout",
+        "feature_alpha_dropout", "requires_grad_", "detach_", "module",
     )
-)
+)  # fmt: skip
 PERHAPS_VIEWS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        view reshape flatten unflatten ravel view_as reshape_as contiguous _unsafe_view unsafe_view
-        """,
+    (
+        "view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as", "contiguous", "_unsafe_view",
+        "unsafe_view",
     )
-)
+)  # fmt: skip
 NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))
 
 
@@ -68,7 +59,7 @@ class _Memory:
 
 
 def find_writes(
-    graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], layer: Callable[[str], nn.Module]
+    graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], block: Callable[[str], nn.Module]
 ) -> tuple[dict[fx.Node, tuple[int, ...]], set[fx.Node], set[fx.Node], set[Any]]:
     """Find the writes of a graph.
 
@@ -88,7 +79,7 @@ def find_writes(
     views: set[Any] = set()  # roots of what is written to and read
     written: set[Any] = set()
     for node in nodes:
-        target = written_by(node, layer)
+        target = written_by(node, block)
         memory[node] = _memory_of(node, target, memory, tensors, constants)
         if target is None:
             continue
@@ -151,7 +142,7 @@ def _flat(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-def written_by(node: fx.Node, layer: Callable[[str], nn.Module]) -> fx.Node | None:
+def written_by(node: fx.Node, block: Callable[[str], nn.Module]) -> fx.Node | None:
     """The value that a node writes over, or None."""
     if not node.op.startswith("call_"):
         return None
@@ -162,7 +153,7 @@ def written_by(node: fx.Node, layer: Callable[[str], nn.Module]) -> fx.Node | No
     if not isinstance(first, fx.Node):
         return None
     if node.op == "call_module":
-        return first if getattr(layer(str(node.target)), "inplace", False) else None
+        return first if getattr(block(str(node.target)), "inplace", False) else None
     if isinstance(node.target, torch._ops.OpOverload):
         return first if node.target._schema.is_mutable else None
     if name == "setitem":
@@ -189,17 +180,18 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tens
 }
 # Ops that give new memory, and whose backward does not look at what is in it.
 FRESH = frozenset(
-    ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear", "add"]
+    [*(f"{kind}{rank}d" for kind in ("conv", "conv_transpose") for rank in (1, 2, 3)), "linear", "add", "batch_norm"]
 )
 
 
-def in_place(node: fx.Node, store: Store) -> Callable[..., Tensor] | None:
+def in_place(node: fx.Node) -> Callable[..., Tensor] | None:
     """The function that computes an activation over its input, or None if there is none or its input is read again."""
     name = op_name(node.target) if node.op in ("call_function", "call_method") else None
     if name not in ACTIVATIONS or not node.args:
         return None
-    source = node.args[0]
-    if not isinstance(source, fx.Node) or len(source.users) > 1 or not _is_fresh(source, store):
+    source: Any = node.args[0]
+    is_fresh = isinstance(source, fx.Node) and source.op != "call_module" and op_name(source.target) in FRESH
+    if not is_fresh or len(source.users) > 1:
         return None
     over, beside = ACTIVATIONS[name]
 
@@ -208,10 +200,3 @@ def in_place(node: fx.Node, store: Store) -> Callable[..., Tensor] | None:
         return beside(x) if x._is_view() or is_watched() else over(x)
 
     return activate
-
-
-def _is_fresh(node: fx.Node, store: Store) -> bool:
-    if node.op == "call_module":
-        layer = str(node.target)
-        return store.separate_block(layer) is None and all(type(each) in BATCH_NORMS for each in store.layers(layer))
-    return node.op in ("call_function", "call_method") and op_name(node.target) in FRESH

@@ -28,10 +28,10 @@ from torch.optim import optimizer as torch_optimizer
 from hocket.errors import InputError
 from hocket.optim.arithmetic import Tensors, is_on
 from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
-from hocket.optim.counts import Counted, groups_of, options_of, signature_of, step_of
+from hocket.optim.counts import groups_of, options_of, signature_of, step_of
 from hocket.optim.hyper import Number, one_of, plain
 from hocket.optim.slots import slots_of
-from hocket.optim.state import check_fits, checked_refill, load, plain_state, refill, select
+from hocket.optim.state import ModelStates
 
 __all__ = ["Chunk", "FusedOptimizer"]
 
@@ -40,7 +40,7 @@ IS_SPARSE = attrgetter("grad.is_sparse")
 GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
 
 
-class FusedOptimizer(Counted, ABC):
+class FusedOptimizer(ModelStates, ABC):
     """An optimizer over fused parameters. All of torch's machinery (groups, hooks, schedulers) works on it.
 
     Attributes:
@@ -64,7 +64,6 @@ class FusedOptimizer(Counted, ABC):
         InputError: no parameters, parameters of other numbers of models, options out of bounds or of a wrong length.
     """
 
-    torch_class: ClassVar[type[torch.optim.Optimizer]]
     fixed: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -85,24 +84,12 @@ class FusedOptimizer(Counted, ABC):
         super().__init__(groups, defaults)
 
     @abstractmethod
-    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The tensors, besides a step count, that a parameter's state holds under these options."""
-
-    @abstractmethod
     def coefficients(self, group: dict[str, Any], step: Number, state: dict[str, Any]) -> dict[str, Number]:
         """The numbers of this step's update besides decay and eps, each a float or B of them. `step` counts from 1."""
 
     @abstractmethod
     def update(self, chunk: Chunk, group: dict[str, Any], by: Mapping[str, Any]) -> None:
         """Update a chunk in place, by the coefficients: each a float, or for each parameter a tensor beside it."""
-
-    def initial(self, key: str, p: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-        """An entry of a parameter's state, or of one model's part of it under plain options, before the first step."""
-        return torch.zeros_like(p)
-
-    def plain_state(self, state: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
-        """The state of one model, under its own plain options, as `torch_class` would hold it."""
-        return state
 
     def kernel_numbers(self, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Number] | None:
         """The numbers of `update_by_kernel`, or None where no kernel of torch's has these options."""
@@ -192,15 +179,6 @@ class FusedOptimizer(Counted, ABC):
             layout = self._layouts[number] = lay_out(ready, states, entries, self._slots)
         return layout
 
-    def complete(self, p: torch.Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """Make what a state lacks."""
-        entries = self.entries(group)
-        if entries and not state:
-            state.update({key: self.first_count(key, p) for key in self.counters})
-        for key in entries:
-            if key not in state:
-                state[key] = self.initial(key, p, group)
-
     def _kept(
         self, layout: Layout, skipped: Sequence[int]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
@@ -256,7 +234,7 @@ class FusedOptimizer(Counted, ABC):
         Raises:
             InputError: it is of another number of models, or its tensors do not fit the parameters.
         """
-        check_fits(state_dict, self)
+        self.check_fits(state_dict)
         frozen = state_dict.get("hocket", {}).get("frozen", self._frozen)
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "hocket"})
         self._frozen = list(frozen)
@@ -269,69 +247,6 @@ class FusedOptimizer(Counted, ABC):
         own = ("nonfinite", "_slots", "_frozen", "_per_model_steps", "_hocket_version")
         kept = {key: getattr(self, key) for key in own}
         return {**super().__getstate__(), **kept, "_layouts": {}}
-
-    def unfuse(self) -> list[dict[str, Any]]:
-        """B plain state dicts, one for each model, that `torch_class` over that model's parameters loads.
-
-        Example:
-            >>> from hocket.optim import SGD
-            >>> weights = torch.nn.Parameter(torch.zeros(2, 3)); weights.grad = torch.ones(2, 3)
-            >>> optimizer = SGD([weights], lr=[0.1, 0.2], momentum=0.9, num_models=2)
-            >>> optimizer.step()
-            >>> second = optimizer.unfuse()[1]
-            >>> second["param_groups"][0]["lr"], second["state"][0]["momentum_buffer"]
-            (0.2, tensor([1., 1., 1.]))
-            >>> torch.optim.SGD([weights[1].detach()], lr=1.0).load_state_dict(second)
-        """
-        return [plain_state(self, model) for model in range(self.num_models)]
-
-    def load_unfused(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the states, and the options, of B plain optimizers of the class `torch_class`.
-
-        Raises:
-            InputError: not B of them, or they do not fit these parameters or each other.
-        """
-        if len(states) != self.num_models:
-            raise InputError(f"states: expected {self.num_models}, one for each model, got {len(states)}")
-        load(self, states)
-        self._hocket_version += 1
-
-    def select_models(self, models: Sequence[int], params: Iterable[torch.Tensor] | None = None) -> None:
-        """Keep these models, in this order: it drops slots, or permutes them.
-
-        Args:
-            models: numbers of models as they are now, each at most once.
-            params: the parameters of the remaining models, in the order in which the old ones stand in the groups. None
-                where the parameters are the same objects, shrunk in place.
-
-        Raises:
-            InputError: no models, one twice, or parameters that do not fit.
-        """
-        select(self, models, params)
-        self._hocket_version += 1
-
-    def drop(self, model: int, params: Iterable[torch.Tensor] | None = None) -> None:
-        """Drop the slot of a model. The models after it move up. `params` as in `select_models`."""
-        slot = self.checked_model(model)
-        self.select_models([other for other in range(self.num_models) if other != slot], params)
-
-    def refill(self, model: int, state: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Begin anew in the slot of a model whose parameters are now another model's. The others go on undisturbed.
-
-        Where models count their steps and have numbers of their own already, only values change, and a captured step
-        stays as it is.
-
-        Args:
-            model: the slot.
-            state: a plain state dict of `torch_class` to go on from, its options included. Without one the state is
-                fresh.
-            options: numbers of the new model (``lr=0.1``), for all groups. By default the slot's old ones.
-
-        Raises:
-            InputError: an unknown option or one out of bounds, or a state that does not fit.
-        """
-        slot = self.checked_model(model)
-        refill(self, slot, checked_refill(self, slot, state, options))
 
 
 @torch.optim.Optimizer.profile_hook_step

@@ -13,7 +13,6 @@ from hocket.errors import InputError
 from hocket.fusion.shared_objects import named_tensors
 from hocket.optim.base import FusedOptimizer
 from hocket.optim.grad_scaler import GradScaler
-from hocket.optim.state import checked_refill, exchange, plain_state, refill
 
 if TYPE_CHECKING:
     from hocket.fusion.model import Array
@@ -100,7 +99,7 @@ class ModelSlots:
         generators = {device: each[model].get_state() for device, each in array._store.generators.items()}
         return TrainedModel(
             module=module,
-            optimizers=[plain_state(optimizer, model) for optimizer in self.optimizers],
+            optimizers=[optimizer.model_state(model) for optimizer in self.optimizers],
             schedulers=[scheduler.model_state(model) for scheduler in self.schedulers],
             scaler=None if self.scaler is None else self.scaler.unfuse()[model],
             seed=None if array._store.seeds is None else array._store.seeds[model],
@@ -165,7 +164,7 @@ class ModelSlots:
                 f"got one of {len(states)} and {len(new.schedulers)}"
             )
         checked = [
-            checked_refill(optimizer, model, state, options)
+            optimizer.checked_refill(model, state, options)
             for optimizer, state in zip(self.optimizers, states, strict=True)
         ]
         array = self.array
@@ -186,8 +185,8 @@ class ModelSlots:
         }
         for optimizer, found in zip(self.optimizers, checked, strict=True):
             if others:
-                exchange(optimizer, others)
-            refill(optimizer, model, found)
+                optimizer.exchange(others)
+            optimizer.put_model(model, found)
         for place, scheduler in enumerate(self.schedulers):
             if new.schedulers:
                 scheduler.load_model_state(model, new.schedulers[place])

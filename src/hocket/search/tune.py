@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import InputError
-from hocket.optim.hyper import check_whole
+from hocket.optim.hyper import check_whole, one_of
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
@@ -73,8 +73,7 @@ class SearchConfig:
             raise InputError(f"timeout: expected seconds above 0, got {self.timeout!r}")
         directions = ("minimize", "maximize")
         for field, known in (("executor", EXECUTORS), ("direction", directions), ("value", ("last", "best"))):
-            if getattr(self, field) not in known:
-                raise InputError(f"{field}: expected one of {', '.join(known)}, got {getattr(self, field)!r}")
+            one_of(field, getattr(self, field), known)
         if self.halving is not None and not isinstance(self.halving, Schedules):
             raise InputError(f"halving: expected hocket.Halving, Hyperband, Asha or Population, got {self.halving!r}")
         if self.study is not None and (self.storage, self.name, self.direction) != (None, None, "minimize"):

@@ -7,6 +7,7 @@ import torch
 from tests.fusion.oracle import SIZES, check, made
 from torch import nn
 
+import hocket
 from fusion.rules.layers import BY_RULE
 
 RECURRENT = {
@@ -52,3 +53,11 @@ def test_recurrent_with_a_first_state(kind):
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 def test_cells(cell):
     check(made(lambda: cell(4, 3), 3), torch.randn(3, 5, 4).double(), shared=False, strict=True, expect=BY_RULE)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_batches_and_sequences_of_any_length_have_one_program(kind):
+    array = hocket.fuse(made(lambda: kind(4, 3, batch_first=True), 2), shared=True)
+    for batch, length in ((5, 6), (2, 6), (5, 9)):
+        array(torch.randn(batch, length, 4).double())
+    assert len(array._calls.programs.made()) == 1

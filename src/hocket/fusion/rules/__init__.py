@@ -16,6 +16,6 @@ from hocket.fusion.rules import (  # noqa: F401  (each registers its rules)
     reduction,
     shape,
 )
-from hocket.fusion.rules.base import OpContext, Rule, find, find_module
+from hocket.fusion.rules.base import OpContext, Rule, find
 
-__all__ = ["OpContext", "Rule", "find", "find_module"]
+__all__ = ["OpContext", "Rule", "find"]

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from hocket.fusion.rules.base import OpContext, rule
@@ -77,57 +77,67 @@ def _weighted(
     return torch.matmul(weights, v), weights
 
 
-@rule(nn.MultiheadAttention)
+@rule("multi_head_attention_forward")
 def multihead(
     context: OpContext,
     query: Any,
     key: Any,
     value: Any,
+    width: int,
+    num_heads: int,
+    in_proj_weight: Any,
+    in_proj_bias: Any,
+    bias_k: Any,
+    bias_v: Any,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Any,
+    out_proj_bias: Any,
+    training: bool = True,
     key_padding_mask: Any = None,
     need_weights: bool = True,
     attn_mask: Any = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Any = None,
+    k_proj_weight: Any = None,
+    v_proj_weight: Any = None,
+    static_k: Any = None,
+    static_v: Any = None,
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> Any:
-    """Batched input, equal or different widths of keys and values, and masks that are shared or per model."""
-    module = context.modules[0]
-    assert isinstance(module, nn.MultiheadAttention)
-    if query.ndim != 3 or module.bias_k is not None or module.add_zero_attn or (is_causal and attn_mask is None):
+    """Batched input ``(L, N, E)``, equal or different widths of keys and values, masks for all models or for each."""
+    has_more = bias_k is not None or add_zero_attn or static_k is not None or static_v is not None
+    separate = [q_proj_weight, k_proj_weight, v_proj_weight] if use_separate_proj_weight else [in_proj_weight]
+    is_own = not any(isinstance(each, Tensor) for each in (*separate, in_proj_bias, out_proj_weight, out_proj_bias))
+    if query.ndim != 3 or has_more or (is_causal and attn_mask is None) or not is_own:
         return NotImplemented
-    heads = module.num_heads
-    q, k, v = _projected(context, module, query, key, value)  # (B, N, L, E) each
-    q, k, v = (each.unflatten(-1, (heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
+    q, k, v = _projected(context, (query, key, value), separate, in_proj_bias)  # (B, N, L, E) each
+    q, k, v = (each.unflatten(-1, (num_heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
     mask = _joined_mask(attn_mask, key_padding_mask, q)
-    rate = module.dropout if module.training else 0.0
+    rate = dropout_p if training else 0.0
     weights = None
     if need_weights or rate:
         y, weights = _weighted(context, q, k, v, mask, False, rate)
     else:
         y = sdpa(context, Stacked(q), Stacked(k), Stacked(v), None if mask is None else Stacked(mask)).tensor
     joined = Stacked(y.transpose(2, 3).flatten(3))
-    y = linear(context, joined, context.lookup("out_proj.weight"), context.lookup("out_proj.bias")).tensor
-    out = Stacked(y if module.batch_first else y.transpose(1, 2))
+    out = Stacked(linear(context, joined, out_proj_weight, out_proj_bias).tensor.transpose(1, 2))
     if not need_weights or weights is None:
         return out, None
     return out, Stacked(weights.mean(2) if average_attn_weights else weights)
 
 
-def _projected(
-    context: OpContext, module: nn.MultiheadAttention, query: Any, key: Any, value: Any
-) -> tuple[Tensor, ...]:
-    inputs = [with_model_dim(each, context.num_models) for each in (query, key, value)]
-    if not module.batch_first:
-        inputs = [x.transpose(1, 2) for x in inputs]
-    bias: Any = context.lookup("in_proj_bias")
-    together = context.lookup("in_proj_weight")
-    if together is not None and query is key and key is value:
-        return linear(context, Stacked(inputs[0]), together, bias).tensor.chunk(3, -1)
-    if together is None:
-        weights: Any = [context.lookup(f"{name}_proj_weight") for name in "qkv"]
-    else:
-        weights = [Stacked(each) for each in together.tensor.chunk(3, 1)]
+def _projected(context: OpContext, inputs: tuple[Any, ...], weights: list[Any], bias: Any) -> tuple[Tensor, ...]:
+    """Queries, keys and values, by three weights or by one that is all three."""
+    query, key, value = inputs
+    batched = [with_model_dim(each, context.num_models).transpose(1, 2) for each in inputs]
+    if len(weights) == 1 and query is key and key is value:
+        return linear(context, Stacked(batched[0]), weights[0], bias).tensor.chunk(3, -1)
+    if len(weights) == 1:
+        weights = list(map(Stacked, weights[0].tensor.chunk(3, 1)))
     biases = (None, None, None) if bias is None else map(Stacked, bias.tensor.chunk(3, 1))
-    rows = zip(inputs, weights, biases, strict=True)
+    rows = zip(batched, weights, biases, strict=True)
     return tuple(linear(context, Stacked(x), weight, own).tensor for x, weight, own in rows)
 
 

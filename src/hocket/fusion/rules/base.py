@@ -5,7 +5,7 @@ differs between models is a `Stacked`. It returns a `Stacked` (or a tree of them
 not apply, and the op falls back to ``vmap`` or to a loop.
 
 Rules are found by the op's name, so one serves ``torch.relu``, ``F.relu``, ``Tensor.relu`` and ``aten.relu.default``.
-Modules that hold state or draw random numbers have rules of their own, found by class.
+Layers have none: their forwards call the ops.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from hocket.fusion.gradients import GradientMemory
-from hocket.fusion.stacked import Stacked
 
-__all__ = ["IN_PLACE", "OpContext", "Rule", "find", "find_module", "is_watched", "op_name", "rule", "where"]
+__all__ = ["IN_PLACE", "OpContext", "Rule", "find", "is_watched", "op_name", "rule", "where"]
 
 Rule = Callable[..., Any]
 
@@ -30,7 +28,6 @@ WRITTEN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or"
 IN_PLACE = frozenset(f"i{name}" for name in WRITTEN)
 
 _OPS: dict[str, Rule] = {}
-_MODULES: dict[type[nn.Module], Rule] = {}
 
 _TORCH = ("torch", "torch._C._nn", "torch.nn.functional", "torch.functional", "torch._VF", "torch._C", "torch.special")
 
@@ -42,10 +39,6 @@ class OpContext:
     layer: str  # the name of the layer it belongs to, for messages and the report
     name: str  # the op's name, as `op_name` gives it
     targets: tuple[Callable[..., Any], ...]  # the op as each model calls it, a function of plain tensors
-    # the layer of each model, without its tensors, where the op is a whole module; else empty
-    modules: tuple[nn.Module, ...] = ()
-    # gives a parameter or buffer of that module by name, or None
-    lookup: Callable[[str], Stacked | None] = lambda _: None
     # one random generator per model, or empty where all draw from torch's own
     generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
     # for gradients of parameters, kept from step to step; None where there is none
@@ -72,15 +65,11 @@ def where(layer: str) -> str:
     return f"layer {layer}" if layer else "the model itself"
 
 
-def rule(*keys: str | type[nn.Module]) -> Callable[[Rule], Rule]:
-    """Register a rule for the ops of these names, or for modules of exactly these classes."""
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for the ops of these names."""
 
     def register(function: Rule) -> Rule:
-        for key in keys:
-            if isinstance(key, str):
-                _OPS[key] = function
-            else:  # a subclass may compute something else
-                _MODULES[key] = function
+        _OPS.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -121,8 +110,3 @@ def find(target: Any) -> Rule | None:
     if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
         return _OPS["pointwise"]
     return None
-
-
-def find_module(module: nn.Module) -> Rule | None:
-    """The rule for a module of exactly this class, or None."""
-    return _MODULES.get(type(module))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.errors import InputError
 from hocket.fusion.rules.base import OpContext, rule
@@ -68,7 +68,7 @@ CHANNELS = {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "feature_a
 def dropout(
     context: OpContext, input: Any, p: Any = 0.5, training: bool = True, inplace: bool = False, **named: Any
 ) -> Any:
-    """Called as a function, with one rate for all models."""
+    """A rate for all models, or one for each."""
     training = named.get("train", training)
     if isinstance(training, ModelValues) or isinstance(inplace, ModelValues):
         return NotImplemented
@@ -80,17 +80,3 @@ def dropout(
         return NotImplemented  # torch's own special cases for examples without a batch
     rates = list(p.values) if isinstance(p, ModelValues) else [p] * context.num_models
     return dropped(context, input, rates, whole_channels=whole, alpha="alpha" in name)
-
-
-@rule(nn.Dropout, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.FeatureAlphaDropout)
-def dropout_module(context: OpContext, input: Any) -> Any:
-    """A rate per model."""
-    module = context.modules[0]
-    if not module.training:
-        return input
-    whole = not isinstance(module, (nn.Dropout, nn.AlphaDropout))
-    if whole and input.ndim < 3:
-        return NotImplemented
-    rates = [float(each.p) for each in context.modules]  # type: ignore[arg-type]
-    alpha = isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout))
-    return dropped(context, input, rates, whole_channels=whole, alpha=alpha)

@@ -9,7 +9,6 @@ model. An op that torch has no batching for belongs elsewhere: it would run mode
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -23,25 +22,20 @@ from hocket.fusion.stacked import Stacked
 __all__ = ["mapped"]
 
 # Autocast looks at none of these.
-ANY_TYPE = re.findall(
-    r"\w+",
-    """
-    transpose swapaxes swapdims movedim permute t flatten unflatten ravel unsqueeze squeeze chunk tensor_split split
-    split_with_sizes unbind select narrow slice flip diagonal expand expand_as broadcast_tensors repeat tile
-    repeat_interleave view_as reshape_as reshape sort argsort topk gather take_along_dim index_select glu logcumsumexp
-    mean amax amin std var nansum nanmean any all argmax argmin median
-    new_zeros new_ones new_full new_empty new_tensor
-    """,
-)
+ANY_TYPE = (
+    "transpose", "swapaxes", "swapdims", "movedim", "permute", "t", "flatten", "unflatten", "ravel", "unsqueeze",
+    "squeeze", "chunk", "tensor_split", "split", "split_with_sizes", "unbind", "select", "narrow", "slice", "flip",
+    "diagonal", "expand", "expand_as", "broadcast_tensors", "repeat", "tile", "repeat_interleave", "view_as",
+    "reshape_as", "reshape", "sort", "argsort", "topk", "gather", "take_along_dim", "index_select", "glu",
+    "logcumsumexp", "mean", "amax", "amin", "std", "var", "nansum", "nanmean", "any", "all", "argmax", "argmin",
+    "median", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
+)  # fmt: skip
 OTHERS = frozenset(
-    re.findall(
-        r"\w+",
-        """
-        addmm baddbmm mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits cross_entropy
-        cross_entropy_loss
-        """,
+    (
+        "addmm", "baddbmm", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits",
+        "cross_entropy", "cross_entropy_loss",
     )
-)
+)  # fmt: skip
 QUERIES = ("size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_contiguous", "get_device")
 ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "layout")
 

@@ -8,15 +8,15 @@ layer norm      over the last axes, then each model's own scale and shift
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from hocket.errors import InputError
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.stacked import Stacked, from_channels, to_channels, unwrap, with_model_dim
+from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_model_dim
 
 
 def _flat(value: Any, num_models: int) -> Tensor | None:
@@ -26,32 +26,29 @@ def _flat(value: Any, num_models: int) -> Tensor | None:
     return value.tensor.view(-1) if isinstance(value, Stacked) else value.repeat(num_models)
 
 
+STATE = ("running_mean", "running_var", "weight", "bias")
+BATCH = ("training", "momentum", "eps")
+INSTANCE = ("use_input_stats", "momentum", "eps")
+
+
+def _given(args: Sequence[Any], kwargs: Mapping[str, Any], is_functional: bool, options: Sequence[str]) -> Any:
+    """The state and the options of a norm. Functions have the statistics first, ops of aten the weights."""
+    names = (*(STATE if is_functional else (*STATE[2:], *STATE[:2])), *options)
+    given = {"momentum": 0.1, "eps": 1e-5, **dict(zip(names, args, strict=False)), **kwargs}
+    return [given.get(name) for name in STATE], [given.get(name, options is INSTANCE) for name in options]
+
+
 @rule("batch_norm")
 def batch_norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Called as a function: ``F.batch_norm`` has the statistics first, ``aten.batch_norm`` the weights."""
-    names = ["running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"]
-    if context.target is not functional.batch_norm:
-        names = ["weight", "bias", "running_mean", "running_var", "training", "momentum", "eps", "cudnn_enabled"]
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    tensors = [given.get(name) for name in ("running_mean", "running_var", "weight", "bias")]
-    if any(isinstance(value, Tensor) for value in tensors[:2]):
-        return NotImplemented
-    training, momentum, eps = given.get("training", False), given.get("momentum", 0.1), given.get("eps", 1e-5)
-    return _batch_norm(context, input, tensors, training, momentum, eps)
-
-
-def _batch_norm(
-    context: OpContext, input: Any, tensors: Sequence[Any], training: bool, momentum: float, eps: float
-) -> Any:
     """With the running mean and variance, weight and bias of each model."""
+    state, options = _given(args, kwargs, context.target is functional.batch_norm, BATCH)
     x, num_models = with_model_dim(input, context.num_models), context.num_models
-    flat: Any = [_flat(value, num_models) for value in tensors]
-    options: Any = (training, momentum, eps)
-    if x.ndim < 3:
+    if x.ndim < 3 or any(isinstance(value, Tensor) for value in state[:2]):
         return NotImplemented
+    flat: Any = [_flat(value, num_models) for value in state]
     swapped = x.transpose(1, 2)
     if x.ndim > 3 and swapped.is_contiguous() and not x.is_contiguous():  # (B, C, N, ...): one example, B*C channels
-        _check_enough(context, swapped, training)
+        _check_enough(context, swapped, options[0])
         one = swapped.reshape(1, x.shape[0] * x.shape[2], -1)
         y = functional.batch_norm(one, *flat, *options)
         return Stacked(y.view(swapped.shape).transpose(1, 2))
@@ -64,51 +61,14 @@ def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
         raise InputError(f"{context.where}: expected more than one value per channel when training")
 
 
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-@rule(*BATCH_NORMS)
-def batch_norm_module(context: OpContext, input: Any) -> Any:
-    """With running statistics and a count of batches of its own in each model."""
-    module: Any = context.modules[0]
-    module._check_input_dim(input)
-    return _batch_norm(context, input, *_state_of(module, context.lookup))
-
-
-def plain_batch_norm(module: Any) -> Callable[[Mapping[str, Tensor], Tensor], Tensor]:
-    """One model's layer, without its tensors, as a function of them and of the input."""
-
-    def norm(tensors: Mapping[str, Tensor], input: Tensor) -> Tensor:
-        module._check_input_dim(input)
-        state, *options = _state_of(module, tensors.get)
-        return functional.batch_norm(input, *state, *options)
-
-    return norm
-
-
-def _state_of(module: Any, lookup: Callable[[str], Any]) -> tuple[list[Any], bool, float, float]:
-    """The tensors and options of a layer, of one model or of all, after its count of batches."""
-    training, tracked = module.training, module.track_running_stats
-    if training and tracked and (counted := lookup("num_batches_tracked")) is not None:
-        unwrap(counted).add_(1)
-    state = [lookup(name) for name in ("running_mean", "running_var", "weight", "bias")]
-    by_batch = training or state[0] is None
-    if training and not tracked:
-        state[:2] = None, None
-    return state, by_batch, 0.0 if module.momentum is None else module.momentum, module.eps
-
-
-@rule(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-def instance_norm_module(context: OpContext, input: Any) -> Any:
-    """Normalise every example and channel by itself. Running statistics, where kept, are per model."""
-    module: Any = context.modules[0]
-    module._check_input_dim(input)
-    if input.ndim == module._get_no_batch_dim():
+@rule("instance_norm")
+def instance_norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Every example and channel by itself. Running statistics, where kept, are per model."""
+    state, options = _given(args, kwargs, context.target is functional.instance_norm, INSTANCE)
+    if input.ndim < 3 or any(isinstance(value, Tensor) for value in state[:2]):
         return NotImplemented
-    state = [context.lookup(name) for name in ("running_mean", "running_var", "weight", "bias")]
     flat: Any = [_flat(value, context.num_models) for value in state]
     together = to_channels(with_model_dim(input, context.num_models))
-    options: Any = module.training or not module.track_running_stats, module.momentum or 0.0, module.eps
     return Stacked(from_channels(functional.instance_norm(together, *flat, *options), context.num_models))
 
 

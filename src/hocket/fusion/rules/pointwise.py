@@ -6,7 +6,6 @@ separate.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import torch
@@ -16,34 +15,29 @@ from torch.utils._pytree import tree_map
 from hocket.fusion.rules.base import IN_PLACE, OpContext, rule
 from hocket.fusion.stacked import Stacked, align, with_model_dim
 
-ELEMENTWISE = re.findall(
-    r"\w+",
-    """
-    abs neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square sin cos tan asin
-    acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv sigmoid logit floor ceil round trunc frac
-    sign sgn reciprocal isnan isinf isfinite lgamma digamma sinc nan_to_num bitwise_not logical_not relu
-    relu6 elu selu celu gelu silu mish hardtanh hardswish hardsigmoid leaky_relu softplus softsign
-    softshrink hardshrink tanhshrink logsigmoid threshold clamp clip clamp_min clamp_max contiguous
-    clone detach detach_ float double half bfloat16 int long bool type alias requires_grad_ _to_copy
-    lift_fresh_copy invert inv not_ pos cpu cuda zeros_like ones_like full_like fill_ zero_
-    empty_like log_sigmoid
-
-    add sub subtract mul multiply div divide true_divide truediv floordiv floor_divide remainder fmod
-    mod pow rsub radd rmul atan2 hypot maximum minimum fmax fmin where lerp
-    addcmul addcdiv copysign eq ne lt le gt ge greater less greater_equal less_equal not_equal
-    logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor and_ or_ xor lshift rshift
-    masked_fill logaddexp xlogy heaviside ldexp nextafter isclose polar complex
-    """,
-)
+ELEMENTWISE = (
+    "abs", "neg", "negative", "positive", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
+    "square", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf",
+    "erfc", "erfinv", "sigmoid", "logit", "floor", "ceil", "round", "trunc", "frac", "sign", "sgn", "reciprocal",
+    "isnan", "isinf", "isfinite", "lgamma", "digamma", "sinc", "nan_to_num", "bitwise_not", "logical_not", "relu",
+    "relu6", "elu", "selu", "celu", "gelu", "silu", "mish", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu",
+    "softplus", "softsign", "softshrink", "hardshrink", "tanhshrink", "logsigmoid", "threshold", "clamp", "clip",
+    "clamp_min", "clamp_max", "contiguous", "clone", "detach", "detach_", "float", "double", "half", "bfloat16", "int",
+    "long", "bool", "type", "alias", "requires_grad_", "_to_copy", "lift_fresh_copy", "invert", "inv", "not_", "pos",
+    "cpu", "cuda", "zeros_like", "ones_like", "full_like", "fill_", "zero_", "empty_like", "log_sigmoid", "add", "sub",
+    "subtract", "mul", "multiply", "div", "divide", "true_divide", "truediv", "floordiv", "floor_divide", "remainder",
+    "fmod", "mod", "pow", "rsub", "radd", "rmul", "atan2", "hypot", "maximum", "minimum", "fmax", "fmin", "where",
+    "lerp", "addcmul", "addcdiv", "copysign", "eq", "ne", "lt", "le", "gt", "ge", "greater", "less", "greater_equal",
+    "less_equal", "not_equal", "logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor",
+    "and_", "or_", "xor", "lshift", "rshift", "masked_fill", "logaddexp", "xlogy", "heaviside", "ldexp", "nextafter",
+    "isclose", "polar", "complex",
+)  # fmt: skip
 
 
-NUMBERS = re.findall(  # of two arguments, either of which may be a number
-    r"\w+",
-    """
-    add sub subtract mul multiply div divide truediv true_divide pow eq ne lt le gt ge iadd isub imul itruediv
-    add_ sub_ mul_ div_
-    """,
-)
+NUMBERS = (  # of two arguments, either of which may be a number
+    "add", "sub", "subtract", "mul", "multiply", "div", "divide", "truediv", "true_divide", "pow", "eq", "ne", "lt",
+    "le", "gt", "ge", "iadd", "isub", "imul", "itruediv", "add_", "sub_", "mul_", "div_",
+)  # fmt: skip
 
 
 @rule("pointwise", *ELEMENTWISE, *(name + "_" for name in ELEMENTWISE if not name.endswith("_")))

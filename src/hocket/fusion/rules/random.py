@@ -17,7 +17,7 @@ from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, map_tree, with_model_dim
 
-__all__ = ["DRAWS", "drawing", "drawing_from"]
+__all__ = ["DRAWS", "WITH_RATES", "drawing", "drawing_from"]
 
 FROM_SIZE = ("rand", "randn")
 LIKE = ("rand_like", "randn_like")
@@ -29,10 +29,10 @@ OTHERS = (
     *("randint", "randint_like", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial", "uniform"),
     *("exponential", "geometric", "log_normal", "cauchy", "_standard_gamma", "_sample_dirichlet", "native_dropout"),
     *("rrelu", "rrelu_with_noise", "gumbel_softmax", "fractional_max_pool2d", "fractional_max_pool3d"),
-    *("fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "multi_head_attention_forward"),
-    *("lstm", "gru", "rnn_tanh", "rnn_relu", "_fused_dropout"),
+    *("fractional_max_pool2d_with_indices", "fractional_max_pool3d_with_indices", "_fused_dropout"),
 )
-WITH_RATES = (  # in `dropout` and `attention`
+WITH_RATES = (  # in `dropout`, `attention` and `recurrent`
+    *("multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu"),
     *("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"),
     *("dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_", "scaled_dot_product_attention"),
 )

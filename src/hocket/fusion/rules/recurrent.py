@@ -13,12 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.rules.dropout import dropped
 from hocket.fusion.rules.linear import product
-from hocket.fusion.stacked import Stacked, with_model_dim
+from hocket.fusion.stacked import ModelValues, Stacked, with_model_dim
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -49,97 +49,82 @@ def relu_cell(inputs: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tupl
     return (torch.relu(inputs + hidden),)
 
 
-CELLS: dict[str, Cell] = {"LSTM": lstm_cell, "GRU": gru_cell, "RNN_TANH": tanh_cell, "RNN_RELU": relu_cell}
+CELLS: dict[str, Cell] = {"lstm": lstm_cell, "gru": gru_cell, "rnn_tanh": tanh_cell, "rnn_relu": relu_cell}
 
 
-@rule(nn.LSTM, nn.GRU, nn.RNN)
-def recurrent(context: OpContext, input: Any, hx: Any = None) -> Any:
+@rule(*CELLS)
+def recurrent(
+    context: OpContext,
+    input: Any,
+    hx: Any,
+    weights: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: Any,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool = False,
+) -> Any:
     """Run all layers over ``(T, N, in)`` or, batch first, ``(N, T, in)``. Returns outputs and the last states."""
-    module = context.modules[0]
-    assert isinstance(module, nn.RNNBase)
-    if not isinstance(input, (Stacked, Tensor)) or input.ndim != 3:
-        return NotImplemented  # packed sequences, or no batch
+    if input.ndim != 3 or not all(isinstance(weight, Stacked) for weight in weights):
+        return NotImplemented  # packed sequences have other arguments
     x = with_model_dim(input, context.num_models)
-    x = x.transpose(1, 2) if module.batch_first else x  # (B, T, N, in)
-    is_lstm = module.mode == "LSTM"
-    num_directions = 2 if module.bidirectional else 1
-    starts = _starts(context, module, hx, x, num_directions)
+    x = x.transpose(1, 2) if batch_first else x  # (B, T, N, in)
+    states = _states(context, hx)
+    num_directions = 2 if bidirectional else 1
+    size = len(weights) // (num_layers * num_directions)  # of one layer in one direction
     finals: list[tuple[Tensor, ...]] = []
-    for layer in range(module.num_layers):
+    for layer in range(num_layers):
         outputs = []
         for direction in range(num_directions):
             row = layer * num_directions + direction
-            start = tuple(state[:, row] for state in starts)
-            output, final = _run(context, module, layer, direction, x, start)
+            own = [weight.tensor for weight in weights[row * size : (row + 1) * size]]
+            start = tuple(state[:, row] for state in states)
+            output, final = _run(CELLS[context.name], own, has_biases, x, start, is_reversed=bool(direction))
             outputs.append(output)
             finals.append(final)
         x = outputs[0] if num_directions == 1 else torch.cat(outputs, -1)
-        if module.dropout and module.training and layer < module.num_layers - 1:
-            rates = [float(each.dropout) for each in context.modules]  # type: ignore[arg-type]
+        rates = list(dropout.values) if isinstance(dropout, ModelValues) else [dropout] * context.num_models
+        if any(rates) and training and layer < num_layers - 1:
             x = dropped(context, Stacked(x), rates).tensor
-    last = tuple(Stacked(torch.stack(states, 1)) for states in zip(*finals, strict=True))
-    out = Stacked(x.transpose(1, 2) if module.batch_first else x)
-    return (out, last if is_lstm else last[0])
+    last = [Stacked(torch.stack(states, 1)) for states in zip(*finals, strict=True)]
+    return (Stacked(x.transpose(1, 2) if batch_first else x), *last)
 
 
-def _weights(context: OpContext, suffix: str = "") -> tuple[Any, ...]:
-    """Weights of inputs and state, their biases, and the weight of an LSTM's projection, each None if absent."""
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
-    return tuple(None if (found := context.lookup(name + suffix)) is None else found.tensor for name in names)
-
-
-def _starts(context: OpContext, module: nn.RNNBase, hx: Any, x: Tensor, num_directions: int) -> tuple[Tensor, ...]:
-    """The first states, ``(B, layers * directions, N, H)`` each."""
-    if hx is not None:
-        given = hx if isinstance(hx, (tuple, list)) else (hx,)
-        return tuple(with_model_dim(state, context.num_models) for state in given)
-    rows = module.num_layers * num_directions
-    hidden_size = module.proj_size or module.hidden_size
-    hidden = x.new_zeros(context.num_models, rows, x.shape[2], hidden_size)
-    if module.mode != "LSTM":
-        return (hidden,)
-    return (hidden, x.new_zeros(context.num_models, rows, x.shape[2], module.hidden_size))
+def _states(context: OpContext, hx: Any) -> tuple[Tensor, ...]:
+    """The first states, ``(B, layers * directions, N, H)`` each, or ``(B, N, H)`` of a cell."""
+    given = hx if isinstance(hx, (tuple, list)) else (hx,)
+    return tuple(with_model_dim(state, context.num_models) for state in given)
 
 
 def _run(
-    context: OpContext, module: nn.RNNBase, layer: int, direction: int, x: Tensor, state: tuple[Tensor, ...]
+    cell: Cell, weights: list[Tensor], has_biases: bool, x: Tensor, state: tuple[Tensor, ...], *, is_reversed: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One layer in one direction over all steps of ``(B, T, N, in)``."""
-    suffix = f"_l{layer}{'_reverse' if direction else ''}"
-    w_ih, w_hh, b_ih, b_hh, w_hr = _weights(context, suffix)
+    w_ih, w_hh, *rest = weights
+    b_ih, b_hh = rest[:2] if has_biases else (None, None)
+    projection = rest[2 * has_biases :]  # of an LSTM's hidden state
     num_models, steps, batch, width = x.shape
-    cell = CELLS[module.mode]
     inputs = product(x.reshape(num_models, steps * batch, width), w_ih, b_ih).view(num_models, steps, batch, -1)
     outputs: list[Tensor] = []
     times = inputs.unbind(1)
-    for here in reversed(times) if direction else times:
+    for here in reversed(times) if is_reversed else times:
         state = cell(here, product(state[0], w_hh, b_hh), state)
-        if w_hr is not None:
-            state = (product(state[0], w_hr), *state[1:])
+        if projection:
+            state = (product(state[0], projection[0]), *state[1:])
         outputs.append(state[0])
-    if direction:
+    if is_reversed:
         outputs.reverse()
     return torch.stack(outputs, 1), state
 
 
-@rule(nn.LSTMCell, nn.GRUCell, nn.RNNCell)
-def one_step(context: OpContext, input: Any, hx: Any = None) -> Any:
+@rule(*(f"{name}_cell" for name in CELLS))
+def one_step(context: OpContext, input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     """One step over ``(N, in)``. Returns the new state, and both states of an LSTM."""
-    module = context.modules[0]
-    assert isinstance(module, nn.RNNCellBase)
-    if input.ndim != 2:
-        return NotImplemented
-    x = with_model_dim(input, context.num_models)
-    if hx is None:
-        zeros = x.new_zeros(context.num_models, x.shape[1], module.hidden_size)
-        state: tuple[Tensor, ...] = (zeros, zeros)
-    else:
-        given = hx if isinstance(hx, (tuple, list)) else (hx,)
-        state = tuple(with_model_dim(each, context.num_models) for each in given)
-    w_ih, w_hh, b_ih, b_hh, _ = _weights(context)
-    if isinstance(module, nn.RNNCell):
-        cell = CELLS["RNN_TANH" if module.nonlinearity == "tanh" else "RNN_RELU"]
-    else:
-        cell = lstm_cell if isinstance(module, nn.LSTMCell) else gru_cell
-    new = cell(product(x, w_ih, b_ih), product(state[0], w_hh, b_hh), state)
-    return tuple(map(Stacked, new)) if isinstance(module, nn.LSTMCell) else Stacked(new[0])
+    if any(isinstance(each, Tensor) for each in (w_ih, w_hh, b_ih, b_hh)):
+        return NotImplemented  # a weight that all models share
+    state, cell = _states(context, hx), CELLS[context.name.removesuffix("_cell")]
+    of_input = product(with_model_dim(input, context.num_models), w_ih.tensor, None if b_ih is None else b_ih.tensor)
+    of_state = product(state[0], w_hh.tensor, None if b_hh is None else b_hh.tensor)
+    new = cell(of_input, of_state, state)
+    return tuple(map(Stacked, new)) if len(new) > 1 else Stacked(new[0])

@@ -1,0 +1,170 @@
+"""Searches of HFHT's settings, simulated: the real rungs, with measured times of steps in place of training.
+
+The policies of `hocket.tune` decide on trials of random values. A group of up to 64 slots trains one epoch at a time,
+and the models that are left cost what a fused step of that number was measured to take::
+
+    R = 250, eta = 5, the last round skipped         epoch   2    10    50   250
+        bracket 3                                    trials  125 -> 25 -> 5
+        bracket 2                                            34 ------> 6
+        bracket 1                                            10
+        bracket 0                                             4
+
+Brackets train side by side, so few trials share the long epochs: what is left of a group there gains less from fusing.
+Tracing, choosing and planning are not in the simulation.
+
+Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Tables 11 and 12, Appendix E.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.fuse import run as fuse_run
+from hocket.search.group import MAX_SLOTS
+from hocket.search.halving import Hyperband
+from hocket.search.policy import AllEpochs, Move, Policy
+
+__all__ = ["SETTINGS", "Setting", "run", "simulated"]
+
+SIZES = (1, 4, 16, 64)
+TARGETS = ("mlp-32", "pointnet-tuned")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A search.
+
+    Attributes:
+        epochs: of a trial, at most. Hyperband's R.
+        hyperband: the brackets, or None for random search.
+        sets: trials of random search.
+        groups: combinations of infusible parameters, among which trials are drawn.
+    """
+
+    epochs: int
+    hyperband: Hyperband | None = None
+    sets: int = 0
+    groups: int = 1
+
+    @property
+    def trials(self) -> int:
+        """The number of trials that begin."""
+        return self.sets if self.hyperband is None else self.hyperband.trials(self.epochs) or 0
+
+    def policy(self) -> Policy:
+        """A new policy of this search."""
+        if self.hyperband is None:
+            return AllEpochs(self.epochs, maximize=False)
+        return self.hyperband.policy(self.trials, self.epochs, maximize=False)
+
+
+# PointNet's and MobileNet's columns of Table 11. Either has two infusible parameters of two values.
+SETTINGS = {
+    "random, 60 sets of 25 epochs": Setting(25, sets=60, groups=4),
+    "random, 50 sets of 20 epochs": Setting(20, sets=50, groups=4),
+    "R = 250, eta = 5, skip 1": Setting(250, Hyperband(eta=5, skip_last=1), groups=4),
+    "R = 81, eta = 3, skip 2": Setting(81, Hyperband(eta=3, skip_last=2), groups=4),
+    "R = 250, eta = 5, skip 1, one group": Setting(250, Hyperband(eta=5, skip_last=1)),
+    "R = 81, eta = 3, one group": Setting(81, Hyperband(eta=3)),
+}
+
+
+def run(targets: Sequence[str] = (), sizes: Sequence[int] = (), searches: int = 20) -> dict[str, Any]:
+    """Measure steps, and simulate every setting with them.
+
+    Args:
+        targets: of the fuse bench. `TARGETS` by default.
+        sizes: numbers of models whose step is measured, `SIZES` by default. Between them steps are interpolated.
+        searches: simulated searches of each setting, each with other values.
+
+    Returns:
+        ``steps_ms``: target -> contender -> size -> a step, and ``searches``: target -> setting -> ``trials``,
+        ``epochs`` (of all trials), ``fused_epochs`` (of all groups), and ``to_serial`` (means).
+    """
+    measured = fuse_run(
+        targets or TARGETS,
+        sizes=sizes or SIZES,
+        optimizer="adam",
+        own_rates=True,
+        memory=False,
+        contenders=("serial", "auto"),
+    )
+    steps_ms = {
+        target: {
+            name: {int(size): row[name]["step_ms"] for size, row in by_size.items()} for name in ("serial", "auto")
+        }
+        for target, by_size in measured["targets"].items()
+    }
+    found = {
+        target: {name: _mean(setting, times, searches) for name, setting in SETTINGS.items()}
+        for target, times in steps_ms.items()
+    }
+    about = {name: measured[name] for name in ("machine", "threads", "torch")}
+    return {**about, "steps_ms": steps_ms, "searches": found, "left_out": measured["left_out"]}
+
+
+def _mean(setting: Setting, steps_ms: Mapping[str, Mapping[int, float]], searches: int) -> dict[str, float]:
+    runs = [simulated(setting, seed) for seed in range(searches)]
+    epochs = sum(map(sum, runs)) / searches
+    fused = sum(interpolated(steps_ms["auto"], size) for sizes in runs for size in sizes) / searches
+    return {
+        "trials": setting.trials,
+        "epochs": epochs,
+        "fused_epochs": sum(map(len, runs)) / searches,
+        "to_serial": epochs * steps_ms["serial"][1] / fused,
+    }
+
+
+def interpolated(times: Mapping[int, float], size: int) -> float:
+    """The time of a step of this number of models, on straight lines between the measured ones.
+
+    Example:
+        >>> interpolated({1: 1.0, 4: 2.5, 8: 3.0}, 2), interpolated({1: 1.0, 4: 2.5, 8: 3.0}, 8)
+        (1.5, 3.0)
+    """
+    below = max(each for each in times if each <= size)
+    above = min((each for each in times if each >= size), default=below)
+    if below == above:
+        return times[below]
+    return times[below] + (times[above] - times[below]) * (size - below) / (above - below)
+
+
+def simulated(setting: Setting, seed: int = 0) -> list[int]:
+    """Search, and return the number of models in every epoch of every group, in order.
+
+    Example:
+        >>> simulated(Setting(2, sets=3)), simulated(Setting(4, Hyperband(eta=2)))
+        ([3, 3], [10, 8, 5, 5])
+    """
+    drawn = random.Random(seed)
+    policy = setting.policy()
+    group, until, done = dict[int, int](), dict[int, int](), dict[int, int]()  # of trials by their numbers
+
+    def apply(moves: Iterable[Move]) -> None:
+        for move in moves:
+            if move.what == "go":
+                until[move.number] = move.until
+            else:
+                del until[move.number]
+
+    for number in range(setting.trials):
+        group[number], done[number] = drawn.randrange(setting.groups), 0
+        until[number] = policy.start(number)
+    apply(policy.all_started())
+    sizes: list[int] = []
+    while True:
+        ready = [number for number in until if done[number] < until[number]]
+        if not ready:
+            return sizes
+        by_group = [[number for number in ready if group[number] == each] for each in range(setting.groups)]
+        chosen = max(by_group, key=len)
+        chosen.sort(key=lambda number: done[number] == 0)  # trials that have begun keep their slots
+        training = chosen[:MAX_SLOTS]
+        sizes.append(len(training))
+        for number in training:
+            done[number] += 1
+            if done[number] == until[number]:
+                apply(policy.report(number, done[number], drawn.random()))
