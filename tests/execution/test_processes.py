@@ -108,6 +108,22 @@ def test_the_interpreter_ends_while_lanes_wait(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_lanes_that_outlive_all_modules_end_in_silence(kind):
+    """Modules that are held beyond the interpreter's end have their globals set to None, those of `__main__` last."""
+    done = run(
+        kind,
+        """
+        import ctypes
+        planned(batch)
+        for module in (sys.modules["__main__"], sys.modules[type(planned).__module__]):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_interpreter_ends_after_a_step_that_failed(kind):
     done = run(kind, "planned(torch.randn(3, 5))")
     assert done.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -142,8 +143,9 @@ class NativeLanes(Executor):
             self._channels.close()
         self._core, self._pid, self._binding = None, 0, None
 
-    def __del__(self) -> None:
-        if getattr(self, "_core", None) is not None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the interpreter's end the modules that `close` uses may be empty, and threads end with the process.
+        if getattr(self, "_core", None) is not None and not is_finalizing():
             self.close()
 
     def _claimed(self) -> bool:
