@@ -36,14 +36,21 @@ class StrictCuda(StreamDevice):
 
     Args:
         fail_capture: called with the number of each capture and of each op in it; it may raise.
+        fail_replay: called with the number of each replay before any op of it; it may raise.
 
     Attributes:
         num_captures, num_replays: counted.
+        fail_replay: as given.
     """
 
-    def __init__(self, fail_capture: Callable[[int, int], None] = lambda capture, op: None) -> None:
+    def __init__(
+        self,
+        fail_capture: Callable[[int, int], None] = lambda capture, op: None,
+        fail_replay: Callable[[int], None] = lambda replay: None,
+    ) -> None:
         self.num_captures = self.num_replays = 0
         self._fail_capture = fail_capture
+        self.fail_replay = fail_replay
         self._host: dict[int, torch.UntypedStorage] = {}
         self._graph: _Capture | None = None
         self._current = "caller's"
@@ -58,7 +65,7 @@ class StrictCuda(StreamDevice):
         """The host has made this."""
         self.on_host(*(leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)))
 
-    def stream(self, priority: int) -> str:
+    def stream(self, priority: int, number: int = 0) -> str:
         return f"stream of priority {priority}"
 
     def current(self) -> str:
@@ -102,6 +109,7 @@ class StrictCuda(StreamDevice):
 
         def replay() -> None:
             self.num_replays += 1
+            self.fail_replay(self.num_replays)
             graph.replay()
 
         return replay
