@@ -7,6 +7,8 @@ import math
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,10 +17,11 @@ from benchmarks.budget import Budget
 from benchmarks.cli import main, make_parser
 from benchmarks.critical_path import measured
 from benchmarks.gpu import PARTS, Part
-from execution.streams.deferred import Deferred
 from hocket.backends import StreamBackend
 from hocket.ir import Device, Machine
+from support.strict_cuda import CaptureRefusedError, StrictCuda
 
+CONTENDERS = {"eager", "eager graph", "graph", "layers", "asynchronous", "full", "compile", "autotuned"}
 MLP = ("fuse", "mlp-32", "--device", "cpu", "--models", "1", "--steps", "1", "--no-memory")
 
 
@@ -96,30 +99,68 @@ class Forgetful(Budget):
         super().__init__(total_s, clock=lambda: next(now))
 
 
-def nowhere() -> StreamBackend:
-    """The streams of a device that is none."""
+def nowhere(device: StrictCuda | None = None) -> StreamBackend:
+    """The streams of a device that is none, and as strict as CUDA."""
     gpu = Device("gpu0", "cuda", 56, memory_bytes=16e9, priorities=2)
-    return StreamBackend(Deferred(0), Machine((gpu,), note="nowhere"), "nowhere")
+    return StreamBackend(device or StrictCuda(), Machine((gpu,), note="nowhere"), "nowhere")
+
+
+def uncompiled(name: str, size: int, device: str, mode: str) -> Callable[[Any], Any]:
+    return measured.zoo.load(name, batch_size=size).step
 
 
 def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_named(monkeypatch):
     """All of `on_gpu` but the device."""
     backend = nowhere()
-    monkeypatch.setattr(measured, "_compiled", lambda name, size, device: measured.zoo.load(name, batch_size=size).step)
+    monkeypatch.setattr(measured, "_compiled", uncompiled)
     saved = []
     networks = {"lenet": (2, 4), "mlp": (2, 4)}
     found = measured.on_streams(
         backend, "cpu", networks, 1, 1, Budget(), lambda so_far: saved.append(list(so_far["networks"]))
     )
     assert saved == [["lenet/2"], ["lenet/2", "mlp/2"], ["lenet/2", "mlp/2", "lenet/4"], [*found["networks"]]]
-    assert set(found["geomean"]["small"]) == {"eager", "graph", "layers", "asynchronous", "full", "compile"}
+    assert set(found["geomean"]["small"]) == CONTENDERS
     row = found["networks"]["lenet/2"]
     assert row["speedup"]["graph"] == 1.0
     assert row["lanes"]["graph"] == 1 < row["lanes"]["full"]
     assert found["gpu"] == "nowhere"
     both = [found["networks"][f"{name}/2"]["speedup"]["full"] for name in networks]
     assert found["geomean"]["small"]["full"] == pytest.approx(math.sqrt(both[0] * both[1]))
-    short = measured.on_streams(backend, "cpu", networks, 1, 1, Forgetful(60), lambda _: None)
+    short = measured.on_streams(backend, "cpu", networks, 1, 1, Forgetful(250), lambda _: None)
     assert list(short["networks"]) == ["lenet/2"]
     assert set(short["left_out"]) >= {"mlp/2", "lenet/4", "mlp/4"}
     assert short["geomean"]["large"] == {}, "of nothing there is no mean, and JSON has no word for NaN"
+
+
+def test_a_network_that_fails_costs_itself_alone(monkeypatch):
+    """A package that is not there, or any other error of one network."""
+    layers = measured._layers
+
+    def broken(name):
+        if name == "mlp":
+            raise RuntimeError("mlp needs a package that is not here")
+        return layers(name)
+
+    monkeypatch.setattr(measured, "_layers", broken)
+    monkeypatch.setattr(measured, "_compiled", uncompiled)
+    networks = {"mlp": (2, 4), "lenet": (2, 4)}
+    found = measured.on_streams(nowhere(), "cpu", networks, 1, 1, Budget(), lambda _: None)
+    assert list(found["networks"]) == ["lenet/2", "lenet/4"]
+    assert found["left_out"] == {
+        label: f"{label}: mlp needs a package that is not here" for label in ("mlp/2", "mlp/4")
+    }
+
+
+def test_a_contender_that_fails_costs_itself_alone(monkeypatch):
+    """A graph that cannot be captured is not timed as one, and a step that cannot be compiled is named."""
+    device = StrictCuda(lambda capture, op: (_ for _ in ()).throw(CaptureRefusedError("out of memory")))
+
+    def refused(name: str, size: int, device: str, mode: str) -> Callable[[Any], Any]:
+        raise RuntimeError(f"no compiler for {mode}")
+
+    monkeypatch.setattr(measured, "_compiled", refused)
+    found = measured.on_streams(nowhere(device), "cpu", {"lenet": (2, 2)}, 1, 1, Budget(), lambda _: None)
+    assert list(found["networks"]["lenet/2"]["median_ms"]) == ["eager"]
+    assert set(found["left_out"]) == {f"lenet/2: {label}" for label in CONTENDERS - {"eager"}}
+    assert found["left_out"]["lenet/2: graph"].endswith("no CUDA graph: CaptureRefusedError: out of memory")
+    assert found["left_out"]["lenet/2: autotuned"].endswith("no compiler for max-autotune")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable
 
 import pytest
 import torch
@@ -15,11 +14,12 @@ from equivalence.test_zoo import load
 from execution.probe import KINDS
 from hocket.checking import check
 from hocket.execution import executor
-from hocket.ir import Graph, Lane, Plan
+from hocket.ir import Lane, Plan
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from quick import covering
+from support.random_plans import on_lanes, random_order
 
 
 def small_net() -> Job:
@@ -51,32 +51,6 @@ JOBS = {
 # Each with the joint backward; those with convolutions also with the split one.
 CASES = [(name, split) for name in JOBS for split in (False, True) if not split or name in ("small net", "dcgan")]
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def random_order(graph: Graph, chance: random.Random) -> list[str]:
-    """Any order that respects the graph's edges."""
-    left = {op.name: len(graph.predecessors[op.name]) for op in graph.ops}
-    ready = [name for name, count in left.items() if not count]
-    order = []
-    while ready:
-        name = ready.pop(chance.randrange(len(ready)))
-        order.append(name)
-        for after in graph.successors[name]:
-            left[after] -= 1
-            if not left[after]:
-                ready.append(after)
-    return order
-
-
-def on_lanes(order: Iterable[str], lanes: int, chance: random.Random) -> Plan:
-    """Ops in this order, each on some lane. Lanes now and then keep what comes next, as real plans do."""
-    ops: list[list[str]] = [[] for _ in range(lanes)]
-    lane = 0
-    for name in order:
-        if chance.random() < 0.5:
-            lane = chance.randrange(lanes)
-        ops[lane].append(name)
-    return Plan(tuple(Lane(f"lane{number}", tuple(mine)) for number, mine in enumerate(ops)))
 
 
 def captured_twins(make, split: bool) -> tuple[Twins, Captured, Captured]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from equivalence.compare import Twins, assert_same, copied, difference, named_leaves
-from equivalence.test_lanes import CASES, JOBS, captured_twins, random_order
+from equivalence.test_lanes import CASES, JOBS, captured_twins
 from hocket.checking import check
 from hocket.errors import PlanError
 from hocket.execution.threads import ThreadLanes
@@ -21,6 +21,7 @@ from hocket.ir import Edge, Graph, Lane, Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
+from support.random_plans import random_order
 from tracing.observe import Seen, observe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from equivalence.compare import assert_same, everything, serial
-from equivalence.test_lanes import JOBS, captured_twins, on_lanes, random_order
+from equivalence.test_lanes import JOBS, captured_twins
 from execution.probe import KINDS
 from hocket.execution import executor
 from hocket.execution.base import releases, synchronisation
@@ -20,6 +20,7 @@ from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.native import available, load
 from hocket.tracing.captured import Captured, Frame
+from support.random_plans import on_lanes, random_order
 
 
 class Watched(list):

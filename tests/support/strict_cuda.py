@@ -7,11 +7,14 @@ for tensors on the CPU; all others for tensors on the device. A capture
 - bakes in what a device's op reads of the host, such as a number in a tensor without dimensions;
 - refuses what CUDA refuses: a number that the host reads of a tensor, copies between host and device;
 - leaves all that it was to write as it was, and makes the new tensors NaN until a replay fills them.
+
+A launch takes a microsecond, which only events show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,17 +39,26 @@ class StrictCuda(StreamDevice):
 
     Args:
         fail_capture: called with the number of each capture and of each op in it; it may raise.
+        fail_replay: called with the number of each replay before any op of it; it may raise.
 
     Attributes:
         num_captures, num_replays: counted.
+        fail_replay: as given.
     """
 
-    def __init__(self, fail_capture: Callable[[int, int], None] = lambda capture, op: None) -> None:
+    def __init__(
+        self,
+        fail_capture: Callable[[int, int], None] = lambda capture, op: None,
+        fail_replay: Callable[[int], None] = lambda replay: None,
+    ) -> None:
         self.num_captures = self.num_replays = 0
         self._fail_capture = fail_capture
+        self.fail_replay = fail_replay
         self._host: dict[int, torch.UntypedStorage] = {}
         self._graph: _Capture | None = None
         self._current = "caller's"
+        self._clock_us = 0.0
+        self._marks: list[_Event] = []  # events of the capture under way
 
     def on_host(self, *tensors: torch.Tensor) -> None:
         """From now on these stand for tensors on the CPU."""
@@ -58,30 +70,32 @@ class StrictCuda(StreamDevice):
         """The host has made this."""
         self.on_host(*(leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, torch.Tensor)))
 
-    def stream(self, priority: int) -> str:
+    def stream(self, priority: int, number: int = 0) -> str:
         return f"stream of priority {priority}"
 
     def current(self) -> str:
         return self._current
 
-    def event(self, timed: bool = False) -> None:
-        """There is nothing to order: all ops run when they are launched."""
+    def event(self, timed: bool = False) -> _Event:
+        return _Event()
 
-    def record(self, event: Any, stream: Any) -> None:
-        """No-op, likewise."""
+    def record(self, event: _Event, stream: Any) -> None:
+        event.at_us = self._clock_us
+        self._marks.append(event)
 
     def wait(self, stream: Any, event: Any) -> None:
-        """No-op, likewise."""
+        """There is nothing to order: all ops run when they are launched."""
 
     def launch(self, stream: Any, work: Callable[[], None]) -> None:
+        self._clock_us += 1.0
         if self._graph is None:
             work()
             return
         with self._graph:
             work()
 
-    def elapsed_us(self, first: Any, second: Any) -> float:
-        return 0.0
+    def elapsed_us(self, first: _Event, second: _Event) -> float:
+        return second.at_us - first.at_us
 
     def owns(self, where: torch.Tensor | torch.device) -> bool:
         return not isinstance(where, torch.Tensor) or where.untyped_storage()._cdata not in self._host
@@ -94,17 +108,30 @@ class StrictCuda(StreamDevice):
         self.num_captures += 1
         graph = self._graph = _Capture(self, lambda op, number=self.num_captures: self._fail_capture(number, op))
         self._current = "capturing"
+        self._marks = []
+        start_us = self._clock_us
         try:
             work()
         finally:
             self._graph, self._current = None, "caller's"
             graph.end()
+        marks = [(event, event.at_us - start_us) for event in self._marks]
+        took_us = self._clock_us - start_us
 
         def replay() -> None:
+            for event, after_us in marks:
+                event.at_us = self._clock_us + after_us
+            self._clock_us += took_us
             self.num_replays += 1
+            self.fail_replay(self.num_replays)
             graph.replay()
 
         return replay
+
+
+@dataclass(eq=False)
+class _Event:
+    at_us: float = 0.0
 
 
 class _Capture(TorchDispatchMode):

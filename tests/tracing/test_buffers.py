@@ -9,11 +9,12 @@ from itertools import combinations
 import pytest
 
 from equivalence.compare import Twins
-from equivalence.test_lanes import JOBS, captured_twins, on_lanes, random_order
+from equivalence.test_lanes import JOBS, captured_twins
 from hocket.checking import events_of, hazards
 from hocket.errors import PlanError
 from hocket.tracing.captured import Captured
 from support.events import all_but_one
+from support.random_plans import on_lanes, random_order
 from tracing.observe import observe
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -102,6 +102,10 @@ class Backend(ABC):
     def synchronize(self) -> None:
         """Wait until all launched work is done."""
 
-    @abstractmethod
     def release(self, executor: Executor) -> None:
-        """Free the device after this executor has run, so that others are not slowed down by it."""
+        """Free threads and memory after this executor has run, so that others are not slowed down by it.
+
+        Where teams have more threads than there are cores, those of libgomp hardly spin: eager would look slow beside
+        other lanes. And what all contenders keep in memory (on a GPU the pool of each graph) would add up.
+        """
+        executor.close()

@@ -136,8 +136,3 @@ class CpuBackend(Backend):
 
     def synchronize(self) -> None:
         """No-op: on cores a step is over when its call returns."""
-
-    def release(self, executor: Executor) -> None:
-        # Where teams have more threads than there are cores, those of libgomp hardly spin: eager would look slow beside
-        # other lanes. And what all contenders keep in memory would add up.
-        executor.close()

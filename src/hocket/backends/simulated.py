@@ -128,7 +128,7 @@ class _HostDevice(StreamDevice):
     def __init__(self) -> None:
         self._captured: list[Callable[[], None]] | None = None
 
-    def stream(self, priority: int) -> None:
+    def stream(self, priority: int, number: int = 0) -> None:
         """Return None: there is only one stream."""
 
     def current(self) -> None:

@@ -69,6 +69,3 @@ class StreamBackend(Backend):
 
     def synchronize(self) -> None:
         self.device.synchronize()
-
-    def release(self, executor: Executor) -> None:
-        """No-op: idle streams hold no resources that others need."""

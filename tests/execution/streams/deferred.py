@@ -38,7 +38,7 @@ class Deferred(StreamDevice):
         self.waits = 0
         self._captures: list[tuple[Stream, tuple[Any, ...]]] | None = None
 
-    def stream(self, priority: int) -> Stream:
+    def stream(self, priority: int, number: int = 0) -> Stream:
         self.streams.append(Stream(priority))
         return self.streams[-1]
 

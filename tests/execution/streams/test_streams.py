@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from equivalence.compare import assert_same, everything, named_leaves, serial
-from equivalence.test_lanes import JOBS, captured_twins, on_lanes, random_order
+from equivalence.test_lanes import JOBS, captured_twins
 from execution.streams.deferred import Deferred
 from hocket.checking import check as check_plan
 from hocket.errors import ExecutionError
@@ -21,6 +21,7 @@ from hocket.execution.streams.launch_plan import drops
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan, synchronisation
 from quick import covering
+from support.random_plans import on_lanes, on_streams, random_order
 
 STEPS = 5
 
@@ -31,13 +32,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def on_streams(plan: Plan) -> Plan:
-    return replace(
-        plan,
-        lanes=tuple(replace(lane, kind="stream", device="gpu0", width=1, cores=()) for lane in plan.lanes),
-    )
 
 
 def check(name: str, make, lanes: int = 3, split: bool = True) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ import torch
 from hocket.errors import ExecutionError
 
 __all__ = ["CudaDevice", "StreamDevice"]
+
+_OF_CAPTURES = -1  # the number of the stream on which graphs are captured, which no lane has
 
 
 class StreamDevice(ABC):
@@ -23,8 +27,11 @@ class StreamDevice(ABC):
     index: int | None = None
 
     @abstractmethod
-    def stream(self, priority: int) -> Any:
-        """Make a stream. A higher `priority` runs first, as far as the device has levels for it."""
+    def stream(self, priority: int, number: int = 0) -> Any:
+        """Return a stream of this priority. The higher one runs first, as far as the device has levels for it.
+
+        Each `number` is another stream. The same ones serve all executors, since libraries keep a workspace for each.
+        """
 
     @abstractmethod
     def current(self) -> Any:
@@ -86,10 +93,13 @@ class CudaDevice(StreamDevice):
         self.index: int = torch.cuda.current_device() if index is None else index
         # Least and greatest, where greater means a lower number: (0, -5) on recent devices.
         self._least, self._greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # it is static
+        self._streams: dict[tuple[int, int], Any] = {}
 
-    def stream(self, priority: int) -> Any:
+    def stream(self, priority: int, number: int = 0) -> Any:
         level = max(self._greatest, self._least - max(0, priority))
-        return torch.cuda.Stream(self.index, priority=level)
+        if (level, number) not in self._streams:
+            self._streams[level, number] = torch.cuda.Stream(self.index, priority=level)
+        return self._streams[level, number]
 
     def current(self) -> Any:
         return torch.cuda.current_stream(self.index)
@@ -120,18 +130,18 @@ class CudaDevice(StreamDevice):
         torch.cuda.synchronize(self.index)
 
     def graph(self, work: Callable[[], None]) -> Callable[[], None]:
-        made = torch.cuda.CUDAGraph()
-        before = self.current()
+        made, pool, before = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), self.current()
         # The model's device need not be the current one, and a graph of another device's stream is empty.
         with torch.cuda.device(self.index):
             # Memory that other work gives back during the capture must not be mistaken for the graph's.
             torch.cuda.synchronize(self.index)
             try:
-                with torch.cuda.graph(made, capture_error_mode="thread_local"):
+                with self._capturing(made, pool):
                     work()
             except BaseException:
                 # Torch raises at the capture's end before it goes back to the stream of the caller.
                 torch.cuda.set_stream(before)
+                self._mend(pool)
                 raise
 
         def replay() -> None:
@@ -139,3 +149,19 @@ class CudaDevice(StreamDevice):
                 made.replay()
 
         return replay
+
+    def _capturing(self, graph: torch.cuda.CUDAGraph, pool: Any) -> torch.cuda.graph:
+        # Torch's own stream for captures is of the device that was current at the first capture in the process.
+        return torch.cuda.graph(graph, pool, self.stream(0, _OF_CAPTURES), capture_error_mode="thread_local")
+
+    def _mend(self, pool: Any) -> None:
+        """Take back what a failed capture leaves in torch: the allocator and the generators go on as if it captured.
+
+        Then every later draw on the device raises, until a capture ends well.
+        """
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(self.index, pool)
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            with self._capturing(torch.cuda.CUDAGraph(), None):
+                pass

@@ -63,16 +63,16 @@ def graph_parts(captured: Captured, device: StreamDevice, graph: Graph | None = 
 def host_ops(captured: Captured, device: StreamDevice) -> frozenset[str]:
     """Ops that read or make a tensor that is not in the memory of this device.
 
-    The places of the step's inputs are looked at. A count of an optimizer that is on the CPU stays there also where all
-    tensors stand for those of a GPU. From there they follow by torch's rules: what is made is where
-    ``device=`` says, an op in place leaves its tensor where it is, and any other result is on the device if one of the
-    tensors read is, since a number on the CPU may be mixed with tensors of a device.
+    The places of the step's inputs are looked at. Where CPU tensors stand for those of a GPU, the counts of an
+    optimizer that is neither capturable nor fused stay on the CPU. From there they follow by torch's rules: what is
+    made is where ``device=`` says, an op in place leaves its tensor where it is, and any other result is on the device
+    if one of the tensors read is, since a number on the CPU may be mixed with tensors of a device.
     """
     inputs = captured.program.inputs
     foreign = {
         slot
         for slot, value in input_tensors(captured).items()
-        if not device.owns(value) or (value.device.type == "cpu" and not value.dim() and _is_count(inputs[slot]))
+        if not device.owns(value) or (value.device.type == "cpu" and _is_host_count(inputs[slot]))
     }
     found: set[str] = set()
     for action in (captured.program.prologue, *captured.program.actions):
@@ -110,8 +110,13 @@ def _makes_foreign(call: Call, foreign: set[int], device: StreamDevice) -> bool:
     return not call.reads or all(slot in foreign for slot in call.reads)
 
 
-def _is_count(source: Any) -> bool:
-    return getattr(source, "kind", "") == "state" and getattr(source, "key", "") == "step"
+def _is_host_count(source: Any) -> bool:
+    """Return True for a step count that torch keeps on the CPU for parameters on a GPU (`torch.optim.Optimizer`)."""
+    if getattr(source, "kind", "") != "state" or source.key != "step":
+        return False
+    optimizer, parameter = source.table.optimizer, source.table.parameter
+    group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
+    return not (group.get("capturable") or group.get("fused"))
 
 
 def _or_none(source: Any) -> Any:

@@ -98,12 +98,7 @@ class GraphedLanes(StreamLanes):
             self._whole(frame)
             return
         self._launch(self._before, frame, self._leaves_before)
-        if self._may_replay(frame):
-            self._give(frame)
-            assert self._replay is not None
-            self._replay()
-            self._hand_over(frame)
-        else:
+        if not (self._may_replay(frame) and self._has_replayed(frame)):
             self._launch(self._inside, frame, self._leaves_inside)
         self._launch(self._after, frame, self._leaves_after)
         for slot in self._results.intersection(self._leaves_inside):
@@ -133,7 +128,8 @@ class GraphedLanes(StreamLanes):
 
     def close(self) -> None:
         super().close()
-        self._is_warm = False
+        self._num_captures = 0
+        self.failure = ""
         self._forget()
 
     def _forget(self) -> None:
@@ -172,6 +168,18 @@ class GraphedLanes(StreamLanes):
         except Exception as error:  # noqa: BLE001  # whatever it is, nothing of the step has run
             self._fail(error)
             return False
+        return True
+
+    def _has_replayed(self, frame: Frame) -> bool:
+        """Replay the graph, or return False if the device refuses to launch it. Then no op of it has run."""
+        assert self._replay is not None
+        self._give(frame)
+        try:
+            self._replay()
+        except Exception as error:  # noqa: BLE001  # an error of an earlier op is raised by the next launch as well
+            self._fail(error)
+            return False
+        self._hand_over(frame)
         return True
 
     def _fail(self, error: Exception) -> None:

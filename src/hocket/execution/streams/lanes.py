@@ -67,7 +67,11 @@ class StreamLanes(Executor):
         self.device = device or CudaDevice()
         self.timed = self.keeps_time = timed
         self._graph = graph or captured.graph
-        self._streams = [self.device.stream(lane.priority) for lane in plan.lanes]
+        priorities = [lane.priority for lane in plan.lanes]
+        self._streams = [
+            self.device.stream(priority, priorities[:number].count(priority))
+            for number, priority in enumerate(priorities)
+        ]
         self._begin = self.device.event()
         self._events: dict[str, Any] = {}
         self._whole = Launch(self, launch_plan_of(captured.program, self._graph, plan))

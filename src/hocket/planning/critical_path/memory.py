@@ -57,7 +57,7 @@ def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float
         last.update(dict.fromkeys((*graph[name].reads, *graph[name].writes), name))
     size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life in ("step", "kept")}
     stays = {buffer.name for buffer in graph.buffers if buffer.life == "kept"}
-    alive = _lasting_bytes(graph)
+    alive = lasting_bytes(graph)
     peak = alive
     there: set[str] = set()
     for name in order:
@@ -119,7 +119,7 @@ def _walk(
     lanes = len(plan.lanes)
     place = {op: (lane, at) for lane, of_lane in enumerate(plan.lanes) for at, op in enumerate(of_lane.ops)}
     made = _Made(graph, plan, order, place)
-    lasting = _lasting_bytes(graph)
+    lasting = lasting_bytes(graph)
     if limit_bytes is not None and lasting > limit_bytes * (1 + ROUNDING):
         return None
     peak = lasting
@@ -227,6 +227,7 @@ class _Made:
             self._there = self._there[(self._last[self._there] >= known).any(axis=1)]
 
 
-def _lasting_bytes(graph: Graph) -> float:
+def lasting_bytes(graph: Graph) -> float:
+    """Return the bytes that ops touch and that are the same memory in every step, and those of the batch."""
     touched = {name for op in graph.ops for name in (*op.reads, *op.writes)}
     return sum(b.size_bytes for b in graph.buffers if b.life in ("lasting", "input") and b.name in touched)

@@ -24,11 +24,12 @@ from hocket.planning.base import Planner, cpu_devices, gpu_of, misplaced
 from hocket.planning.channels import ROLES, transfers_of
 from hocket.planning.critical_path.cores import core_plans, switches_us
 from hocket.planning.critical_path.layer_sync import layer_sync
-from hocket.planning.critical_path.memory import held_back, serial_peak_bytes
+from hocket.planning.critical_path.memory import ROUNDING, held_back, serial_peak_bytes
 from hocket.planning.critical_path.min_memory_order import min_memory_order
 from hocket.planning.critical_path.priority_levels import METHODS as LEVEL_METHODS
 from hocket.planning.critical_path.priority_levels import stream_plan
 from hocket.planning.critical_path.reuse_distance import dependency_distance
+from hocket.planning.critical_path.stream_pools import pool_bytes
 from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
 from hocket.simulation import LAUNCHES, simulate
 
@@ -37,6 +38,9 @@ METHODS = ("streams", "asynchronous", "priorities")
 # Default limit over eager's peak. A lower one costs time at small batches, where most of the memory is parameters and
 # their gradients would have to wait for each other (docs/critical-path.md).
 PEAK_RATIO = 1.10
+# Bounds that are tried for one plan, and numbers of streams, until all pools together keep the limit.
+MAX_BOUNDS = 2
+FEWER_STREAMS = (4, 2)
 
 
 class CriticalPath(Planner):
@@ -50,8 +54,8 @@ class CriticalPath(Planner):
         max_streams: 1 to 8.
         levels: the method for a GPU with too few priority levels: ``order``, ``waits``, ``plain``, ``flat`` (see
             `hocket.planning.critical_path.priority_levels`), or ``auto`` for the one that simulates shortest.
-        peak_limit_bytes: the peak memory allowed, by default 1.1 times eager's. It has no effect on a graph without
-            buffers.
+        peak_limit_bytes: the peak memory allowed, by default 1.1 times eager's, on a GPU for the pools of all streams
+            together (`hocket.planning.critical_path.stream_pools`). It has no effect on a graph without buffers.
         launches: the way in which a GPU's ops will be launched (``free``, ``eager``, ``graph``), for the simulation.
         wait_us: delay of a CPU lane after an op of another lane, for the simulation.
 
@@ -142,7 +146,7 @@ class CriticalPath(Planner):
             for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
                 if chosen is not None and free_us >= chosen[0]:
                     break  # added waits make no plan shorter
-                held = held_back(graph, plan, order, limit_bytes) if graph.buffers else (plan, 0.0)
+                held = _within(limit_bytes, graph, plan, order, device) if graph.buffers else (plan, 0.0)
                 if held is not None:
                     held_us = free_us if held[0] is plan else takes_us(held[0])
                     if chosen is None or held_us < chosen[0]:
@@ -163,7 +167,13 @@ class CriticalPath(Planner):
             order = by_earliest(graph, earliest_us)
             consider([(_one_lane(order, device), order)])
         if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
+            for num_streams in FEWER_STREAMS if graph.buffers else ():  # with fewer pools
+                if num_streams < self.max_streams:
+                    fewer = streams_of(graph, durations, num_streams, updates_last=updates_last)
+                    consider(self._plans(graph, costs, device, fewer, earliest_us))
             consider(_simpler(graph, device, streams))
+        if chosen is None and device.kind == "cuda":
+            consider([(_one_lane(graph.order, device), graph.order)])
         if chosen is None:
             least = min(serial_peak_bytes(graph, order) for order in (graph.order, min_memory_order(graph)))
             raise InputError(
@@ -223,6 +233,25 @@ class CriticalPath(Planner):
 
 def _width(device: Device) -> int:
     return device.cores if device.kind == "cpu" else 1
+
+
+def _within(
+    limit_bytes: float, graph: Graph, plan: Plan, order: Sequence[str], device: Device
+) -> tuple[Plan, float] | None:
+    """The plan with waits that keep the limit, and its peak, or None if none are found.
+
+    Waits bound what is alive. The pools of streams on a GPU need more, so there a lower bound is tried, a few times.
+    """
+    bound_bytes = limit_bytes
+    for _ in range(MAX_BOUNDS if device.kind == "cuda" else 1):
+        held = held_back(graph, plan, order, bound_bytes)
+        if held is None or device.kind != "cuda":
+            return held
+        needed_bytes = pool_bytes(graph, held[0])
+        if needed_bytes <= limit_bytes * (1 + ROUNDING):
+            return held[0], needed_bytes
+        bound_bytes = min(bound_bytes, held[1]) * limit_bytes / needed_bytes
+    return None
 
 
 def _one_lane(order: Sequence[str], device: Device) -> Plan:
