@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.tape import Tape
@@ -88,7 +89,9 @@ class StepCounts:
 
 
 def _is_count(tensor: torch.Tensor) -> bool:
-    return tensor.numel() == 1 and tensor.layout is torch.strided and not tensor.is_complex()
+    """True for a tensor of one number that can be read, which a model recorded without its values does not have."""
+    readable = tensor.layout is torch.strided and not isinstance(tensor, FakeTensor)
+    return tensor.numel() == 1 and readable and not tensor.is_complex()
 
 
 def _add32(a: float, b: float) -> float:
