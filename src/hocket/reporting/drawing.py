@@ -16,7 +16,7 @@ from hocket.reporting.merge import Shape, merge
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
 
-__all__ = ["axis_ticks", "timeline_svg"]
+__all__ = ["axis_ticks", "heading_of", "timeline_svg"]
 
 _MAX_SHAPES = 6000
 _MAX_TITLES = 800
@@ -41,6 +41,7 @@ def timeline_svg(
     title: str = "",
     lower_us: float | None = None,
     is_estimate: bool = False,
+    captions: Mapping[str, str] | None = None,
     width: int = 960,
 ) -> str:
     """Draw `timelines`, one under the other.
@@ -51,6 +52,7 @@ def timeline_svg(
         title: shown above.
         lower_us: no plan is faster than this. Drawn as a dashed line.
         is_estimate: a measured step is faster than that, and the label says so.
+        captions: name of a timeline -> its heading, in place of its duration and use.
         width: of the picture, in pixels.
 
     Returns:
@@ -77,11 +79,8 @@ def timeline_svg(
     panels: list[tuple[float, float]] = []
     shapes = _shapes(timelines, roles, scale)
     for name, timeline in timelines.items():
-        heading = (
-            f"{shorten(name, 40)}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}, "
-            f"lanes busy {percent_text(timeline.utilisation)}"
-        )
-        parts.append(text_at(EDGE_PX, y + 14, heading, "hk-head"))
+        heading = (captions or {}).get(name) or heading_of(timeline)
+        parts.append(text_at(EDGE_PX, y + 14, shorten(f"{shorten(name, 40)}: {heading}", width // 7), "hk-head"))
         y += 22
         height, gap = _row_size(len(timeline.lanes))
         panel = y
@@ -104,6 +103,12 @@ def timeline_svg(
         height=bottom + 34,
         description=_description(timelines, title, lower_us, bound_name),
     )
+
+
+def heading_of(timeline: Timeline) -> str:
+    """Return the duration of a timeline, and how busy its lanes are."""
+    duration = duration_text(timeline.makespan_us, MICRO)
+    return f"{duration} {timeline.source}, lanes busy {percent_text(timeline.utilisation)}"
 
 
 def axis_ticks(longest_us: float) -> list[tuple[float, str]]:
