@@ -1,4 +1,4 @@
-"""`Report`: what a report is about. The page, the drawings and the files are made of it."""
+"""`Report`: the subject of a report, and all that its page, drawings and files show."""
 
 from __future__ import annotations
 
