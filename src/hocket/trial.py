@@ -191,9 +191,7 @@ def _analysis(
     reference = candidate.plain or candidate.captured
     eager_ms = comparison.eager_ms.lower_quartile
     if isinstance(backend, CpuBackend):
-        record = record_eager(
-            lambda: eager(next(batches)), reference.graph, cores=backend.num_cores, step_us=eager_ms * 1e3
-        )
+        record = record_eager(eager, batches, reference.graph, cores=backend.num_cores, step_us=eager_ms * 1e3)
     serial_ms, serial = _serial(backend, reference, batches, runs, clock)
     in_form_ms = None
     if candidate.plain is not None:
@@ -206,11 +204,9 @@ def _analysis(
         shares=None if record is None else {row: record.share(row) for row in record.timeline.lanes},
     )
     found = {} if record is None else {"eager": record.timeline}
-    found["serial"] = serial
-    if candidate.plan.planner != "serial":
-        candidate.executor(next(batches))
-        found["planned"] = candidate.executor.timeline()
-    return {**found, "simulated": candidate.predicted}, gains, record
+    candidate.executor(next(batches))
+    planned = candidate.executor.timeline()
+    return {**found, "serial": serial, "planned": planned, "simulated": candidate.predicted}, gains, record
 
 
 def _serial(

@@ -17,7 +17,7 @@ def recorded(step_us: float | None = None, cores: int = 2) -> tuple[EagerRecord,
     for number in range(3):
         job.step(job.batch(number))
     graph = hocket.capture(job.step, job.model, job.optimizer, job.batch(3)).graph
-    return record_eager(lambda: job.step(job.batch(3)), graph, cores=cores, step_us=step_us), graph
+    return record_eager(job.step, map(job.batch, itertools.count(3)), graph, cores=cores, step_us=step_us), graph
 
 
 def test_every_op_of_the_graph_is_found_once() -> None:
@@ -44,13 +44,13 @@ def test_roles_follow_the_phases_of_a_step() -> None:
     weight = torch.nn.Parameter(torch.ones(8, 8))
     optimizer = torch.optim.SGD([weight], lr=0.1)
 
-    def step() -> None:
+    def step(_: object) -> None:
         weight.sinh().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
-    step()
-    record = record_eager(step, hocket.Graph(()), cores=1)
+    step(None)
+    record = record_eager(step, itertools.repeat(None), hocket.Graph(()), cores=1)
     role_of = {op.target: op.role for op in record.ops}
     assert role_of["aten.sinh"] == "forward"
     assert role_of["aten.cosh"] == "activation_grad"

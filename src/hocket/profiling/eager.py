@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from time import perf_counter, process_time, thread_time
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -61,28 +62,37 @@ class EagerRecord:
         return self.timeline.busy_us[row] / (self.timeline.makespan_us or 1.0)
 
 
-def record_eager(work: Callable[[], object], graph: Graph, *, cores: int, step_us: float | None = None) -> EagerRecord:
+def record_eager(
+    step: Callable[[Any], object],
+    batches: Iterator[Any],
+    graph: Graph,
+    *,
+    cores: int,
+    step_us: float | None = None,
+) -> EagerRecord:
     """Record eager steps, and return the fastest.
 
     Args:
-        work: runs one step.
+        step: the training step.
+        batches: of these steps, made before each.
         graph: the captured step. Ops are matched by target, in order, where eager has as many of a target.
         cores: number of cores of the machine.
         step_us: duration of a step without the profiler, to which the record is scaled.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch would write two lines to stderr
+    made = [next(batches) for _ in range(RECORDED_STEPS)]
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        for number in range(RECORDED_STEPS):
+        for number, batch in enumerate(made):
             if number == 1:
                 start, own, all_threads = perf_counter(), thread_time(), process_time()
             with record_function(_STEP):
-                work()
+                step(batch)
         wall = perf_counter() - start
         others = (process_time() - all_threads) - (thread_time() - own)
-    steps = [event for event in _events(profiler) if event.name == _STEP][1:]
-    step = min(steps, key=lambda event: event.end_us - event.start_us)
-    recorded_us = step.end_us - step.start_us
-    timeline, ops = _timeline(step, graph, (step_us or recorded_us) / recorded_us)
+    recorded = [event for event in _events(profiler) if event.name == _STEP][1:]
+    fastest = min(recorded, key=lambda event: event.end_us - event.start_us)
+    recorded_us = fastest.end_us - fastest.start_us
+    timeline, ops = _timeline(fastest, graph, (step_us or recorded_us) / recorded_us)
     busy = min(1.0, max(0.0, others / (wall * (cores - 1)))) if cores > 1 else None
     return EagerRecord(timeline, ops, recorded_us, busy)
 
