@@ -192,10 +192,10 @@ def _analysis(
     eager_ms = comparison.eager_ms.lower_quartile
     if isinstance(backend, CpuBackend):
         record = record_eager(eager, batches, reference.graph, cores=backend.num_cores, step_us=eager_ms * 1e3)
-    serial_ms, serial = _serial(backend, reference, batches, runs, clock)
+    serial_ms, serial = _serial(backend, reference, eager, batches, runs, clock)
     in_form_ms = None
     if candidate.plain is not None:
-        in_form_ms, serial = _serial(backend, candidate.captured, batches, runs, clock)
+        in_form_ms, serial = _serial(backend, candidate.captured, eager, batches, runs, clock)
     gains = gains_of(
         eager_ms=eager_ms,
         planned_ms=comparison.planned_ms.lower_quartile,
@@ -210,12 +210,21 @@ def _analysis(
 
 
 def _serial(
-    backend: Backend, captured: Captured, batches: Iterator[Any], runs: int, clock: Callable[[], float]
+    backend: Backend,
+    captured: Captured,
+    eager: Callable[[Any], Any],
+    batches: Iterator[Any],
+    runs: int,
+    clock: Callable[[], float],
 ) -> tuple[float, Timeline]:
-    """Run a step's ops one after another: the lower quartile in milliseconds, and the timeline of the last step."""
+    """Run a step's ops one after another: the lower quartile in milliseconds, and the timeline of the last step.
+
+    Each step follows one of eager's, which leaves caches and threads as the planned steps found them.
+    """
     serial = backend.executor(captured, backend.serial_plan(captured))
     times_ms = []
     for _ in range(1 + runs):
+        eager(next(batches))
         batch = next(batches)
         backend.synchronize()
         start = clock()
