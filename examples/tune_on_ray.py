@@ -14,12 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
 from ray import tune
 
 import hocket
 from hocket.errors import ExecutionError
 
-STATES = optuna.trial.TrialState
 ERROR = "hocket:error"
 
 
@@ -89,7 +90,9 @@ def train_group(
     train: Any, space: Mapping[str, Any], proposals: Sequence[Mapping[str, Any]], *, direction: str, **options: Any
 ) -> list[tuple[str, list[float], str]]:
     """Train these proposals here. The result has the state, the values and the error of each."""
-    study = optuna.create_study(direction=direction, sampler=optuna.samplers.RandomSampler(seed=0))
+    study = optuna.create_study(
+        direction=StudyDirection[direction.upper()], sampler=optuna.samplers.RandomSampler(seed=0)
+    )
     for params in proposals:
         study.enqueue_trial(dict(params))
     try:
@@ -113,5 +116,5 @@ def tell(study: optuna.Study, trial: optuna.Trial, state: str, values: Sequence[
         trial.report(value, epoch)
     if error:
         trial.set_user_attr(ERROR, error)
-    is_complete = STATES[state] is STATES.COMPLETE
-    study.tell(trial, values[-1] if is_complete else None, state=STATES[state])
+    is_complete = TrialState[state] is TrialState.COMPLETE
+    study.tell(trial, values[-1] if is_complete else None, state=TrialState[state])

@@ -37,6 +37,15 @@ def test_each_example_is_run() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == FEW.keys() | RANKS.keys() | ELSEWHERE
 
 
+@pytest.mark.slow
+def test_examples_are_typed_by_what_the_package_ships(tmp_path: Path) -> None:
+    # An untyped call is one into torch, and what comes back from there is Any.
+    options = ["--strict", "--ignore-missing-imports", "--allow-untyped-calls", "--no-warn-return-any"]
+    command = [sys.executable, "-m", "mypy", "--config-file=", f"--cache-dir={tmp_path}", *options, str(FOLDER)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout
+
+
 @pytest.mark.parametrize("name", FEW)
 def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

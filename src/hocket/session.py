@@ -32,8 +32,8 @@ from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds
 from hocket.pystate.watch import PurityWatch
-from hocket.reporting import Comparison, schedule_html, write_report
-from hocket.summary import comparison_of, notes_of
+from hocket.reporting import Comparison, Report, schedule_html, write_report
+from hocket.summary import attempts_of, comparison_of, notes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import inventory
 
@@ -233,15 +233,18 @@ class Schedule(FunctionLike):
         contested = self._is_contested
         return write_report(
             Path(directory),
-            title="Hocket report",
-            graph=found.captured.graph,
-            plan=found.plan,
-            costs=found.costs,
-            timelines={"planned": found.executor.timeline(), "simulated": found.predicted},
-            comparison=self.comparison() if contested else None,
-            lower_us=limits.lower_us,
-            upper_us=limits.upper_us,
-            notes=self.notes if contested else (*self.backend.notes, *self.notes),
+            Report(
+                title="Hocket report",
+                graph=found.captured.graph,
+                plan=found.plan,
+                costs=found.costs,
+                timelines={"planned": found.executor.timeline(), "simulated": found.predicted},
+                comparison=self.comparison() if contested else None,
+                lower_us=limits.lower_us,
+                upper_us=limits.upper_us,
+                notes=self.notes if contested else (*self.backend.notes, *self.notes),
+                attempts=attempts_of(self.decision),
+            ),
         )
 
     @property

@@ -11,9 +11,9 @@ from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.ir import Span, Timeline
 from hocket.planning import efficiency
-from hocket.reporting import Comparison, Sample
+from hocket.reporting import Attempt, Comparison, Sample, lower_quartile
 
-__all__ = ["comparison_of", "notes_of"]
+__all__ = ["attempts_of", "comparison_of", "notes_of"]
 
 # Pairs of ops that a report names, of those that ran side by side and gained most, and ops that run at one width only.
 REPORTED_PAIRS = REPORTED_OPS = 5
@@ -61,6 +61,19 @@ def comparison_of(
         notes=backend.notes,
         speedup_interval=None if decision.low is None or decision.high is None else (decision.low, decision.high),
     )
+
+
+def attempts_of(decision: Decision) -> tuple[Attempt, ...]:
+    """Return the plans that a decision has compared, and the forms that were left out before."""
+    found = []
+    for place, candidate in enumerate(decision.candidates):
+        outcome = "slower" if place else "kept" if decision.best is not None else "the best plan, eager was kept"
+        if decision.is_recalled:
+            outcome += ", remembered from an earlier search"
+        time_ms = lower_quartile(candidate.steps_ms) if candidate.steps_ms else None
+        found.append(Attempt(candidate.form, candidate.plan.planner, time_ms, outcome))
+    found += [Attempt(form, "", None, f"left out: {reason}") for form, reason in decision.left_out]
+    return tuple(found)
 
 
 def notes_of(decision: Decision, history: Sequence[Verdict]) -> tuple[str, ...]:

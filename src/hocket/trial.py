@@ -19,13 +19,15 @@ import torch
 
 from hocket.autotune.candidate import Candidate
 from hocket.autotune.verification import verify
-from hocket.backends import SimulatedBackend, SimulatedClock
+from hocket.backends import Backend, CpuBackend, SimulatedBackend, SimulatedClock
 from hocket.errors import HocketError
 from hocket.ir import Machine, Plan, Timeline
 from hocket.job import Job
-from hocket.reporting import Comparison, Sample, write_report
+from hocket.profiling.eager import EagerRecord, record_eager
+from hocket.reporting import Comparison, Gain, Report, Sample, gains_of, lower_quartile, write_report
+from hocket.reporting.words import duration_text
 from hocket.session import Schedule, schedule
-from hocket.summary import comparison_of
+from hocket.summary import attempts_of, comparison_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
@@ -47,6 +49,8 @@ class Trial:
     comparison: Comparison
     fast: Schedule
     timelines: dict[str, Timeline]
+    gains: tuple[Gain, ...] = ()
+    eager: EagerRecord | None = None
 
     def report(self, directory: str | os.PathLike[str]) -> dict[str, Path]:
         """Write the page, the trace and the files behind them.
@@ -59,15 +63,23 @@ class Trial:
             raise HocketError(f"there is nothing to report, the step was not planned: {self.comparison.why}")
         return write_report(
             directory,
-            title=f"Hocket: {self.comparison.target}",
-            graph=candidate.captured.graph,
-            plan=candidate.plan,
-            costs=candidate.costs,
-            timelines=self.timelines,
-            comparison=self.comparison,
-            upper_us=self.fast.bounds.upper_us,
-            baseline_plan=self.fast.backend.serial_plan(candidate.captured),
-            notes=self.fast.notes,
+            Report(
+                title=f"Hocket: {self.comparison.target}",
+                graph=candidate.captured.graph,
+                plan=candidate.plan,
+                costs=candidate.costs,
+                timelines=self.timelines,
+                comparison=self.comparison,
+                upper_us=self.fast.bounds.upper_us,
+                baseline_plan=self.fast.backend.serial_plan(candidate.captured),
+                notes=self.fast.notes,
+                gains=self.gains,
+                attempts=attempts_of(self.fast.decision),
+                captions={} if self.eager is None else {"eager": _caption(self.eager)},
+                further_ops=()
+                if self.eager is None
+                else (*(candidate.plain or candidate.captured).graph.ops, *self.eager.ops),
+            ),
         )
 
 
@@ -153,20 +165,82 @@ def try_out(
             f"against eager at {torch.get_num_threads()} threads the largest difference is {other.max_abs_diff:.3g} "
             f"({other.relative:.1g} relative): what another number of threads does to sums"
         )
-    timelines = _timelines(fast, candidate, following)
-    return Trial(replace(comparison, notes=(*comparison.notes, *notes)), fast, timelines)
+    timelines, gains, record = _analysis(backend, candidate, eager, following, comparison, runs, clock)
+    if record is not None:
+        notes.append(
+            f"eager's timeline is the fastest of a few steps under torch's profiler "
+            f"({duration_text(record.recorded_us)}), scaled to the time of a step without it"
+        )
+    return Trial(replace(comparison, notes=(*comparison.notes, *notes)), fast, timelines, gains, record)
 
 
-def _timelines(fast: Schedule, candidate: Candidate, batches: Iterator[Any]) -> dict[str, Timeline]:
-    """Return the timelines of a serial step, a planned one, and the prediction. Each step trains."""
-    serial = fast.backend.executor(candidate.captured, fast.backend.serial_plan(candidate.captured))
-    serial(next(batches))
-    found = {"serial": serial.timeline()}
+def _analysis(
+    backend: Backend,
+    candidate: Candidate,
+    eager: Callable[[Any], Any],
+    batches: Iterator[Any],
+    comparison: Comparison,
+    runs: int,
+    clock: Callable[[], float],
+) -> tuple[dict[str, Timeline], tuple[Gain, ...], EagerRecord | None]:
+    """Return the timelines of an eager step, a serial one, a planned one and the prediction, and the gains.
+
+    Each step trains.
+    """
+    record = None
+    reference = candidate.plain or candidate.captured
+    eager_ms = comparison.eager_ms.lower_quartile
+    if isinstance(backend, CpuBackend):
+        record = record_eager(eager, batches, reference.graph, cores=backend.num_cores, step_us=eager_ms * 1e3)
+    serial_ms, serial = _serial(backend, reference, eager, batches, runs, clock)
+    in_form_ms = None
+    if candidate.plain is not None:
+        in_form_ms, serial = _serial(backend, candidate.captured, eager, batches, runs, clock)
+    gains = gains_of(
+        eager_ms=eager_ms,
+        planned_ms=comparison.planned_ms.lower_quartile,
+        serial_ms=serial_ms,
+        in_form_ms=in_form_ms,
+        shares=None if record is None else {row: record.share(row) for row in record.timeline.lanes},
+    )
+    found = {} if record is None else {"eager": record.timeline}
+    candidate.executor(next(batches))
+    planned = candidate.executor.timeline()
+    return {**found, "serial": serial, "planned": planned, "simulated": candidate.predicted}, gains, record
+
+
+def _serial(
+    backend: Backend,
+    captured: Captured,
+    eager: Callable[[Any], Any],
+    batches: Iterator[Any],
+    runs: int,
+    clock: Callable[[], float],
+) -> tuple[float, Timeline]:
+    """Run a step's ops one after another: the lower quartile in milliseconds, and the timeline of the last step.
+
+    Each step follows one of eager's, which leaves caches and threads as the planned steps found them.
+    """
+    serial = backend.executor(captured, backend.serial_plan(captured))
+    times_ms = []
+    for _ in range(1 + runs):
+        eager(next(batches))
+        batch = next(batches)
+        backend.synchronize()
+        start = clock()
+        serial(batch)
+        backend.synchronize()
+        times_ms.append((clock() - start) * 1e3)
+    timeline = serial.timeline()
     serial.close()
-    if candidate.plan.planner != "serial":
-        candidate.executor(next(batches))
-        found["planned"] = candidate.executor.timeline()
-    return {**found, "simulated": candidate.predicted}
+    return lower_quartile(times_ms[1:]), timeline
+
+
+def _caption(record: EagerRecord) -> str:
+    """Return the heading of eager's timeline."""
+    rows = ", ".join(f"{row} {record.share(row):.0%}" for row in record.timeline.lanes)
+    others = "" if record.others_busy is None else f"; other cores busy {record.others_busy:.0%} at most"
+    return f"{duration_text(record.timeline.makespan_us)} measured: {rows}{others}"
 
 
 def _batches(job: Job, number: int, captured: Captured | None, eager: Callable[[Any], Any]) -> Iterator[Any]:

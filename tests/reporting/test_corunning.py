@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from hocket.ir import Span, Timeline
-from hocket.reporting import corunning_of, corunning_svg, page_html
+from hocket.reporting import Report, corunning_of, corunning_svg, page_html
 from strategies import any_timelines
 
 from .examples import example, many_spans
@@ -80,5 +80,5 @@ def test_many_events_are_drawn_as_mean_and_range_and_stay_light(lanes: int) -> N
 def test_the_page_shows_it_where_ops_run_at_once_and_only_there() -> None:
     found = example(4)
     page = {"title": "t", "graph": found.graph, "plan": found.plan, "costs": found.costs}
-    assert "Ops that run at once" in page_html(**page, timelines=found.timelines)
-    assert "Ops that run at once" not in page_html(**page, timelines={"eager": found.timelines["eager"]})
+    assert "Ops that run at once" in page_html(Report(**page, timelines=found.timelines))
+    assert "Ops that run at once" not in page_html(Report(**page, timelines={"eager": found.timelines["eager"]}))

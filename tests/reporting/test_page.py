@@ -11,7 +11,7 @@ import pytest
 
 from hocket.errors import InputError
 from hocket.ir import ROLES, Costs, Graph, Plan, Timeline
-from hocket.reporting import page_html, write_report
+from hocket.reporting import Report, page_html, write_report
 from hocket.reporting.markup import breakable, fill
 
 from .examples import HOSTILE, Example, example
@@ -66,7 +66,7 @@ def page_of(found: Example, **changed: Any) -> str:
         "baseline_plan": found.baseline,
         "notes": ("a note",),
     }
-    return page_html(**{**arguments, **changed})
+    return page_html(Report(**{**arguments, **changed}))
 
 
 def test_it_is_one_file_without_requests() -> None:
@@ -134,9 +134,9 @@ def test_it_stands_without_a_comparison() -> None:
 
 def test_it_stands_with_next_to_nothing() -> None:
     empty = Graph(())
-    Page(page_html(title="", graph=empty, plan=Plan(()), costs=Costs({}), timelines={}))
+    Page(page_html(Report(title="", graph=empty, plan=Plan(()), costs=Costs({}), timelines={})))
     lonely = {"idle": Timeline((), ("l",))}
-    Page(page_html(title="x", graph=empty, plan=Plan(()), costs=Costs({}), timelines=lonely))
+    Page(page_html(Report(title="x", graph=empty, plan=Plan(()), costs=Costs({}), timelines=lonely)))
 
 
 def test_hostile_names_are_only_text() -> None:
@@ -174,12 +174,14 @@ def test_write_report_gives_files_that_read_back(tmp_path: Path) -> None:
     timelines = {**found.timelines, "eager ../x": found.timelines["eager"], "eager//x": found.timelines["eager"]}
     paths = write_report(
         tmp_path / "new" / "report",
-        title="t",
-        graph=found.graph,
-        plan=found.plan,
-        costs=found.costs,
-        timelines=timelines,
-        comparison=found.comparison,
+        Report(
+            title="t",
+            graph=found.graph,
+            plan=found.plan,
+            costs=found.costs,
+            timelines=timelines,
+            comparison=found.comparison,
+        ),
     )
     assert set(paths) == {path.name for path in (tmp_path / "new" / "report").iterdir()}
     assert {"index.html", "trace.json", "timeline.svg", "timeline-eager.json", "timeline-planned.json"} <= set(paths)
@@ -196,4 +198,6 @@ def test_write_report_names_the_file_in_its_way(tmp_path: Path) -> None:
     found = example(1)
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file is not a directory"):
-        write_report(tmp_path / "file", title="t", graph=found.graph, plan=found.plan, costs=found.costs, timelines={})
+        write_report(
+            tmp_path / "file", Report(title="t", graph=found.graph, plan=found.plan, costs=found.costs, timelines={})
+        )

@@ -28,6 +28,8 @@ def test_a_bar_for_each_op_as_wide_as_it_takes_long():
     words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "<parts>" in words
     assert "8 B" in words
+    assert {"forward", "update"} <= set(words), "a legend"
+    assert {"0", "10 \N{MICRO SIGN}s", "30 \N{MICRO SIGN}s"} <= set(words), "an axis"
     assert any("2 ops, 20" in str(word) for word in words)
 
 

@@ -23,6 +23,10 @@ def test_the_page_shows_slots_values_and_parameters(tmp_path):
         assert f"trial {number}, epoch 1" in text
     assert "What ran with what, and when" in text
     assert "Parameters and values" in text
+    assert "Best value so far" in text
+    best = text[text.index("<table>") : text.index("</table>")]
+    assert f"<th scope='row'>{study.best_trial.number}</th><td>{study.best_value:.6g}</td>" in best
+    assert text.index("Best parameters") < text.index("What ran with what, and when")
     assert 'src="http' not in text
     assert study.study_name in text
 

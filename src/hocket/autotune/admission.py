@@ -52,6 +52,7 @@ class Admission:
         guards: conditions under which this variant may run, or None until a step was watched.
         fingerprints: of all forms that were captured.
         forms: captured forms that compute what eager computes, the likeliest first.
+        left_out: form -> why it is not compared.
         difference: result of the verification.
     """
 
@@ -59,6 +60,7 @@ class Admission:
         self.guards: Guards | None = None
         self.fingerprints: dict[str, str] = {}
         self.forms: dict[str, Captured] = {}
+        self.left_out: dict[str, str] = {}
         self.difference: Difference | None = None
         self._config = config
         self._backend = backend
@@ -152,6 +154,7 @@ class Admission:
         self.expect_no_writes()
         if not found.equal:
             del self.forms[form]
+            self.left_out[form] = _words(found)
             if not self.forms:
                 raise RefusedError(_words(found))
         elif self.difference is None or found.relative > self.difference.relative:
@@ -181,6 +184,7 @@ class Admission:
         for form, one in seen.items():
             if not one.holds:
                 log.info("hocket: the form %r is left out: %s", form, one.why)
+                self.left_out[form] = f"not as close to float64 as eager: {one.why}"
         return {form: captured for form, captured in forms.items() if seen[form].holds}
 
     def renew_guards(self) -> bool:

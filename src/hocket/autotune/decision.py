@@ -37,6 +37,7 @@ class Decision:
         eager_ms: the times of eager's steps.
         co_runs: pairs of ops that ran side by side, as they were measured.
         is_recalled: it was made by an earlier search and remembered.
+        left_out: forms that were not compared, each with the reason.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Decision:
     eager_ms: tuple[float, ...] = ()
     co_runs: tuple[CoRun, ...] = ()
     is_recalled: bool = False
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @property
     def verdict(self) -> Verdict:

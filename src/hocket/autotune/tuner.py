@@ -162,6 +162,10 @@ class Tuner:
         for profile in profiles:
             plain = plain_of(profile.form)
             fastest_ms[plain] = min(profile.fastest_ms, fastest_ms.get(plain, profile.fastest_ms))
+        for profile in profiles:
+            ratio = profile.fastest_ms / fastest_ms[plain_of(profile.form)]
+            if ratio > SLOWER_FORM:
+                self.admission.left_out[profile.form] = f"its ops in a row take {ratio:.2f}x of the fastest form's time"
         profiles = [p for p in profiles if p.fastest_ms <= SLOWER_FORM * fastest_ms[plain_of(p.form)]]
         self.admission.keep([profile.form for profile in profiles])
         for form, captured in self._taken_apart([profile.form for profile in profiles]):
@@ -299,6 +303,7 @@ class Tuner:
             tuple(replace(candidate, timelines=()) for candidate in found.candidates),
             found.eager_ms,
             found.co_runs,
+            left_out=tuple(self.admission.left_out.items()),
         )
 
 

@@ -15,7 +15,7 @@ from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.ir._fields import read_file
 from hocket.planning import Bounds, bounds, efficiency, plan, planners
-from hocket.reporting import plan_table, timeline_table, write_report, write_trace
+from hocket.reporting import Report, plan_table, timeline_table, write_report, write_trace
 from hocket.reporting._files import write_text
 from hocket.reporting.summary import lane_uses
 from hocket.reporting.words import duration_text, quantity_text
@@ -135,14 +135,16 @@ def report_verb(args: Namespace) -> None:
             timelines = {"simulated": simulate(graph, found, costs, machine)}
         paths = write_report(
             folder,
-            title=args.title,
-            graph=graph,
-            plan=found,
-            costs=costs,
-            timelines=timelines,
-            lower_us=limits.lower_us,
-            upper_us=limits.upper_us,
-            notes=notes,
+            Report(
+                title=args.title,
+                graph=graph,
+                plan=found,
+                costs=costs,
+                timelines=timelines,
+                lower_us=limits.lower_us,
+                upper_us=limits.upper_us,
+                notes=notes,
+            ),
         )
     if args.format == "json":
         files = {name: str(path) for name, path in paths.items()}

@@ -24,7 +24,7 @@ from hocket.planning.partition import (
     plan_of,
     problem_of,
 )
-from hocket.reporting import parts_svg, write_report
+from hocket.reporting import Report, parts_svg, write_report
 from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
 
@@ -74,7 +74,7 @@ def partition_verb(args: Namespace) -> None:
     page = None
     if folder is not None:
         timelines = {"simulated, with transfers": found.timeline}
-        paths = write_report(folder, title="Parts", graph=graph, plan=plan, costs=costs, timelines=timelines)
+        paths = write_report(folder, Report(title="Parts", graph=graph, plan=plan, costs=costs, timelines=timelines))
         write_text(folder / "parts.svg", parts_svg(graph, plan, costs, title="Parts"))
         page = paths["index.html"]
     if args.format == "json":

@@ -4,8 +4,10 @@ They read the values of `hocket.ir` alone. Rich is imported when a table is made
 """
 
 from hocket.reporting.comparison import Comparison, Sample, lower_quartile
+from hocket.reporting.content import Report
 from hocket.reporting.corunning import corunning_of, corunning_svg
 from hocket.reporting.drawing import timeline_svg
+from hocket.reporting.gains import Attempt, Gain, gains_of
 from hocket.reporting.page import page_html, write_report
 from hocket.reporting.parts import bytes_between, parts_svg
 from hocket.reporting.sections import schedule_html
@@ -13,12 +15,16 @@ from hocket.reporting.table import comparison_table, ops_table, plan_table, time
 from hocket.reporting.trace import trace_events, write_trace
 
 __all__ = [
+    "Attempt",
     "Comparison",
+    "Gain",
+    "Report",
     "Sample",
     "bytes_between",
     "comparison_table",
     "corunning_of",
     "corunning_svg",
+    "gains_of",
     "lower_quartile",
     "ops_table",
     "page_html",

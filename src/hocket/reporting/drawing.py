@@ -8,7 +8,7 @@ row keeps its share of idle time. The page and the trace show each span.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hocket.ir import ROLES, Graph, Timeline
@@ -16,7 +16,7 @@ from hocket.reporting.merge import Shape, merge
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
 
-__all__ = ["axis_ticks", "timeline_svg"]
+__all__ = ["axis", "axis_ticks", "heading_of", "legend", "timeline_svg"]
 
 _MAX_SHAPES = 6000
 _MAX_TITLES = 800
@@ -41,6 +41,7 @@ def timeline_svg(
     title: str = "",
     lower_us: float | None = None,
     is_estimate: bool = False,
+    captions: Mapping[str, str] | None = None,
     width: int = 960,
 ) -> str:
     """Draw `timelines`, one under the other.
@@ -51,6 +52,7 @@ def timeline_svg(
         title: shown above.
         lower_us: no plan is faster than this. Drawn as a dashed line.
         is_estimate: a measured step is faster than that, and the label says so.
+        captions: name of a timeline -> its heading, in place of its duration and use.
         width: of the picture, in pixels.
 
     Returns:
@@ -68,8 +70,8 @@ def timeline_svg(
     if title:
         parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
         y += 28
-    legend, y = _legend(timelines, roles, y, width)
-    parts += legend
+    keys, y = legend({roles.get(s.op, "other") for t in timelines.values() for s in t.spans}, y, width)
+    parts += keys
     top = y
     if lower_us is not None:
         y += 18
@@ -77,11 +79,8 @@ def timeline_svg(
     panels: list[tuple[float, float]] = []
     shapes = _shapes(timelines, roles, scale)
     for name, timeline in timelines.items():
-        heading = (
-            f"{shorten(name, 40)}: {duration_text(timeline.makespan_us, MICRO)} {timeline.source}, "
-            f"lanes busy {percent_text(timeline.utilisation)}"
-        )
-        parts.append(text_at(EDGE_PX, y + 14, heading, "hk-head"))
+        heading = (captions or {}).get(name) or heading_of(timeline)
+        parts.append(text_at(EDGE_PX, y + 14, shorten(f"{shorten(name, 40)}: {heading}", width // 7), "hk-head"))
         y += 22
         height, gap = _row_size(len(timeline.lanes))
         panel = y
@@ -95,15 +94,21 @@ def timeline_svg(
     titled = _titled(rows)
     layers = {op.name: op.layer for op in graph.ops} if graph is not None else {}
     body = [line for row in rows for line in _draw_row(row, left, plot_px, titled, timelines[row.timeline], layers)]
-    axis = _axis(longest_us, scale, left, panels, bottom)
+    ticks = axis(longest_us, scale, left, panels, bottom)
     bound_name = "estimated lower bound" if is_estimate else "lower bound"
     bound = [] if lower_us is None else _bound(lower_us, bound_name, scale, left, top, bottom, width)
     return document(
-        [*axis, *parts, *body, *bound],
+        [*ticks, *parts, *body, *bound],
         width=width,
         height=bottom + 34,
         description=_description(timelines, title, lower_us, bound_name),
     )
+
+
+def heading_of(timeline: Timeline) -> str:
+    """Return the duration of a timeline, and how busy its lanes are."""
+    duration = duration_text(timeline.makespan_us, MICRO)
+    return f"{duration} {timeline.source}, lanes busy {percent_text(timeline.utilisation)}"
 
 
 def axis_ticks(longest_us: float) -> list[tuple[float, str]]:
@@ -180,7 +185,8 @@ def _draw_row(
     return lines
 
 
-def _axis(longest_us: float, scale: float, left: float, panels: list[tuple[float, float]], bottom: float) -> list[str]:
+def axis(longest_us: float, scale: float, left: float, panels: list[tuple[float, float]], bottom: float) -> list[str]:
+    """Return a grid of round times through each panel (its top and bottom), with labels below."""
     lines = []
     for time, label in axis_ticks(longest_us):
         x = left + time * scale
@@ -201,10 +207,8 @@ def _bound(lower_us: float, name: str, scale: float, left: float, top: float, bo
     ]
 
 
-def _legend(
-    timelines: Mapping[str, Timeline], roles: Mapping[str, str], y: float, width: float
-) -> tuple[list[str], float]:
-    used = {roles.get(span.op, "other") for timeline in timelines.values() for span in timeline.spans}
+def legend(used: Collection[str], y: float, width: float) -> tuple[list[str], float]:
+    """Return a legend of the roles in `used` at a height, and the height below it."""
     lines: list[str] = []
     x = EDGE_PX
     for role in [*(role for role in ROLES if role in used), "rest"]:

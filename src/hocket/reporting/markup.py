@@ -63,7 +63,7 @@ def table(
         lines.append(f'<tr{marked}><th scope="row"{_attributes(first)}>{first.html}</th>{cells}</tr>')
     found = f' id="{identity}"' if identity else ""
     return (
-        f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="region" aria-label="{text(caption)}">'
+        f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="group" aria-label="{text(caption)}">'
         f"<table{found}{_kind('sortable' if sortable else '')}><thead><tr>{columns}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )

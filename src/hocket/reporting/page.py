@@ -6,100 +6,70 @@ timelines are embedded as JSON that cannot close its script element.
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hocket.errors import InputError
-from hocket.ir import ROLES, Costs, Graph, Plan, Timeline
+from hocket.ir import ROLES
 from hocket.reporting import sections
 from hocket.reporting._files import template, write_text
-from hocket.reporting.comparison import Comparison
+from hocket.reporting.content import Report
 from hocket.reporting.corunning import corunning_svg
-from hocket.reporting.drawing import timeline_svg
+from hocket.reporting.drawing import heading_of, timeline_svg
 from hocket.reporting.markup import colours, fill, script_json, text
 from hocket.reporting.trace import write_trace
-from hocket.reporting.words import MICRO, duration_text, percent_text, plain
+from hocket.reporting.words import MICRO, duration_text, plain
 
 __all__ = ["page_html", "write_report"]
 
 _MAX_EDGES = 60_000
 
 
-def page_html(
-    *,
-    title: str,
-    graph: Graph,
-    plan: Plan,
-    costs: Costs,
-    timelines: Mapping[str, Timeline],
-    comparison: Comparison | None = None,
-    lower_us: float | None = None,
-    upper_us: float | None = None,
-    baseline_plan: Plan | None = None,
-    notes: Sequence[str] = (),
-) -> str:
-    """Return the text of the page. The arguments are those of `write_report`."""
-    lower_us = _lower(lower_us, comparison)
-    is_estimate = _is_beaten(lower_us, comparison, timelines)
+def page_html(report: Report) -> str:
+    """Return the text of the page."""
+    graph, plan, costs, timelines = report.graph, report.plan, report.costs, report.timelines
+    comparison, lower_us, is_estimate = report.comparison, report.bound_us, report.is_bound_beaten
     lead = "Each row is a lane and each bar an op. Gaps are idle time."
+    if report.captions:
+        lead += " Eager's rows share one thread: its time is spent in ops, elsewhere in torch, or in Python."
     if len(timelines) > 1:
         lead += " All timelines have the same scale."
     label = ", ".join(f"{name} {duration_text(t.makespan_us, MICRO)}" for name, t in timelines.items())
     values = {
-        "title": text(title),
+        "title": text(report.title),
         "colours": colours(),
         "css": template("page.css"),
-        "hero": sections.hero_section(title, plan, timelines, comparison, lower_us, upper_us, is_estimate),
+        "hero": sections.hero_section(
+            report.title, plan, timelines, comparison, lower_us, report.upper_us, is_estimate
+        ),
         "comparison": sections.comparison_section(comparison, lower_us, is_estimate),
+        "gains": sections.gains_section(comparison, report.gains),
         "timeline_lead": lead,
-        "svg": timeline_svg(timelines, graph, lower_us=lower_us, is_estimate=is_estimate, width=1120),
+        "svg": _timeline_svg(report, width=1120),
         "chart_label": text(f"Timelines: {label}"),
-        "corunning": sections.corunning_section(timelines),
+        "corunning": sections.corunning_section(report.on_lanes),
         "parts": sections.parts_section(graph, plan, costs),
-        "lanes": sections.lanes_section(plan, timelines, baseline_plan),
+        "lanes": sections.lanes_section(plan, timelines, report.baseline_plan),
         "ops": sections.ops_section(graph, plan, costs, timelines),
-        "changes": sections.changes_section(graph, plan, timelines, baseline_plan),
-        "environment": sections.environment_section(comparison, notes),
-        "data": script_json(_data(graph, timelines, lower_us, is_estimate)),
+        "changes": sections.changes_section(graph, plan, timelines, report.baseline_plan),
+        "attempts": sections.attempts_section(report.attempts, comparison),
+        "environment": sections.environment_section(comparison, report.notes),
+        "data": script_json(_data(report)),
         "chart_js": template("chart.js"),
         "tables_js": template("tables.js"),
     }
     return fill(template("page.html"), values)
 
 
-def write_report(
-    directory: str | os.PathLike[str],
-    *,
-    title: str,
-    graph: Graph,
-    plan: Plan,
-    costs: Costs,
-    timelines: Mapping[str, Timeline],
-    comparison: Comparison | None = None,
-    lower_us: float | None = None,
-    upper_us: float | None = None,
-    baseline_plan: Plan | None = None,
-    notes: Sequence[str] = (),
-) -> dict[str, Path]:
+def write_report(directory: str | os.PathLike[str], report: Report) -> dict[str, Path]:
     """Write the page and everything it shows, each also as a separate file.
 
     Args:
         directory: created if it does not exist.
-        title: names the subject of the report.
-        graph: the step's ops.
-        plan: the plan that is reported on.
-        costs: durations of the ops.
-        timelines: name -> timeline, in the order in which they are drawn: eager first.
-        comparison: eager against planned, when both were measured.
-        lower_us: no plan is faster. The bound of `comparison` goes first. It is shown as an estimate if a measured
-            step is faster.
-        upper_us: the time at which efficiency is 0.
-        baseline_plan: the plan to compare with. Defaults to all ops on one lane in the graph's order.
-        notes: lines about the environment.
+        report: the content.
 
     Returns:
         File name -> path: ``index.html``, ``trace.json``, ``timeline.svg``, ``corunning.svg``, ``plan.txt``,
@@ -114,46 +84,37 @@ def write_report(
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise InputError(f"report: {folder} is not a directory") from None
-    lower_us = _lower(lower_us, comparison)
     paths: dict[str, Path] = {}
 
     def new(name: str) -> Path:
         paths[name] = folder / name
         return paths[name]
 
-    graph.save(new("graph.json"))
-    costs.save(new("costs.json"))
-    write_text(new("plan.txt"), str(plan))
-    for name, timeline in timelines.items():
+    report.graph.save(new("graph.json"))
+    report.costs.save(new("costs.json"))
+    write_text(new("plan.txt"), str(report.plan))
+    for name, timeline in report.timelines.items():
         timeline.save(new(_timeline_file(name, paths)))
-    if comparison is not None:
-        comparison.save(new("comparison.json"))
-    write_trace(new("trace.json"), timelines, graph)
-    write_text(
-        new("timeline.svg"),
-        timeline_svg(
-            timelines,
-            graph,
-            title=title,
-            lower_us=lower_us,
-            is_estimate=_is_beaten(lower_us, comparison, timelines),
-        ),
-    )
-    write_text(new("corunning.svg"), corunning_svg(timelines, title=title))
-    page = page_html(
-        title=title,
-        graph=graph,
-        plan=plan,
-        costs=costs,
-        timelines=timelines,
-        comparison=comparison,
-        lower_us=lower_us,
-        upper_us=upper_us,
-        baseline_plan=baseline_plan,
-        notes=notes,
-    )
-    write_text(new("index.html"), page)  # last, so that a page never refers to files that are older than it
+    if report.comparison is not None:
+        report.comparison.save(new("comparison.json"))
+    write_trace(new("trace.json"), report.timelines, report.drawn)
+    write_text(new("timeline.svg"), _timeline_svg(report, title=report.title))
+    write_text(new("corunning.svg"), corunning_svg(report.on_lanes, title=report.title))
+    # The page comes last, so that it never refers to files that are older than it.
+    write_text(new("index.html"), page_html(report))
     return paths
+
+
+def _timeline_svg(report: Report, *, title: str = "", width: int = 960) -> str:
+    return timeline_svg(
+        report.timelines,
+        report.drawn,
+        title=title,
+        lower_us=report.bound_us,
+        is_estimate=report.is_bound_beaten,
+        captions=report.captions,
+        width=width,
+    )
 
 
 def _timeline_file(name: str, taken: Mapping[str, Path]) -> str:
@@ -164,22 +125,9 @@ def _timeline_file(name: str, taken: Mapping[str, Path]) -> str:
     return found
 
 
-def _lower(lower_us: float | None, comparison: Comparison | None) -> float | None:
-    if comparison is not None and comparison.lower_bound_ms is not None:
-        return comparison.lower_bound_ms * 1e3
-    return lower_us if lower_us is not None and math.isfinite(lower_us) else None
-
-
-def _is_beaten(lower_us: float | None, comparison: Comparison | None, timelines: Mapping[str, Timeline]) -> bool:
-    """Return True if a measured step is faster than the bound."""
-    measured_us = [each.makespan_us for each in timelines.values() if each.source == "measured" and each.spans]
-    if comparison is not None:
-        measured_us += [sample.min * 1e3 for sample in (comparison.eager_ms, comparison.planned_ms)]
-    return lower_us is not None and min(measured_us, default=math.inf) < lower_us
-
-
-def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | None, is_estimate: bool) -> dict[str, Any]:
+def _data(report: Report) -> dict[str, Any]:
     """Return ops, edges and spans for the chart's script. Times are in microseconds, rounded to nanoseconds."""
+    graph, timelines = report.drawn, report.timelines
     index = dict(graph.index)
     ops: list[list[Any]] = []
     layers: dict[str, int] = {}
@@ -204,16 +152,13 @@ def _data(graph: Graph, timelines: Mapping[str, Timeline], lower_us: float | Non
         "targets": list(targets),
         "ops": ops,
         "edges": edges if len(edges) <= 2 * _MAX_EDGES else [],
-        "lower": lower_us,
-        "lower_label": "estimated lower bound" if is_estimate else "lower bound",
+        "lower": report.bound_us,
+        "lower_label": "estimated lower bound" if report.is_bound_beaten else "lower bound",
         "timelines": [
             {
                 "name": plain(name),
                 "makespan": round(timeline.makespan_us, 3),
-                "summary": (
-                    f"{duration_text(timeline.makespan_us, MICRO)} {timeline.source}, "
-                    f"lanes busy {percent_text(timeline.utilisation)}"
-                ),
+                "summary": plain(report.captions.get(name) or heading_of(timeline)),
                 "lanes": [
                     {
                         "name": plain(lane),

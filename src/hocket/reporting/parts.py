@@ -1,7 +1,8 @@
 """A picture of a plan over several devices: the ops of each, and the bytes between them.
 
 Each device is a row with its ops in the order of the step, as wide as their duration. Below is a table of the bytes
-that each device sends to each other one, once for each tensor and device that reads it.
+that each device sends to each other one, once for each tensor and device that reads it. The axis counts durations of
+ops one after another, so it has no idle time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hocket.ir import Costs, Graph, Plan
+from hocket.reporting.drawing import axis, legend
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import count_text, duration_text, quantity_text, shorten
 
@@ -68,10 +70,16 @@ def parts_svg(graph: Graph, plan: Plan, costs: Costs, *, title: str = "", width:
     if title:
         parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
         y += 28
-    scale = max(50.0, width - 2 * EDGE_PX - _NAME_PX) / max(sum(takes_us.values()), 1e-12)
+    whole_us = sum(takes_us.values())
+    scale = max(50.0, width - 2 * EDGE_PX - _NAME_PX) / max(whole_us, 1e-12)
+    keys, y = legend({graph[op].role for op in takes_us if op in graph.by_name}, y, width)
+    parts += keys
+    top = y - 4
     for device in devices:
         parts += _row(graph, plan, takes_us, device, y, scale, width)
         y += _ROW_PX + 20
+    parts = [*axis(whole_us, scale, EDGE_PX + _NAME_PX, [(top, y)], y), *parts]
+    y += 26
     flows = bytes_between(graph, plan)
     parts += _table(devices, flows, y + 12)
     words = [title] if title else []
@@ -121,7 +129,7 @@ def _bar(span: tuple[float, float, str, str] | None, left: float, y: float, scal
 
 def _table(devices: list[str], flows: Mapping[tuple[str, str], float], y: float) -> list[str]:
     left = EDGE_PX + _NAME_PX
-    found = [text_at(EDGE_PX, y, "from, to", "hk-head")]
+    found = [text_at(EDGE_PX, y, "bytes from, to", "hk-head")]
     for column, device in enumerate(devices):
         found.append(text_at(left + _CELL_PX * (column + 0.5), y, shorten(device, 14), "hk-tick"))
     for row, src in enumerate(devices):

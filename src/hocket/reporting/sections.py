@@ -8,16 +8,19 @@ from collections.abc import Mapping, Sequence
 from hocket.ir import Costs, Graph, Plan, Timeline
 from hocket.reporting.comparison import Comparison
 from hocket.reporting.corunning import corunning_of, corunning_svg
+from hocket.reporting.gains import Attempt, Gain, waterfall
 from hocket.reporting.markup import Cell, breakable, meter, number, swatch, table, text
 from hocket.reporting.parts import parts_svg
 from hocket.reporting.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
 from hocket.reporting.words import MICRO, count_text, duration_text, percent_text, shorten
 
 __all__ = [
+    "attempts_section",
     "changes_section",
     "comparison_section",
     "corunning_section",
     "environment_section",
+    "gains_section",
     "hero_section",
     "lanes_section",
     "ops_section",
@@ -115,6 +118,71 @@ def _times_table(comparison: Comparison, bound: float | None, name: str) -> str:
         kinds[len(rows)] = "aside"
         rows.append([Cell(name), number(bound, f"{bound:,.3f}"), *([Cell("", "n")] * 4)])
     return table(head, rows, caption="Eager and planned in milliseconds", kinds=kinds)
+
+
+def gains_section(comparison: Comparison | None, gains: Sequence[Gain]) -> str:
+    """Where the difference between eager and planned comes from."""
+    if comparison is None or not gains:
+        return ""
+    eager_ms, planned_ms = comparison.eager_ms.lower_quartile, comparison.planned_ms.lower_quartile
+    bars = waterfall(gains, eager_ms)
+    longest_ms = max(end for _, end in [(0.0, eager_ms), (0.0, planned_ms), *bars]) or 1.0
+
+    def bar(begin_ms: float, end_ms: float, kind: str) -> Cell:
+        place = f"left:{begin_ms / longest_ms:.2%};width:{(end_ms - begin_ms) / longest_ms:.2%}"
+        return Cell(f'<span class="fall" aria-hidden="true"><b class="{kind}" style="{place}"></b></span>')
+
+    def whole(name: str, time_ms: float) -> list[Cell]:
+        return [
+            Cell(name),
+            number(time_ms, _ms(time_ms)),
+            bar(0.0, time_ms, "whole"),
+            Cell("measured"),
+        ]
+
+    rows = [whole("eager", eager_ms)]
+    for gain, (begin_ms, end_ms) in zip(gains, bars, strict=True):
+        sign, kind = ("−", "saved") if gain.saved_ms >= 0 else ("+", "lost")
+        rows.append(
+            [
+                Cell(text(gain.name)),
+                number(-gain.saved_ms, f"{sign}{_ms(abs(gain.saved_ms))}"),
+                bar(begin_ms, end_ms, kind),
+                Cell(text(f"{'estimated' if gain.is_estimate else 'measured'}: {gain.note}")),
+            ]
+        )
+    rows.append(whole("planned", planned_ms))
+    head = [Cell("part"), Cell("time", "n"), Cell('<span class="away">waterfall</span>'), Cell("how it is known")]
+    return (
+        '<section aria-labelledby="gains"><h2 id="gains">Where the difference comes from</h2>'
+        f"{table(head, rows, caption='From eager to planned', kinds={0: 'kept', len(rows) - 1: 'kept'})}</section>"
+    )
+
+
+def attempts_section(attempts: Sequence[Attempt], comparison: Comparison | None) -> str:
+    """The forms and plans that were tried, and why the others were left out."""
+    if not attempts:
+        return ""
+    eager_ms = None if comparison is None else comparison.eager_ms.lower_quartile
+    head = [Cell("form"), Cell("planner"), Cell("time", "n"), Cell("of eager", "n"), Cell("outcome")]
+    rows = []
+    for attempt in attempts:
+        time_ms = attempt.duration_ms
+        share = _NONE if time_ms is None or not eager_ms else number(time_ms / eager_ms, f"{time_ms / eager_ms:.2f}x")
+        rows.append(
+            [
+                Cell(breakable(attempt.form) or "bitwise", "name"),
+                Cell(text(attempt.planner)),
+                _NONE if time_ms is None else number(time_ms, _ms(time_ms)),
+                share,
+                Cell(text(attempt.outcome)),
+            ]
+        )
+    lead = "Times are lower quartiles of the comparison that the verdict stands on."
+    return (
+        '<section aria-labelledby="attempts"><h2 id="attempts">Forms and plans that were tried</h2>'
+        f'<p class="lead">{lead}</p>{table(head, rows, caption="Forms and plans", tall=len(rows) > 12)}</section>'
+    )
 
 
 def schedule_html(name: str, state: str, comparison: Comparison | None) -> str:

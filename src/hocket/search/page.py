@@ -1,4 +1,8 @@
-"""Progress of a search: a table on a terminal, lines elsewhere, and a page with its timeline, values and parameters."""
+"""Progress of a search: a table on a terminal, lines elsewhere, and a page.
+
+The page begins with the best parameters. Below are slots over time, and Optuna's own pictures: history, importances,
+values over epochs, and parallel coordinates.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,16 @@ __all__ = ["LiveTable", "device_time_s", "lines", "load_plotly", "write_page"]
 BETWEEN_RUNGS_S = 1.0  # at least, from one line to the next
 BETWEEN_LINES_S = 60.0  # at most: where a rung takes longer, a line says that the search goes on
 STATES = {"COMPLETE": "#2a7f62", "PRUNED": "#8a94a6", "FAIL": "#b3372f", "RUNNING": "#c08a1e"}
+
+
+STYLE = (
+    "body{margin:0;background:#f7f6f2;color:#1f2630;font:15px/1.55 ui-sans-serif,system-ui,sans-serif}"
+    "main{max-width:1180px;margin:0 auto;padding:44px 28px 72px}h1{font-size:34px;overflow-wrap:anywhere}"
+    ".scroll{overflow:auto;background:#fff;border:1px solid #d9d6ce;border-radius:10px}"
+    "table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:7px 14px}p{color:#5b6470}"
+    ".plotly-graph-div{margin-top:16px}@media(max-width:640px){main{padding:28px 16px}h1{font-size:26px}}"
+)
+BEST_TRIALS = 5
 
 
 def load_plotly() -> Any:
@@ -49,15 +63,19 @@ def write_page(study: optuna.Study, record: Record, folder: str | os.PathLike[st
     figures = load_plotly()
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    drawn = [_timeline(figures, study, record), _values(study), _parallel(study)]
-    scripts = [True, False, False]  # plotly's own code stands in the page once
-    parts = [figure.to_html(full_html=False, include_plotlyjs=own) for figure, own in zip(drawn, scripts, strict=True)]
+    drawn = [_timeline(figures, study, record), *_histories(study), _values(study), _parallel(study)]
+    scripts = [True] + [False] * len(drawn)  # plotly's own code stands in the page once
+    parts = [
+        figure.update_layout(template="plotly_white").to_html(full_html=False, include_plotlyjs=own)
+        for figure, own in zip(drawn, scripts, strict=False)
+    ]
     path = target / "index.html"
     part = path.with_name("index.html.part")
     part.write_text(
-        "<!doctype html><html><head><meta charset='utf-8'><title>Hocket search</title></head>"
-        "<body style='font-family: sans-serif; max-width: 70rem; margin: auto'>"
-        f"<h1>{escape(study.study_name)}</h1>{_summary(study, record)}{''.join(parts)}</body></html>\n"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><title>Hocket search</title>"
+        f"<style>{STYLE}</style></head><body><main><h1>{escape(study.study_name)}</h1>"
+        f"{_best(study)}{_summary(study, record)}{''.join(parts)}</main></body></html>\n"
     )
     os.replace(part, path)
     return path
@@ -76,6 +94,45 @@ def _summary(study: Any, record: Record) -> str:
         *(f"group {list(key)}: one at a time: {why}" for key, why in record.groups if why),
     ]
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def _best(study: Any) -> str:
+    """The parameters of the best trials, as a table, if any is complete."""
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    maximize = study.direction.name == "MAXIMIZE"
+    best = sorted(complete, key=lambda trial: (-trial.value if maximize else trial.value, trial.number))[:BEST_TRIALS]
+    if not best:
+        return ""
+    names = list(dict.fromkeys(name for trial in best for name in trial.params))
+    head = "".join(f"<th scope='col'>{escape(word)}</th>" for word in ("trial", "value", *names))
+    rows = "".join(
+        f"<tr><th scope='row'>{trial.number}</th><td>{trial.value:.6g}</td>"
+        + "".join(f"<td>{escape(_shown(trial.params.get(name, '')))}</td>" for name in names)
+        for trial in best
+    )
+    return f"<h2>Best parameters</h2><div class='scroll' tabindex='0'><table><tr>{head}</tr>{rows}</table></div>"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _histories(study: Any) -> list[Any]:
+    """The best value so far, and how much each parameter matters where enough trials tell."""
+    from optuna.visualization import plot_optimization_history, plot_param_importances
+
+    found = [_log_where_positive(plot_optimization_history(study).update_layout(title="Best value so far"))]
+    complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    if len({trial.value for trial in complete}) > 1:
+        found.append(plot_param_importances(study).update_layout(title="How much each parameter matters"))
+    return found
+
+
+def _log_where_positive(figure: Any) -> Any:
+    """Give the values a logarithmic axis if all are positive and the largest is ten times the smallest."""
+    values = [value for trace in figure.data for value in (trace.y if trace.y is not None else ())]
+    known = [value for value in values if isinstance(value, (int, float))]
+    return figure.update_yaxes(type="log") if known and 0 < 10 * min(known) <= max(known) else figure
 
 
 def _timeline(figures: Any, study: Any, record: Record) -> Any:
@@ -102,7 +159,8 @@ def _timeline(figures: Any, study: Any, record: Record) -> Any:
 def _values(study: Any) -> Any:
     from optuna.visualization import plot_intermediate_values
 
-    return plot_intermediate_values(study).update_layout(title="Values", xaxis_title="epoch", yaxis_title="metric")
+    figure = plot_intermediate_values(study).update_layout(title="Values", xaxis_title="epoch", yaxis_title="metric")
+    return _log_where_positive(figure)
 
 
 def _parallel(study: Any) -> Any:

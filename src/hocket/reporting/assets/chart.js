@@ -201,8 +201,10 @@
       halo(text, 16, y);
       write(text, 16, y, colours.ink);
       font(12.5);
-      halo(note, 26 + room, y);
-      write(note, 26 + room, y, colours.soft);
+      const fits = pen.measureText(note).width <= left + width + RIGHT - 32 - room;
+      const shown = fits ? note : note.split(/[:,]/)[0];
+      halo(shown, 26 + room, y);
+      write(shown, 26 + room, y, colours.soft);
     }
   };
   const redraw = () => { if (!waiting) { waiting = true; requestAnimationFrame(draw); } };
