@@ -136,10 +136,9 @@ def _short_tables(args: Namespace, result: dict[str, Any]) -> Iterator[Table]:
 
 
 def _simulated(args: Namespace, _: Save) -> dict[str, Any]:
-    policy = wait_policy()
     from benchmarks.tune.simulated import run
 
-    return {**run(tuple(args.target), tuple(args.models), args.searches), "wait_policy": policy}
+    return run(tuple(args.target), tuple(args.models), args.searches)
 
 
 def _simulated_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
@@ -245,9 +244,9 @@ VERBS = (
         "tune-simulated",
         Bench("tune-simulated", "steps, and searches simulated with them", _simulated, _simulated_tables),
         "searches of HFHT's settings, simulated with measured times of steps",
-        "python -m benchmarks tune-simulated -o tune-simulated.json",
+        "OMP_NUM_THREADS=1 python -m benchmarks tune-simulated -o tune-simulated.json",
         (
-            arg("--models", type=count, metavar="B", help="measure a step of this number (1, 4, 16, 64)", **SEVERAL),
+            arg("--models", type=count, metavar="B", help="measure a step of this number (1, 4, 16, 32)", **SEVERAL),
             arg("--searches", type=count, default=20, metavar="N", help="simulated ones of each setting (20)"),
             output("the result, as JSON"),
             targets("of the fuse bench, such as mlp-128 (mlp-32 and pointnet-tuned)"),

@@ -10,27 +10,37 @@ and the models that are left cost what a fused step of that number was measured 
         bracket 0                                             4
 
 Brackets train side by side, so few trials share the long epochs: what is left of a group there gains less from fusing.
-Tracing, choosing and planning are not in the simulation.
+Recording and choosing are not in the simulation.
 
 Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Tables 11 and 12, Appendix E.
 """
 
 from __future__ import annotations
 
+import platform
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
+from time import process_time
 from typing import Any
 
-from benchmarks.fuse import run as fuse_run
+import torch
+
+from benchmarks.fuse.targets import Target, named, step_of
+from benchmarks.fuse.training import Training
 from hocket.search.group import MAX_SLOTS
 from hocket.search.halving import Hyperband
 from hocket.search.policy import AllEpochs, Move, Policy
 
 __all__ = ["SETTINGS", "Setting", "run", "simulated"]
 
-SIZES = (1, 4, 16, 64)
+SIZES = (1, 4, 16, 32)
 TARGETS = ("mlp-32", "pointnet-tuned")
+CONTENDERS = ("serial", "auto")
+MAX_UNSETTLED = 64  # steps before those that count, by which the array chooses
+WARM_UP = 3  # the first step is recorded, and only later ones are chosen from
+ROUNDS, BLOCK = 3, 4
 
 
 @dataclass(frozen=True)
@@ -81,29 +91,40 @@ def run(targets: Sequence[str] = (), sizes: Sequence[int] = (), searches: int = 
         searches: simulated searches of each setting, each with other values.
 
     Returns:
-        ``steps_ms``: target -> contender -> size -> a step, and ``searches``: target -> setting -> ``trials``,
-        ``epochs`` (of all trials), ``fused_epochs`` (of all groups), and ``to_serial`` (means).
+        ``steps_ms``: target -> contender -> size -> CPU time of a step, and ``searches``: target -> setting ->
+        ``trials``, ``epochs`` (of all trials), ``fused_epochs`` (of all groups), and ``to_serial`` (means).
     """
-    measured = fuse_run(
-        targets or TARGETS,
-        sizes=sizes or SIZES,
-        optimizer="adam",
-        own_rates=True,
-        memory=False,
-        contenders=("serial", "auto"),
-    )
-    steps_ms = {
-        target: {
-            name: {int(size): row[name]["step_ms"] for size, row in by_size.items()} for name in ("serial", "auto")
-        }
-        for target, by_size in measured["targets"].items()
-    }
+    steps_ms: dict[str, dict[str, dict[int, float]]] = {}
+    for name in targets or TARGETS:
+        by_size = {size: _steps_ms(named(name), size) for size in dict.fromkeys((1, *(sizes or SIZES)))}
+        steps_ms[name] = {each: {size: row[each] for size, row in by_size.items()} for each in CONTENDERS}
     found = {
         target: {name: _mean(setting, times, searches) for name, setting in SETTINGS.items()}
         for target, times in steps_ms.items()
     }
-    about = {name: measured[name] for name in ("machine", "threads", "torch")}
-    return {**about, "steps_ms": steps_ms, "searches": found, "left_out": measured["left_out"]}
+    machine = platform.processor() or platform.machine()
+    about = {"machine": machine, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    return {**about, "steps_ms": steps_ms, "searches": found}
+
+
+def _steps_ms(target: Target, size: int) -> dict[str, float]:
+    """Median CPU times of steps in turns, in ms: a busy machine stretches the time of day of each by another factor."""
+    training = Training(optimizer="adam", own_rates=True)
+    in_turn = {name: step_of(name, target, size, "cpu", training) for name in CONTENDERS}
+    for step in in_turn.values():
+        for number in range(MAX_UNSETTLED):
+            step()
+            if number >= WARM_UP and step.is_settled():
+                break
+    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    for _ in range(ROUNDS):
+        for name, step in in_turn.items():
+            step()  # it finds the caches as the other contender left them
+            for _ in range(BLOCK):
+                start = process_time()
+                step()
+                times[name].append((process_time() - start) * 1e3)
+    return {name: median(own) for name, own in times.items()}
 
 
 def _mean(setting: Setting, steps_ms: Mapping[str, Mapping[int, float]], searches: int) -> dict[str, float]:
@@ -119,16 +140,16 @@ def _mean(setting: Setting, steps_ms: Mapping[str, Mapping[int, float]], searche
 
 
 def interpolated(times: Mapping[int, float], size: int) -> float:
-    """The time of a step of this number of models, on straight lines between the measured ones.
+    """The time of a step of this number of models, on straight lines between the measured ones, and from zero behind.
 
     Example:
-        >>> interpolated({1: 1.0, 4: 2.5, 8: 3.0}, 2), interpolated({1: 1.0, 4: 2.5, 8: 3.0}, 8)
-        (1.5, 3.0)
+        >>> interpolated({1: 1.0, 4: 2.5, 8: 3.0}, 2), interpolated({1: 1.0, 4: 2.5, 8: 3.0}, 16)
+        (1.5, 6.0)
     """
     below = max(each for each in times if each <= size)
-    above = min((each for each in times if each >= size), default=below)
-    if below == above:
-        return times[below]
+    above = min((each for each in times if each > size), default=None)
+    if above is None:
+        return times[below] * size / below
     return times[below] + (times[above] - times[below]) * (size - below) / (above - below)
 
 

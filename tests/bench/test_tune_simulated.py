@@ -30,7 +30,7 @@ def test_as_many_epochs_as_the_measured_search():
 
 def test_steps_are_interpolated():
     assert interpolated({1: 1.0, 4: 2.5, 8: 3.0}, 3) == pytest.approx(2.0)
-    assert interpolated({1: 1.0, 4: 2.5}, 8) == 2.5
+    assert interpolated({1: 1.0, 4: 2.5}, 8) == 5.0
 
 
 def test_the_command_measures_and_simulates(tmp_path, capsys):
