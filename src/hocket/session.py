@@ -46,7 +46,8 @@ class Schedule(FunctionLike):
     is a plan.
 
     Args:
-        machine, cache: as for `schedule`.
+        machine: as for `schedule`.
+        cache: as for `schedule`, but off by default.
         **options: those of `schedule`, and of `hocket.autotune.candidate.TunerConfig`: a `clock`, the limits of a
             `drift`, or what makes the `backend` of plans.
     """
