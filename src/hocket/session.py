@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
 
-from hocket.adaptation import CoRun, DriftLimits
+from hocket.adaptation import CoRun
 from hocket.arguments import packed, spreading
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
@@ -47,10 +46,10 @@ class Schedule(FunctionLike):
     is a plan.
 
     Args:
-        clock: returns seconds, as `time.perf_counter` does. Every decision uses it.
-        drift: limits beyond which a step time has drifted from its verdict, and how often a search may follow.
-        backend: makes the backend of one signature's plans, such as a `hocket.backends.SimulatedBackend`. By default
-            that of the parameters' device.
+        machine: as for `schedule`.
+        cache: as for `schedule`, but off by default.
+        **options: those of `schedule`, and of `hocket.autotune.candidate.TunerConfig`: a `clock`, the limits of a
+            `drift`, or what makes the `backend` of plans.
     """
 
     def __init__(
@@ -59,21 +58,12 @@ class Schedule(FunctionLike):
         model: Any,
         optimizer: Any,
         *,
-        planner: str = "auto",
-        plan: Plan | None = None,
-        numerics: str = "bitwise",
-        guard: bool = True,
-        strict: bool = False,
         machine: Machine | None = None,
-        executor: str = "auto",
         cache: bool | str | os.PathLike[str] = False,
-        on_progress: Callable[[str, int], object] | None = None,
-        clock: Callable[[], float] = perf_counter,
-        drift: DriftLimits | None = None,
-        backend: Callable[[], Backend] | None = None,
+        **options: Any,
     ) -> None:
         machine = machine or Machine.here()
-        check_options(step, machine, planner, plan, numerics, executor)
+        check_options(step, machine, **options)
         places = inventory(model, optimizer)
         config = TunerConfig(
             step=spreading(step),
@@ -81,21 +71,12 @@ class Schedule(FunctionLike):
             optimizer=optimizer,
             places=places,
             watch=PurityWatch(step, (*places.models, *places.optimizers)),
-            planner=planner,
-            plan=plan,
-            numerics=numerics,
-            guard=guard,
-            strict=strict,
             machine=machine,
-            executor=executor,
-            clock=clock,
-            drift=drift or DriftLimits(),
             store=DecisionStore.of(cache),
-            on_progress=on_progress,
-            backend=backend,
+            **options,
         )
         self._begin(step, config)
-        self.backend.candidate_planners(planner)  # raises for one that plans other devices
+        self.backend.candidate_planners(config.planner)  # raises for one that plans other devices
 
     def _begin(self, step: Callable[..., Any], config: TunerConfig) -> None:
         self.stand_for(step)

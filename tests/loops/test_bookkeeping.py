@@ -14,7 +14,7 @@ import hocket
 from loops.bookkeeping.table import TABLE
 from loops.runner import problems, run
 
-for kind in ("shown", "kept", "drawn", "parted", "trainers"):
+for kind in ("shown", "kept", "rates", "drawn", "parted", "trainers"):
     importlib.import_module(f"loops.bookkeeping.{kind}")
 
 STEPS = 63  # the last one does nothing that is done in every so many

@@ -1,16 +1,23 @@
-"""Random training programs end scheduled where they end eagerly; see `loops.programs`."""
+"""Random programs end scheduled where they end eagerly, and each call is as eager's where their state changes.
+
+See `loops.programs`, and `loops.fuzz_changes` for programs with changes between their steps.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 import hocket
+from loops import fuzz_changes
+from loops.changing import changing_program
 from loops.programs import Program, program, smallest
 from loops.runner import problems, run
 
 STEPS = 60
-QUICK = 16
-MANY = 2000
 CHUNK = 50
 
 
@@ -30,25 +37,51 @@ def report(made: Program) -> str:
     return "\n".join([f"program {made.seed}, without the pieces that do not matter:", less.source, *faults(less)])
 
 
-@pytest.mark.parametrize("seed", range(QUICK))
-def test_program_ends_scheduled_where_it_ends_eagerly(seed):
-    made = program(seed)
-    if faults(made):
-        pytest.fail(report(made), pytrace=False)
+@dataclass(frozen=True)
+class Fuzzer:
+    """Programs by seed: the first `quick` ones in the quick tests, `many` more in the slow ones."""
+
+    make: Callable[[int], Any]
+    faults: Callable[[Any], Any]
+    report: Callable[[Any], str]
+    quick: int
+    many: int
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(QUICK, QUICK + MANY, CHUNK))
-def test_many_programs(first):
-    failing = [made for seed in range(first, first + CHUNK) if faults(made := program(seed))]
+FUZZERS = {
+    "loops": Fuzzer(program, faults, report, 16, 2000),
+    "changes": Fuzzer(changing_program, fuzz_changes.faults, fuzz_changes.report, 30, 3000),
+}
+
+
+def seeds() -> Iterator[Any]:
+    """One quick seed at a time, and the others in chunks."""
+    for name, fuzzer in FUZZERS.items():
+        for seed in range(fuzzer.quick):
+            yield pytest.param(fuzzer, seed, 1, id=f"{name}-{seed}")
+        for first in range(fuzzer.quick, fuzzer.quick + fuzzer.many, CHUNK):
+            yield pytest.param(fuzzer, first, CHUNK, id=f"{name}-from-{first}", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("fuzzer", "first", "count"), list(seeds()))
+def test_programs_end_scheduled_where_they_end_eagerly(fuzzer, first, count):
+    failing = [made for seed in range(first, first + count) if fuzzer.faults(made := fuzzer.make(seed))]
     if failing:
-        seeds = ", ".join(str(made.seed) for made in failing)
-        pytest.fail(f"{len(failing)} of {CHUNK} programs differ: {seeds}\n{report(failing[0])}", pytrace=False)
+        numbers = ", ".join(str(made.seed) for made in failing)
+        pytest.fail(f"programs {numbers} differ\n{fuzzer.report(failing[0])}", pytrace=False)
 
 
 def test_programs_are_worth_running():
-    """A third of them has to be planned; they compile, and run eagerly without an exception."""
+    """A third of them has to be planned. They compile, and run eagerly without an exception."""
     made = [program(seed) for seed in range(200)]
     assert 40 < sum(each.planned for each in made) < 160
     for each in made[::4]:
         assert not run(each.build, steps=30, seed=each.seed).trouble, each.source
+
+
+def test_programs_that_change_are_worth_running():
+    """Most of their eager calls raise nothing, some do, and a run shows the same when it is made again."""
+    made = [changing_program(seed) for seed in range(40)]
+    raised = [n for each in made for n in fuzz_changes.run(each, None).trouble]
+    assert 0 < len(raised) < 0.5 * sum(each.num_calls for each in made)
+    assert not any(changing_program(each.seed) != each for each in made)

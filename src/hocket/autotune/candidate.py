@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from hocket.adaptation import DriftLimits
@@ -23,6 +24,10 @@ class TunerConfig:
     """Options of a schedule. See `hocket.schedule` and `hocket.session.Schedule`.
 
     Attributes:
+        clock: returns seconds, as `time.perf_counter` does. Every decision uses it.
+        drift: limits beyond which a step time has drifted from its verdict, and how often a search may follow.
+        backend: makes the backend of one signature's plans, such as a `hocket.backends.SimulatedBackend`. By default
+            that of the parameters' device.
         is_region: the step is a function of its batch and writes nothing but tensors in it: a graph of
             AOTAutograd, of which no Python is watched.
         recalls: decisions that were remembered are used. Where the machine has changed since, they are not.
@@ -36,14 +41,14 @@ class TunerConfig:
     optimizer: Any
     places: Inventory
     watch: PurityWatch
-    planner: str
-    guard: bool
-    strict: bool
     machine: Machine
-    executor: str
-    clock: Callable[[], float]
-    drift: DriftLimits
     store: DecisionStore
+    planner: str = "auto"
+    guard: bool = True
+    strict: bool = False
+    executor: str = "auto"
+    clock: Callable[[], float] = perf_counter
+    drift: DriftLimits = field(default_factory=DriftLimits)
     numerics: str = "bitwise"
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None

@@ -19,7 +19,16 @@ from hocket.tracing.state import Entry, Inventory
 NUMERICS = ("bitwise", "rounding", "close")
 
 
-def check_options(step: Any, machine: Machine, planner: str, plan: Any, numerics: str, executor: str) -> None:
+def check_options(
+    step: Any,
+    machine: Machine,
+    *,
+    planner: str = "auto",
+    plan: Any = None,
+    numerics: str = "bitwise",
+    executor: str = "auto",
+    **_: Any,
+) -> None:
     """Raise an `InputError` that names the argument of `hocket.schedule` which cannot be used."""
     if not callable(step):
         raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")

@@ -21,7 +21,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -276,12 +275,7 @@ def _config(compute: Callable[[list[Any]], Any], numerics: str, cache: Any) -> T
         optimizer=[],
         places=inventory([], []),
         watch=PurityWatch(step, ()),
-        planner="auto",
-        guard=True,
-        strict=False,
         machine=Machine.here(),
-        executor="auto",
-        clock=perf_counter,
         drift=DriftLimits(rest_steps=_NEVER),  # a region records anew, since it keeps no activations
         store=DecisionStore.of(cache),
         numerics=numerics,

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.optim import lr_scheduler
 
 from loops.bookkeeping.table import classifier, parts, row
 from loops.loop import Loop, train, update
@@ -182,75 +181,6 @@ def state_in_a_dataclass() -> Loop:
     return Loop(step, model, optimizer, data, lambda: {"state": state})
 
 
-def _scheduled(make, step_of=lambda scheduler, loss: scheduler.step()) -> Loop:
-    model, optimizer, data = parts()
-    scheduler = make(optimizer)
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = classifier(model, batch)
-        loss.backward()
-        optimizer.step()
-        step_of(scheduler, loss)
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"lr": scheduler.get_last_lr(), "epoch": scheduler.last_epoch})
-
-
-@row()
-def step_lr() -> Loop:
-    return _scheduled(lambda o: lr_scheduler.StepLR(o, 10, 0.5))
-
-
-@row()
-def cosine() -> Loop:
-    return _scheduled(lambda o: lr_scheduler.CosineAnnealingLR(o, 60))
-
-
-@row()
-def one_cycle() -> Loop:
-    return _scheduled(lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=100))
-
-
-@row()
-def warm_up_then_cosine() -> Loop:
-    def make(o):
-        warm = lr_scheduler.LinearLR(o, 0.1, total_iters=10)
-        return lr_scheduler.SequentialLR(o, [warm, lr_scheduler.CosineAnnealingLR(o, 50)], [10])
-
-    return _scheduled(make)
-
-
-@row()
-def cyclic() -> Loop:
-    return _scheduled(lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=7))
-
-
-@row()
-def plateau() -> Loop:
-    return _scheduled(
-        lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.7), lambda s, loss: s.step(loss.item())
-    )
-
-
-@row()
-def lambda_lr_printed() -> Loop:
-    model, optimizer, data = parts()
-    scheduler = lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 10, 1.0))
-
-    def step(batch):
-        loss = classifier(model, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        print(f"{scheduler.get_last_lr()[0]:.4f}", loss.item())
-        return loss
-
-    return Loop(step, model, optimizer, data)
-
-
 @row()
 def checkpoint_every_25() -> Loop:
     model, optimizer, data = parts()
@@ -397,36 +327,3 @@ def confusion_matrix() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, data, lambda: {"matrix": matrix})
-
-
-@row()
-def scheduler_every_tenth() -> Loop:
-    model, optimizer, data = parts()
-    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
-    count = {"n": 0}
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        count["n"] += 1
-        if count["n"] % 10 == 0:
-            scheduler.step()
-            print(f"step {count['n']}: lr {scheduler.get_last_lr()[0]:.5f} loss {loss.item():.4f}")
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: count)
-
-
-@row()
-def two_schedulers() -> Loop:
-    model, optimizer, data = parts()
-    warm, decay = lr_scheduler.ConstantLR(optimizer, 0.5, 5), lr_scheduler.ExponentialLR(optimizer, 0.99)
-    rates = []
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        warm.step()
-        decay.step()
-        rates.append(decay.get_last_lr()[0])
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"rates": rates})

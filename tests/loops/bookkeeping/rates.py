@@ -1,0 +1,96 @@
+"""Loops whose step advances a scheduler of the learning rate."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.optim import lr_scheduler
+
+from loops.bookkeeping.table import TABLE, classifier, parts, row
+from loops.loop import Case, Loop, train
+
+
+def scheduled(make, step_of=lambda scheduler, loss: scheduler.step()) -> Loop:
+    model, optimizer, data = parts()
+    scheduler = make(optimizer)
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        step_of(scheduler, loss)
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"lr": scheduler.get_last_lr(), "epoch": scheduler.last_epoch})
+
+
+def warm_up_then_cosine(optimizer):
+    warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
+    return lr_scheduler.SequentialLR(optimizer, [warm, lr_scheduler.CosineAnnealingLR(optimizer, 50)], [10])
+
+
+for _name, _make in {
+    "step_lr": lambda o: lr_scheduler.StepLR(o, 10, 0.5),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 60),
+    "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=100),
+    "warm_up_then_cosine": warm_up_then_cosine,
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=7),
+}.items():
+    TABLE[_name] = Case(_name, functools.partial(scheduled, _make), planned=True)
+
+
+@row()
+def plateau() -> Loop:
+    return scheduled(
+        lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.7), lambda s, loss: s.step(loss.item())
+    )
+
+
+@row()
+def lambda_lr_printed() -> Loop:
+    model, optimizer, data = parts()
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 10, 1.0))
+
+    def step(batch):
+        loss = classifier(model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        print(f"{scheduler.get_last_lr()[0]:.4f}", loss.item())
+        return loss
+
+    return Loop(step, model, optimizer, data)
+
+
+@row()
+def scheduler_every_tenth() -> Loop:
+    model, optimizer, data = parts()
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    count = {"n": 0}
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        count["n"] += 1
+        if count["n"] % 10 == 0:
+            scheduler.step()
+            print(f"step {count['n']}: lr {scheduler.get_last_lr()[0]:.5f} loss {loss.item():.4f}")
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: count)
+
+
+@row()
+def two_schedulers() -> Loop:
+    model, optimizer, data = parts()
+    warm, decay = lr_scheduler.ConstantLR(optimizer, 0.5, 5), lr_scheduler.ExponentialLR(optimizer, 0.99)
+    rates = []
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        warm.step()
+        decay.step()
+        rates.append(decay.get_last_lr()[0])
+        return loss
+
+    return Loop(step, model, optimizer, data, lambda: {"rates": rates})
