@@ -74,6 +74,22 @@ def test_what_there_is_no_time_for_is_named_and_what_was_measured_is_kept(monkey
     assert [list(so_far["targets"]["mlp-32"]) for so_far in saved] == [["1"]]
 
 
+def test_a_target_that_fails_costs_itself_alone(monkeypatch):
+    """As one does whose package is not installed."""
+    measure = bench._measure
+
+    def refused(target, *args):
+        if target is TINY["dcgan"]:
+            raise InputError("dcgan needs a package that is not here")
+        return measure(target, *args)
+
+    monkeypatch.setattr(bench, "_measure", refused)
+    found = bench.run(["dcgan", "mlp-32"], sizes=(1,), steps=1, memory=False, contenders=())
+    assert found["targets"]["dcgan"] == {}
+    assert "serial" in found["targets"]["mlp-32"]["1"]
+    assert list(found["left_out"].values()) == ["dcgan, 1 models: dcgan needs a package that is not here"]
+
+
 def test_processes_that_fail_or_hang_hold_nobody_up():
     wrong = Target("mlp", 4, (("width", 0),))
     left_out: dict[str, str] = {}
