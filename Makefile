@@ -62,10 +62,10 @@ format: install  ## format in place, and mend what ruff can mend
 
 # With another PY nothing is installed: the sources are read from src and benchmarks. Under nine minutes: 150 s for the
 # tests, 360 s for all benches together, which write what they measured and name what they had no time for. The benches
-# run even if a test fails; the status is that of both.
+# run even if a test fails; the status is that of both. Warnings of another torch's CUDA build fail no test.
 gpu: $(if $(filter $(BIN)/python,$(PY)),install)  ## tests and benches on a GPU, results in benchmarks/results/gpu.json; PY=python3 for a python that has torch
 	failed=0; export PYTHONPATH=src:.; \
-	timeout --kill-after=10 150 $(PY) -m pytest tests/gpu || failed=$$?; \
+	timeout --kill-after=10 150 $(PY) -m pytest -W default tests/gpu || failed=$$?; \
 	if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 		$(PY) -m benchmarks gpu --budget-s 360 -o benchmarks/results/gpu.json || failed=$$?; \
 	else echo "no GPU: nothing is measured"; fi; \

@@ -56,6 +56,7 @@ _CORES = Part(("manycore", "--measured", "--quick"), 1.0)
 PARTS = {
     "cuda": (
         Part(("critical-path", "--device", "cuda"), 3.0),
+        Part(("gpu-papers",), 0.5),
         Part(("fuse", *_HFTA, *_SECONDARY, "--device", "cuda", *_PRECISIONS, *_SIZES, *chain(*_RIVALS)), 3.0),
         _CORES,
     ),

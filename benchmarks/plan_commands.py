@@ -182,6 +182,24 @@ def gpu_bench(args: Namespace) -> None:
         raise ExecutionError("; ".join(failed.values()))
 
 
+def _gpu_papers(args: Namespace, save: Save) -> dict[str, Any]:
+    from benchmarks.gpu_papers import run
+
+    return run(budget_s=args.budget_s, save=save)
+
+
+def _gpu_papers_lines(_: Namespace, result: dict[str, Any]) -> Iterator[str]:
+    for label, row in result["rows"].items():
+        shown = row if isinstance(row, str) else ", ".join(f"{key} {_short(value)}" for key, value in row.items())
+        yield f"{label}: {shown}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"({len(value)} values)" if isinstance(value, (list, dict)) else str(value)
+
+
 _AFTER_EACH = output("the result, after each target, as JSON")
 _BATCHES = "zoo names, or NAME/BATCH (a selection)"
 
@@ -238,6 +256,14 @@ VERBS = (
             arg("--machine", default="p100", metavar="NAME", help="the GPU to simulate (p100)"),
             *BUDGET,
         ),
+    ),
+    Verb(
+        "gpu-papers",
+        Bench("gpu-papers", "rows of the papers on a GPU", _gpu_papers, _gpu_papers_lines),
+        "co-runs, blocks of a kernel, occupancy: rows that need a GPU",
+        "python -m benchmarks gpu-papers",
+        BUDGET,
+        "Without a GPU each row says that it is not measured.",
     ),
     Verb(
         "gpu",

@@ -30,7 +30,7 @@ from hocket.planning.critical_path import METHODS
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 
-__all__ = ["on_cores", "on_gpu"]
+__all__ = ["on_cores", "on_gpu", "profiled_job"]
 
 # What two cores train in a second or less.
 ON_CORES = {"lenet": (16, 64), "resnet18": (2,), "googlenet": (2,), "alexnet": (8,)}
@@ -93,7 +93,7 @@ def on_cores(
 
 
 def _cores_row(name: str, size: int, backend: Backend, rounds: int, block: int) -> dict[str, Any]:
-    job, captured, costs = _profiled(name, size, backend, "cpu")
+    job, captured, costs = profiled_job(name, size, backend, "cpu")
     contenders: dict[str, Callable[[Any], Any]] = {"eager": job.step}
     for label in ("serial", "concurrency", "critical-path"):
         contenders[label] = backend.executor(captured, plan(captured.graph, costs, backend.machine, planner=label))
@@ -174,7 +174,7 @@ def on_streams(
 def _streams_row(
     name: str, size: int, backend: StreamBackend, device: str, rounds: int, block: int, budget: Budget
 ) -> dict[str, Any]:
-    job, captured, costs = _profiled(name, size, backend, device)
+    job, captured, costs = profiled_job(name, size, backend, device)
     lanes: dict[str, Executor] = {}
 
     def planned(label: str, num_methods: int) -> Callable[[Any], Any]:
@@ -247,7 +247,7 @@ def _over_graph(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
     return _geomeans(found)
 
 
-def _profiled(name: str, size: int, backend: Backend, device: str) -> tuple[Job, Captured, Costs]:
+def profiled_job(name: str, size: int, backend: Backend, device: str) -> tuple[Job, Captured, Costs]:
     """A job, its captured step (convolutions' backward taken apart), and what its ops take."""
     job = zoo.load(name, batch_size=size, device=device)
     job.step(job.batch(0))

@@ -136,8 +136,8 @@ def run(
                     rows = _measure(target, size, device, steps, training, names, left_out, budget.left_s())
                     measured[key][name][str(size)] = rows
                     _compare_with_one(rows, measured[key][name].get("1", {}))
-                except torch.OutOfMemoryError as error:
-                    left_out[what] = f"{what}: {str(error).splitlines()[0]}"
+                except Exception as error:  # noqa: BLE001  # too little memory, a package: it costs this one alone
+                    left_out[what] = f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}"
                 save(result())
     for (key, training), (name, target) in product(trainings.items(), chosen.items()):
         if memory and measured[key][name]:

@@ -14,6 +14,7 @@ from benchmarks.fuse import targets, timing
 from benchmarks.fuse.targets import Target
 from benchmarks.fuse.training import PRECISIONS, Training
 from benchmarks.jax_process import IN_A_ROW
+from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
 TINY = {
@@ -55,6 +56,22 @@ def test_every_kind_of_target_has_its_fields_and_its_baseline(name):
                 )
     assert set(found["crossover"][name]) == set(contenders)
     assert found["device"] == "cpu"
+
+
+def test_a_target_that_fails_costs_itself_alone(monkeypatch):
+    """As one does whose package is not installed."""
+    measure = bench._measure
+
+    def refused(target, *args):
+        if target is TINY["dcgan"]:
+            raise InputError("dcgan needs a package that is not here")
+        return measure(target, *args)
+
+    monkeypatch.setattr(bench, "_measure", refused)
+    found = bench.run(["dcgan", "mlp-32"], sizes=(1,), steps=1, memory=False, contenders=())
+    assert found["targets"]["dcgan"] == {}
+    assert "serial" in found["targets"]["mlp-32"]["1"]
+    assert list(found["left_out"].values()) == ["dcgan, 1 models: dcgan needs a package that is not here"]
 
 
 @pytest.mark.parametrize(

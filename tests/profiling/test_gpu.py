@@ -5,12 +5,17 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from hypothesis import given
 
-from hocket.errors import InputError
-from hocket.ir import Buffer, Device, Edge, Graph, Machine, Op
+from hocket.errors import ExecutionError, InputError
+from hocket.ir import Buffer, Device, Edge, Graph, Lane, Machine, Op, Plan
 from hocket.profiling.gpu import GpuModel, estimate_gpu
+from hocket.profiling.tracer import trace_streams
+from hocket.simulation import simulate
+from hocket.tracing import capture
 from strategies import touching_graphs
+from support.strict_cuda import CaptureRefusedError, StrictCuda
 
 P100 = Machine.preset("p100")
 KERNEL_US = GpuModel().kernel_us
@@ -104,3 +109,38 @@ def test_a_device_without_rates_is_refused():
     for machine in (Machine.of(cores=2), Machine((Device("gpu0", "cuda", 4),))):
         with pytest.raises(InputError, match="device 'gpu0' is no GPU with flops_per_s and bytes_per_s"):
             estimate_gpu(Graph((Op("a"),)), machine)
+
+
+def test_two_kernels_that_each_fill_the_gpu_do_not_overlap_in_a_simulation():
+    pair = Plan(tuple(Lane(f"s{n}", (f"op{n}",), "stream", "gpu0") for n in range(2)))
+    spans = {}
+    for size_bytes in (2e8, 2e4):
+        graph = Graph(tuple(Op(f"op{n}", "aten.add", size_bytes=size_bytes) for n in range(2)))
+        costs = estimate_gpu(graph, P100)
+        alone_us = costs.duration_us("op0", device="gpu0")
+        spans[size_bytes] = simulate(graph, pair, costs, P100).makespan_us / alone_us
+    assert spans[2e8] == pytest.approx(2.0, abs=0.02), "but for the latency of a launch"
+    assert spans[2e4] == pytest.approx(1.0, abs=0.02), "small ones run side by side"
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_ops_on_a_gpu_are_timed_by_events_on_copies_of_everything(optimizer):
+    model = torch.nn.Linear(4, 2)
+    updates = optimizer(model.parameters(), lr=0.1)
+
+    def step(batch):
+        updates.zero_grad()
+        loss = model(batch).square().sum()
+        loss.backward()
+        updates.step()
+        return loss
+
+    step(torch.ones(2, 4))
+    captured = capture(step, model, updates, torch.ones(2, 4))
+    before = [tensor.clone() for tensor in captured.state().values()]
+    costs = trace_streams(captured, StrictCuda(), 3)
+    assert all(map(torch.equal, before, captured.state().values()))
+    assert [costs.duration_us(op, device="gpu0") for op in captured.graph.order] == [1.0] * len(captured.graph)
+    refusing = StrictCuda(lambda capture, op: (_ for _ in ()).throw(CaptureRefusedError("not permitted")))
+    with pytest.raises(ExecutionError, match="CUDA graph: CaptureRefusedError: not permitted"):
+        trace_streams(captured, refusing, 1)

@@ -32,7 +32,7 @@ def profile(
         executor: ``native``, ``python``, or ``auto``: what the plan will be run by.
 
     Returns:
-        Durations in microseconds, by op and width.
+        Durations in microseconds, by op and width. Those of a step on a GPU are by op and ``gpu0``, timed by events.
 
     Raises:
         InputError: a width below 1 or beyond the cores.
@@ -46,6 +46,10 @@ def profile(
         >>> all(costs.duration_us(op.name, width=1) >= 0 for op in captured.graph.ops)
         True
     """
-    from hocket.profiling.tracer import trace_costs
+    from hocket.profiling.tracer import cuda_index, trace_costs, trace_streams
 
+    if (index := cuda_index(captured)) is not None:
+        from hocket.execution.streams import CudaDevice
+
+        return trace_streams(captured, CudaDevice(index), runs)
     return trace_costs(captured, widths=widths, runs=runs, machine=machine or Machine.here(), kind=executor)

@@ -11,9 +11,11 @@ from statistics import median
 
 import torch
 
-from hocket.errors import InputError
+from hocket.errors import ExecutionError, InputError
 from hocket.execution import executor
-from hocket.ir import Costs, Machine, Plan, Timeline, one_by_one
+from hocket.execution.streams import GraphedLanes, StreamDevice
+from hocket.execution.streams.graph_parts import input_tensors
+from hocket.ir import Costs, Lane, Machine, Plan, Timeline, one_by_one
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
 
@@ -70,6 +72,41 @@ def _timed(captured: Captured, width: int, runs: int, machine: Machine, kind: st
     del frame  # on closing, native lanes free the memory that has no other owner
     lanes.close()
     return found[1:]
+
+
+def cuda_index(captured: Captured) -> int | None:
+    """Return the CUDA device of a step, or None if it has none."""
+    return next((value.device.index for value in input_tensors(captured).values() if value.is_cuda), None)
+
+
+def trace_streams(captured: Captured, device: StreamDevice, runs: int, name: str = "gpu0") -> Costs:
+    """Time the ops of a step on one stream by events in a CUDA graph, in steps on copies of all state.
+
+    What the host sees of a launch says nothing about its kernel.
+
+    Args:
+        captured: the step.
+        device: runs it.
+        runs: counted steps, after one that is not counted.
+        name: of the device, in the costs.
+
+    Raises:
+        ExecutionError: the graph cannot be captured.
+    """
+    if runs < 1:
+        raise InputError(f"profile: expected at least one run, got {runs}")
+    plan = Plan((Lane(f"{name}.0", captured.graph.order, "stream", name),), planner="serial")
+    lanes = GraphedLanes(captured, plan, device=device, timed=True)
+    found = []
+    with torch.random.fork_rng(devices=[] if device.index is None else [device.index]):
+        for _ in range(1 + runs):
+            lanes.run(captured.rehearse())
+            found.append(lanes.timeline())
+    failure = lanes.failure
+    lanes.close()
+    if failure:
+        raise ExecutionError(f"profile: the step cannot be captured as a CUDA graph: {failure}")
+    return costs_of({name: found[1:]})
 
 
 def costs_of(measured: Mapping[int, Iterable[Timeline]] | Mapping[str, Iterable[Timeline]]) -> Costs:

@@ -136,17 +136,19 @@ class CriticalPath(Planner):
         eager_bytes = serial_peak_bytes(graph) if graph.buffers else 0.0
         limit_bytes = self.peak_limit_bytes if self.peak_limit_bytes is not None else PEAK_RATIO * eager_bytes
         chosen: tuple[float, Plan, float] | None = None
+        is_refused = False  # some plan exceeds the limit
 
         def takes_us(plan: Plan) -> float:
             return self._takes_us(graph, plan, costs, machine, earliest_us)
 
         def consider(plans: Iterable[tuple[Plan, Sequence[str]]]) -> None:
-            nonlocal chosen
+            nonlocal chosen, is_refused
             timed = [(takes_us(plan), plan, order) for plan, order in plans if not misplaced(plan, costs)]
             for free_us, plan, order in sorted(timed, key=lambda entry: entry[0]):
                 if chosen is not None and free_us >= chosen[0]:
                     break  # added waits make no plan shorter
                 held = _within(limit_bytes, graph, plan, order, device) if graph.buffers else (plan, 0.0)
+                is_refused |= held is None
                 if held is not None:
                     held_us = free_us if held[0] is plan else takes_us(held[0])
                     if chosen is None or held_us < chosen[0]:
@@ -167,8 +169,8 @@ class CriticalPath(Planner):
             order = by_earliest(graph, earliest_us)
             consider([(_one_lane(order, device), order)])
         if device.kind == "cuda" and self.methods == METHODS and self.levels == "auto":
-            for num_streams in FEWER_STREAMS if graph.buffers else ():  # with fewer pools
-                if num_streams < self.max_streams:
+            for num_streams in FEWER_STREAMS:  # with fewer pools
+                if is_refused and num_streams < self.max_streams:
                     fewer = streams_of(graph, durations, num_streams, updates_last=updates_last)
                     consider(self._plans(graph, costs, device, fewer, earliest_us))
             consider(_simpler(graph, device, streams))
