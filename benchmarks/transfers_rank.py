@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
 from hocket.cli.targets import wait_policy
 from hocket.distributed.job import CLOSE, STEP
@@ -75,9 +74,7 @@ def main(settings: dict[str, Any]) -> None:
                 )
             if not made.membership.announced(f"round {rounds}", by=0):
                 break
-        turn = replace(
-            made, membership=replace(made.membership, store=PrefixStore(f"turn{number}", made.membership.store))
-        )
+        turn = replace(made, membership=replace(made.membership, store=made.membership.store.within(f"turn{number}")))
         turn = replace(turn, wires=turn.membership.wires())
         turn.begin_wires()
         if costs is None:

@@ -10,19 +10,18 @@ from __future__ import annotations
 import os
 import threading
 import time
-from datetime import timedelta
 from statistics import median
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 
 from benchmarks.namespaces import Namespace, enter, linked, unavailable_reason
 from benchmarks.ranks import results
-from hocket.distributed.membership import connected, meet_at
+from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet, chunk_bytes_for
+from hocket.distributed.store import meet_at, opened
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError
 
@@ -69,10 +68,9 @@ def _summary(sent: list[list[int]], arrived: list[list[int]]) -> dict[str, float
 def _rank(pipe: Any, place: int, end: Namespace, address: str, rounds: int, mbit: int) -> None:
     enter(end.name)
     os.environ["GLOO_SOCKET_IFNAME"] = end.interface
-    timeout = timedelta(seconds=TIMEOUT_S)
-    store = TCPStore(address, PORT, None, is_master=place == 0, timeout=timeout)
+    store = opened(address, PORT, TIMEOUT_S, is_keeper=place == 0)
     wire = connected(store, "wire", place, f"rank {place}", f"rank {1 - place}", TIMEOUT_S)
-    group = ProcessGroupGloo(PrefixStore("gloo", store), place, 2, timeout)
+    group = ProcessGroupGloo(PrefixStore("gloo", store), place, 2, store.options(TIMEOUT_S))
     chunk_bytes = chunk_bytes_for(mbit * 1e6 / 8)
     large, small = [Packet((LARGE,), (LARGE_BYTES,), chunk_bytes)], [Packet((SMALL,), (SMALL_BYTES,))]
     said = [Packet((NEXT,), (8,))]

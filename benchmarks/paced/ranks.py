@@ -14,16 +14,15 @@ import random
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.namespaces import Namespace, enter
 from benchmarks.paced.workload import Workload
-from hocket.distributed.membership import connected, meet_at
+from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet
+from hocket.distributed.store import meet_at, opened
 from hocket.distributed.wire import Wire
 from hocket.planning.transfers.receives import Receives
 
@@ -74,7 +73,7 @@ def run_rank(pipe: Any, place: Place, work: Workload, steps: int) -> None:
 
 
 def _wires(place: Place, work: Workload) -> list[Wire]:
-    store = TCPStore(*place.store, None, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    store = opened(*place.store, TIMEOUT_S)
     is_worker = place.rank < place.workers
     others = range(place.workers, place.workers + place.servers) if is_worker else range(place.workers)
     found = []

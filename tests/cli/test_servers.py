@@ -172,9 +172,9 @@ def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
         with job:  # closes its pipes
             pass
     assert job.returncode == 1
-    assert "a rank has failed; what it said stands above" in said  # torchrun ends the others before they say anything
-    assert len(seen) >= 4
-    assert len(ports) >= 4
+    assert "a rank has failed; what it said stands above" in said
+    assert len(seen) >= 3
+    assert len(ports) >= 3
     assert not [process for process in seen if Path(f"/proc/{process}").exists()]
     assert not ports & _listening(None)
 

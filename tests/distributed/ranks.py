@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Sequence
@@ -107,6 +108,12 @@ class Ranks:
                 self.words[rank].append(value)
             else:
                 self.ends[rank] = (kind, value)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 def ended(pipe: Any, timeout_s: float = 60.0) -> tuple[str, Any]:

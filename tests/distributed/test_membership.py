@@ -9,15 +9,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, free_port
 from hocket.distributed.membership import Membership, join
 from hocket.errors import PeerError
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def waiting(rank, say, port, timeout_s, is_torchruns="False"):

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
 from torch.distributed import HashStore, ProcessGroupGloo, TCPStore
 
 from distributed.faulty import serve, work
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, free_port
 from distributed.training import batches, training
-from hocket.distributed.membership import connected
+from hocket.distributed.membership import connected, join
 from hocket.distributed.packets import Packet
 from hocket.distributed.secret import check_peer
-from hocket.errors import InputError
+from hocket.distributed.store import JobStore, opened
+from hocket.errors import InputError, PeerError
 
 VALUE = Packet(("value",), (16,))
 
@@ -29,7 +31,7 @@ def set_secret(secret):
 def carry(rank, say, *of_ranks):
     """Carry a value from rank 0 to rank 1."""
     set_secret(of_ranks[rank])
-    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
+    store = opened("127.0.0.1", int(os.environ["MASTER_PORT"]), 20.0)
     wire = connected(store, "key", rank, f"rank {rank}", f"rank {1 - rank}", 20.0)
     wire.add(*(([VALUE], []) if rank == 0 else ([], [VALUE])))
     value = torch.zeros(2, dtype=torch.float64)
@@ -52,9 +54,9 @@ def test_ends_with_the_same_secret_are_connected(secret):
 @pytest.mark.parametrize(
     ("secrets", "reason"),
     [
-        (("one", "two"), "another HOCKET_JOB_SECRET"),
-        (("one", None), "rank 1 has no HOCKET_JOB_SECRET, and rank 0 has one"),
-        ((None, "one"), "rank 0 has no HOCKET_JOB_SECRET, and rank 1 has one"),
+        (("one", "two"), "in the store of the job is signed with another HOCKET_JOB_SECRET"),
+        (("one", None), "the job has a HOCKET_JOB_SECRET, and this process has none"),
+        ((None, "one"), "in the store of the job is not signed with the HOCKET_JOB_SECRET"),
     ],
 )
 def test_ends_with_different_secrets_refuse_each_other(secrets, reason):
@@ -67,7 +69,7 @@ def test_ends_with_different_secrets_refuse_each_other(secrets, reason):
 def test_an_empty_secret_is_refused(monkeypatch):
     monkeypatch.setenv("HOCKET_JOB_SECRET", "")
     with pytest.raises(InputError, match="HOCKET_JOB_SECRET is empty"):
-        connected(HashStore(), "key", 0, "rank 0", "rank 1", 1.0)
+        opened("127.0.0.1", 1, 1.0)
 
 
 def reflect(rank, say):
@@ -92,6 +94,51 @@ def test_reflected_answers_prove_nothing():
         assert ranks.end(1)[0] == "returned"
 
 
+@pytest.mark.parametrize("value", [b"", b"null", b"hocket signed\0" + bytes(40), b"the value of another key"])
+def test_values_that_a_stranger_puts_into_the_store_are_refused(value):
+    plain = HashStore()
+    store = JobStore(plain, "127.0.0.1", b"secret")
+    store.set("other", "the value of another key")
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    plain.set("key", plain.get("other") if value.startswith(b"the value") else value)
+    with pytest.raises(PeerError, match=r"'key' in the store of the job is .*signed with .*HOCKET_JOB_SECRET"):
+        store.get("key")
+
+
+def test_the_store_and_the_connections_listen_at_the_address_of_the_job_alone():
+    with Ranks(listen, 2, free_port()) as ranks:
+        addresses = [address for each in ranks.returned() for address in each]
+    assert len(addresses) >= 3  # the store, and both ends of a wire
+    assert set(addresses) == {"127.0.0.1"}
+
+
+def listen(rank, say, port):
+    os.environ |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    membership = join(0, 20.0)
+    wires = membership.wires()
+    found = _listening_addresses()
+    if rank == 0:  # the store ends with this process
+        membership.announced("looked", by=1)
+    else:
+        membership.announce("looked", True)
+    membership.leave(wires)
+    return found
+
+
+def _listening_addresses():
+    """Addresses at which this process listens, as the kernel has them."""
+    sockets = {os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and f"socket:[{inode}]" in sockets:
+                host = bytes.fromhex(local.partition(":")[0])
+                found.append(".".join(map(str, host[::-1])) if table == "tcp" else "an address of IPv6")
+    return found
+
+
 def train(rank, say, *of_ranks):
     set_secret(of_ranks[rank])
     of = training("adam")
@@ -111,4 +158,4 @@ def test_a_job_trains_with_one_secret_only(of_server):
         assert ends == [("returned", 2)] * 2
     else:
         assert all(kind == "raised" for kind, _ in ends), ends
-        assert any("another HOCKET_JOB_SECRET" in text for _, text in ends), ends
+        assert any("HOCKET_JOB_SECRET" in text for _, text in ends), ends

@@ -82,7 +82,9 @@ def test_a_core_of_the_package_comes_before_the_cache(tmp_path: Path, monkeypatc
     compiled.prebuild()
     assert compiled.library.__wrapped__().hocket_search
     (library,) = tmp_path.glob("*.so")
-    library.write_bytes(library.read_bytes() + b"x")
+    damaged = library.read_bytes() + b"x"
+    library.unlink()  # this process has the file mapped, and would run what is written into it
+    library.write_bytes(damaged)
     with pytest.raises(pytest.fail.Exception):
         compiled.library.__wrapped__()
     assert build.PREBUILT.parent == Path(build.__file__).parent

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import UsageError, emit, table
 from hocket.cli.files import read_plan
-from hocket.cli.servers import start_ranks, started_by_torchrun
+from hocket.cli.ranks import start_ranks, started_by_torchrun
 from hocket.cli.steps import run_verb
 from hocket.cli.targets import Target, wait_policy, working
 from hocket.errors import InputError

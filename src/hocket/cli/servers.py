@@ -1,12 +1,8 @@
-"""Verbs of jobs with parameter servers: ``ps`` trains, and ``agent`` runs forwards on what such a job publishes.
-
-A job has several ranks: torchrun has started this process as one of them, or all are started here by torchrun.
-"""
+"""Verbs of jobs with parameter servers: ``ps`` trains, and ``agent`` runs forwards on what such a job publishes."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from argparse import Namespace
 from contextlib import redirect_stdout
@@ -17,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.cli.console import UsageError, emit, note, table
 from hocket.cli.files import output_file
+from hocket.cli.ranks import start_ranks, started_by_torchrun
 from hocket.cli.targets import Target, only_model, wait_policy, working
-from hocket.errors import HocketError
 from hocket.reporting.words import count_text, duration_text
 
 if TYPE_CHECKING:
@@ -27,33 +23,14 @@ if TYPE_CHECKING:
     from hocket.job import Job
     from hocket.planning import Bounds
 
-__all__ = ["agent_verb", "ps_verb", "start_ranks", "started_by_torchrun"]
-
-# The variables that torchrun sets for each process that it starts.
-_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
-
-def started_by_torchrun() -> bool:
-    """Return True if this process is a rank."""
-    return all(name in os.environ for name in _RANK_VARIABLES)
-
-
-def start_ranks(args: Namespace, ranks: int) -> None:
-    """Start all ranks on this machine, each with this process's command line, and wait for their end.
-
-    Raises:
-        HocketError: one of them has failed.
-    """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    if subprocess.run([*command, "-m", "hocket", *args.words], check=False).returncode:
-        raise HocketError(f"{args.target}: a rank has failed; what it said stands above")
+__all__ = ["agent_verb", "ps_verb"]
 
 
 def ps_verb(args: Namespace) -> None:
     """Train with workers and servers, as one of the ranks of a torchrun job, or by starting all of them."""
     ranks = args.workers + args.servers
     if not started_by_torchrun():
-        start_ranks(args, ranks)
+        start_ranks(args, ranks, with_agents=args.publish_every is not None)
         return
     world = int(os.environ["WORLD_SIZE"])
     if world != ranks:

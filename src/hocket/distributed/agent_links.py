@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from hocket.distributed.agent_server import (
     ANSWER,
@@ -24,9 +22,10 @@ from hocket.distributed.agent_server import (
     agent_packets,
 )
 from hocket.distributed.job import PROBE, PROBE_BYTES
-from hocket.distributed.membership import connected, meet_at, waited
+from hocket.distributed.membership import connected
 from hocket.distributed.packets import pack
 from hocket.distributed.parts import server_name
+from hocket.distributed.store import meet_at, opened, waited
 from hocket.distributed.versions import NEWEST, Value, announced_values, of_server
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError, VersionGoneError
@@ -147,7 +146,7 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
         raise InputError(f"agent: expected an address HOST:PORT, got {address!r}")
     wires: list[Wire] = []
     try:
-        store = TCPStore(host, int(port), None, is_master=False, timeout=timedelta(seconds=timeout_s))
+        store = opened(host, int(port), timeout_s)
         missing = f"agent: there is no job with parameter servers at {address}"
         job = json.loads(waited(store, JOB_KEY, missing, timeout_s))
         if job["torch"] != torch.__version__:
@@ -160,7 +159,7 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
             outgoing, incoming = agent_packets(values, server)
             wires[-1].add(incoming, outgoing)
             meet_at(store, key, 1, server_name(server), timeout_s)
-    except (RuntimeError, KeyError, TypeError, ValueError) as error:
+    except (RuntimeError, KeyError, TypeError, ValueError, OSError) as error:
         for wire in wires:
             wire.close()
         if isinstance(error, PeerError):

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 import torch
 
 from hocket.distributed.job import PROBE, PROBE_BYTES
-from hocket.distributed.membership import POLL_S, Membership, connected, meet_at
+from hocket.distributed.membership import Membership, connected
 from hocket.distributed.packets import Packet, pack
+from hocket.distributed.store import POLL_S, meet_at
 from hocket.distributed.versions import NEWEST, Value, Version, Versions, of_server, ordered_values
 from hocket.distributed.wire import Wire
 from hocket.errors import HocketError, PeerError

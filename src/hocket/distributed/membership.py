@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from hocket.distributed.secret import check_peer, job_secret
+from hocket.distributed.secret import check_peer
+from hocket.distributed.store import POLL_S, JobStore, first_line, store_of_job
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 
 # As long as torch's own process groups wait.
 DEFAULT_TIMEOUT_S = 1800.0
-POLL_S = 0.02
 FAILED, OVER = "hocket/failed", "hocket/over"
 
 
@@ -49,7 +45,7 @@ class Membership:
     rank: int
     num_workers: int
     num_servers: int
-    store: Any
+    store: JobStore
     timeout_s: float
     rejoin: int = 0
 
@@ -152,7 +148,7 @@ class Membership:
         try:
             yield
         except RuntimeError as error:
-            raise PeerError(f"{self.me} has lost the store of the job{when}: {_first_line(error)}") from error
+            raise PeerError(f"{self.me} has lost the store of the job{when}: {first_line(error)}") from error
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
@@ -237,7 +233,7 @@ def _close(wires: Mapping[int, Wire], error: BaseException | None) -> None:
         wire.close(reason=str(error) if error is not None else "")
 
 
-def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
+def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
     """Connect two processes that name the same key in a store.
 
     Args:
@@ -249,42 +245,20 @@ def connected(store: Any, key: str, place: int, me: str, peer: str, timeout_s: f
         timeout_s: how long the peer is waited for, now and later.
 
     Raises:
-        InputError: the secret of the environment is empty.
         PeerError: the peer does not answer within the timeout, or does not know this end's secret (`secret.py`).
     """
-    timeout = timedelta(seconds=timeout_s)
-    secret = job_secret()
     try:
         group, records = (
-            ProcessGroupGloo(PrefixStore(f"{key}/{of}", store), place, 2, timeout) for of in ("bytes", "records")
+            ProcessGroupGloo(PrefixStore(f"{key}/{of}", store), place, 2, store.options(timeout_s))
+            for of in ("bytes", "records")
         )
         for end, of in ((group, "bytes"), (records, "records")):
-            check_peer(end, place, f"{key}/{of}", secret, me, peer)
+            check_peer(end, place, f"{key}/{of}", store.secret, me, peer)
     except PeerError:
         raise
     except RuntimeError as error:
         raise PeerError(f"{me} cannot connect to {peer}: {error}") from error
     return Wire(group, records, place, me, peer, timeout_s)
-
-
-def waited(store: Any, key: str, message: str, timeout_s: float) -> str:
-    """Wait for a key of a store, and return its text.
-
-    Raises:
-        PeerError: the key does not come within the timeout. The error begins with `message`.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            raise PeerError(f"{message}, after {timeout_s:g} s")
-        time.sleep(POLL_S)
-    return str(store.get(key).decode())
-
-
-def meet_at(store: Any, key: str, place: int, peer: str, timeout_s: float) -> None:
-    """Wait until both ends of the wire of this key have called this. Raises as `waited`."""
-    store.set(f"{key}/at {place}", "")
-    waited(store, f"{key}/at {1 - place}", f"{peer} does not answer", timeout_s)
 
 
 def join(num_servers: int, timeout_s: float) -> Membership:
@@ -295,49 +269,14 @@ def join(num_servers: int, timeout_s: float) -> Membership:
         timeout_s: how long any rank is waited for.
 
     Raises:
-        InputError: torchrun has not started this process, or no rank is left to be a worker.
+        InputError: torchrun has not started this process, no rank is left to be a worker, or the secret is empty.
         PeerError: the store does not answer.
     """
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = _store_of_job(rank, timeout_s)
+    store = store_of_job(rank, timeout_s)
     if world <= num_servers:
         raise InputError(f"distribute: {world} ranks, and {num_servers} of them servers: none is left to work")
     return Membership(rank, world - num_servers, num_servers, store, timeout_s)
-
-
-def _store_of_job(rank: int, timeout_s: float) -> Any:
-    """Connect to the job's store. Rank 0 keeps it, unless torchrun does.
-
-    Raises:
-        PeerError: it cannot be kept, or does not answer within the timeout.
-    """
-    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    timeout = timedelta(seconds=timeout_s)
-    is_torchruns = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    found: list[Any] = []
-
-    def connect() -> None:
-        try:
-            if is_torchruns:
-                found.append(next(rendezvous("env://", timeout=timeout))[0])
-            else:  # as torch does, but for the wait for all ranks, which would not name those that do not come
-                found.append(TCPStore(host, int(port), None, rank == 0, timeout, False, multi_tenant=True))
-        except (RuntimeError, ValueError) as error:
-            found.append(error)
-
-    # Torch waits for minutes, whatever the timeout, for a program on this port that does not speak its protocol.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(timeout_s + 1.0)
-    if found and not isinstance(found[0], Exception):
-        return found[0]
-    does = "cannot keep" if rank == 0 and not is_torchruns else "does not reach"
-    why = _first_line(found[0]) if found else f"no answer in {timeout_s:g} s; another program may use this port"
-    raise PeerError(f"rank {rank} {does} the store of the job at {host}:{port}: {why}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

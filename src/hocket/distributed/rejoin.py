@@ -18,7 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.distributed.membership import POLL_S, Membership
+from hocket.distributed.membership import Membership
+from hocket.distributed.store import POLL_S
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
 

@@ -1,0 +1,82 @@
+"""The ranks of a job: torchrun has started this process as one of them, or all are started here, on this machine.
+
+This process keeps the store of the ranks that it starts, at an address that only this machine reaches, and makes a
+secret for them where the environment has none.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+
+from hocket.errors import HocketError
+
+__all__ = ["start_ranks", "started_by_torchrun"]
+
+# The variables that torchrun sets for each process that it starts.
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_HOST = "127.0.0.1"
+_POLL_S = 0.05
+_TIMEOUT_S = 60.0
+# How long the other ranks may take to say how they end, once one has failed.
+_GRACE_S = 2.0
+
+
+def started_by_torchrun() -> bool:
+    """Return True if this process is a rank."""
+    return all(name in os.environ for name in _RANK_VARIABLES)
+
+
+def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False) -> None:
+    """Start all ranks on this machine, each with this process's command line, and wait for their end.
+
+    Args:
+        args: of the command line.
+        ranks: how many.
+        with_agents: agents may come, which know no secret that is made here.
+
+    Raises:
+        HocketError: one of them has failed.
+    """
+    from hocket.distributed.secret import SECRET_VARIABLE
+    from hocket.distributed.store import opened
+
+    if not with_agents:
+        os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex())
+    store = opened(_HOST, 0, _TIMEOUT_S, is_keeper=True)
+    given = {
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": _HOST,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # no rank keeps it
+    }
+    if ranks > 1:  # as torchrun does: ranks of many threads each would wait for each other
+        given["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "hocket", *args.words]
+    processes: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through what ends the ranks
+    try:
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            processes.append(subprocess.Popen(command, env=os.environ | given | own))
+        _wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    if any(process.returncode for process in processes):
+        raise HocketError(f"{args.target}: a rank has failed; what it said stands above")
+
+
+def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until all ranks have ended, or one has failed and the others have had time to say so."""
+    until = float("inf")
+    while any(process.poll() is None for process in processes) and time.monotonic() < until:
+        if any(process.returncode for process in processes):
+            until = min(until, time.monotonic() + _GRACE_S)
+        time.sleep(_POLL_S)

@@ -1,0 +1,182 @@
+"""The store of a job: what ranks and agents read of each other, signed with the job's secret (`secret.py`).
+
+Torch's `TCPStore` serves whatever process reaches it. So each value is stored with an HMAC of its key and itself, and
+no value is parsed before that is verified, addresses of connections included. A stranger can still delete keys, and
+make a job fail, but not have it read anything.
+
+Rank 0 keeps the store, unless torchrun does, and listens at MASTER_ADDR alone. Connections between ranks listen at the
+address of this machine from which it reaches the store, or at the interfaces of GLOO_SOCKET_IFNAME.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import PrefixStore
+
+from hocket.distributed.secret import SECRET_VARIABLE, job_secret
+from hocket.errors import PeerError
+
+__all__ = ["POLL_S", "JobStore", "first_line", "meet_at", "opened", "store_of_job", "waited"]
+
+POLL_S = 0.02
+_SIGNED = b"hocket signed\0"
+_DIGEST_BYTES = 32
+_INTERFACES = "GLOO_SOCKET_IFNAME"
+
+
+class JobStore(Store):
+    """A store whose values are signed, if there is a secret.
+
+    Args:
+        store: torch's store.
+        address: address of this machine at which its connections listen.
+        secret: secret of this process, or None.
+    """
+
+    def __init__(self, store: Store, address: str, secret: bytes | None) -> None:
+        super().__init__()
+        self._store, self._address, self.secret = store, address, secret
+
+    def within(self, prefix: str) -> JobStore:
+        """The same store for keys of their own."""
+        return JobStore(PrefixStore(prefix, self._store), self._address, self.secret)
+
+    @property
+    def port(self) -> int:
+        """The port at which torch's store listens."""
+        assert isinstance(self._store, TCPStore)
+        return self._store.port
+
+    def set(self, key: str, value: Any) -> None:
+        self._store.set(key, self._signed(key, value))  # type: ignore[arg-type]  # bytes, too
+
+    def get(self, key: str) -> bytes:
+        """Return a value. Raises `PeerError` if it is not signed with the secret of this process."""
+        return self._verified(key, self._store.get(key))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return bytes(self._store.compare_set(key, expected, self._signed(key, desired)))  # type: ignore[arg-type]
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        self._store.wait(keys, *timeout)
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._store.delete_key(key))
+
+    def options(self, timeout_s: float) -> Any:
+        """Options of a process group of two that listens where this store says."""
+        found = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        found._timeout = timedelta(seconds=timeout_s)
+        interfaces = [name for name in os.environ.get(_INTERFACES, "").split(",") if name]
+        found._devices = [ProcessGroupGloo.create_device(interface=name) for name in interfaces] or [
+            ProcessGroupGloo.create_device(hostname=self._address)
+        ]
+        return found
+
+    def _signed(self, key: str, value: str | bytes) -> bytes:
+        content = value.encode() if isinstance(value, str) else bytes(value)
+        return content if self.secret is None else _SIGNED + _digest(self.secret, key, content) + content
+
+    def _verified(self, key: str, value: bytes) -> bytes:
+        if self.secret is None:
+            if value.startswith(_SIGNED):
+                raise PeerError(f"the job has a {SECRET_VARIABLE}, and this process has none")
+            return value
+        begin = len(_SIGNED) + _DIGEST_BYTES
+        digest, content = value[len(_SIGNED) : begin], value[begin:]
+        if not value.startswith(_SIGNED) or not hmac.compare_digest(digest, _digest(self.secret, key, content)):
+            what = "is signed with another" if value.startswith(_SIGNED) else "is not signed with the"
+            raise PeerError(f"{key!r} in the store of the job {what} {SECRET_VARIABLE}")
+        return content
+
+
+def _digest(secret: bytes, key: str, content: bytes) -> bytes:
+    return hmac.digest(secret, key.encode() + b"\0" + content, "sha256")
+
+
+def store_of_job(rank: int, timeout_s: float) -> JobStore:
+    """Connect to the job's store. Rank 0 keeps it, unless torchrun does.
+
+    Raises:
+        InputError: the secret of the environment is empty.
+        PeerError: it cannot be kept, or does not answer within the timeout.
+    """
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    is_keeper = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    found: list[Any] = []
+
+    def connect() -> None:
+        try:
+            found.append(opened(host, int(port), timeout_s, is_keeper=is_keeper))
+        except (RuntimeError, ValueError, OSError) as error:
+            found.append(error)
+
+    # Torch waits for minutes, whatever the timeout, for a program on this port that does not speak its protocol.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(timeout_s + 1.0)
+    if found and not isinstance(found[0], Exception):
+        return found[0]
+    does = "cannot keep" if is_keeper else "does not reach"
+    why = first_line(found[0]) if found else f"no answer in {timeout_s:g} s; another program may use this port"
+    raise PeerError(f"rank {rank} {does} the store of the job at {host}:{port}: {why}")
+
+
+def opened(host: str, port: int, timeout_s: float, *, is_keeper: bool = False) -> JobStore:
+    """Connect to the store at an address, or keep it there, at that address alone.
+
+    Raises:
+        InputError: the secret of the environment is empty.
+        RuntimeError, ValueError, OSError: the address cannot be listened at, or does not answer.
+    """
+    secret, timeout = job_secret(), timedelta(seconds=timeout_s)
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listening = None
+    if is_keeper:
+        with suppress(OSError):  # a store that this process keeps for another job there is shared, else torch raises
+            listening = socket.create_server(address[:2], family=family).detach()
+    store = TCPStore(host, port, None, is_keeper, timeout, False, multi_tenant=True, master_listen_fd=listening)
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # sends nothing, but chooses the address to send from
+        return JobStore(store, probe.getsockname()[0], secret)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, or the name of its type."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def waited(store: Any, key: str, message: str, timeout_s: float) -> str:
+    """Wait for a key of a store, and return its text.
+
+    Raises:
+        PeerError: the key does not come within the timeout. The error begins with `message`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise PeerError(f"{message}, after {timeout_s:g} s")
+        time.sleep(POLL_S)
+    return str(store.get(key).decode())
+
+
+def meet_at(store: Any, key: str, place: int, peer: str, timeout_s: float) -> None:
+    """Wait until both ends of the wire of this key have called this. Raises as `waited`."""
+    store.set(f"{key}/at {place}", "")
+    waited(store, f"{key}/at {1 - place}", f"{peer} does not answer", timeout_s)
