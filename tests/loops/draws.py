@@ -165,3 +165,61 @@ def noise_from_a_certain_step_on() -> Loop:
             options["noise"] = True
 
     return Loop(step, model, optimizer, batches, lambda: options, after)
+
+
+@loop(planned=True)
+def batch_sliced_at_drawn_places() -> Loop:
+    """The step makes its own batch by ops whose numbers decide on slices."""
+    model, optimizer, batches = task()
+    inputs, labels = (torch.cat(each) for each in zip(*batches, strict=True))
+
+    def fetched():
+        places = torch.randint(len(inputs) - 3, (4,))
+        return torch.cat([inputs[at : at + 3] for at in places]), torch.cat([labels[at : at + 3] for at in places])
+
+    def step(_):
+        x, y = fetched()
+        return update(optimizer, F.cross_entropy(model(x), y))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def transitions_sampled_from_a_memory() -> Loop:
+    """A deep Q network: a list of tuples of tensors and numbers, which are never the same."""
+    model, optimizer, batches = task()
+    target = mlp()
+    target.load_state_dict(model.state_dict())
+    draw = random.Random(0)
+    memory = [(x, draw.randrange(4), draw.random(), draw.random() < 0.2) for batch in batches for x in batch[0]]
+    state = {"step": 0}
+
+    def step(_):
+        states, actions, rewards, ends = zip(*draw.sample(memory, 8), strict=True)
+        states = torch.stack(states)
+        actions = torch.tensor(actions)
+        rewards = torch.tensor(rewards)
+        ends = torch.tensor(ends, dtype=torch.float32)
+        values = model(states).gather(1, actions.unsqueeze(1)).squeeze(1)
+        with torch.no_grad():
+            wanted = rewards + 0.9 * target(states + 0.1).max(1)[0] * (1 - ends)
+        update(optimizer, F.smooth_l1_loss(values, wanted))
+        state["step"] += 1
+        if state["step"] % 25 == 0:
+            target.load_state_dict(model.state_dict())
+
+    return Loop(step, [model, target], optimizer, batches, lambda: {**state, "draw": draw})
+
+
+@loop(word="reads a tensor's value")
+def value_read_from_what_a_hidden_model_computes() -> Loop:
+    """The first statement calls the model by another name, so that it cannot stand before the graph."""
+    model, optimizer, batches = task()
+    calls = {"model": lambda x: model(x)}
+
+    def step(batch):
+        out = calls["model"](batch[0])
+        best = int(out.argmax())
+        return update(optimizer, F.cross_entropy(out, batch[1]) * (1 + best % 2))
+
+    return Loop(step, model, optimizer, batches)

@@ -19,6 +19,7 @@ from loops.runner import STEPS, builder, problems, run
 KINDS = (
     "averages",
     "batches",
+    "branches",
     "callables",
     "changes",
     "class_counters",

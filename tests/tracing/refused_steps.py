@@ -51,8 +51,7 @@ class Parts:
 
 def reads_a_value(p, batch):
     out = p.model(batch)
-    if out.sum() > 1e9:  # here
-        out = out * 2
+    out = out * (1 + int(out.sum() > 1e9))  # here
     return p.train(out.square().mean())
 
 

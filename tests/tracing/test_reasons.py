@@ -41,7 +41,7 @@ def array(number: int) -> Any:
 
 
 CASES = {
-    "reads a value": Case("bool reads a tensor's value"),
+    "reads a value": Case("int reads a tensor's value"),
     "reads many values": Case("2400 values"),
     "makes a shape of values": Case("aten::index"),
     "leaves torch": Case("numpy"),

@@ -23,6 +23,7 @@ from hocket.errors import CaptureError, StaleCaptureError
 from hocket.heap import trim_heap
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
+from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.variants import in_form
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Auditor:
             return result, None
         self._doubted = None
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
-        if found.equal:
+        if found.equal or OTHER_BRANCH in found.error:
             return result, None
         what = self._problem(found.error or f"{found.where} by {found.max_abs_diff:.3g}")
         return result, InexactError(what) if found.is_rounding else RefusedError(what)
@@ -131,7 +132,10 @@ class Auditor:
                 found, result = sample(plain, eager, {best.form: best.executor}, batch)
             except CaptureError as error:
                 return self._put_off(error, best, eager(batch), start)
-        self._seen = seen = self._seen.and_sample(found[best.form])
+        outcome = found[best.form]
+        if isinstance(outcome, str) and OTHER_BRANCH in outcome:
+            return result, None
+        self._seen = seen = self._seen.and_sample(outcome)
         if not seen.holds and not seen.error and len(seen.samples) < MAX_SAMPLES:
             self.audit.due = self.audit.num_steps + 1
             return result, None

@@ -18,6 +18,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.arguments import spreading
@@ -156,8 +157,15 @@ class PartedPool:
         own, kept = parts.begin(batch)
         live = middle(own)
         refused = middle.current.is_refused and not middle.has_plan
-        if refused or (not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders)):
-            log.info("hocket: not so: %s", middle.current.decision.reason if refused else "it hands on what it keeps")
+        why = middle.current.decision.reason if refused else ""
+        if not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders):
+            why = why or "it hands on what it keeps"
+        if not middle.has_plan and parts.before is not None and _holds_graph(own):
+            why = why or "its first part begins a graph for the backward"
+        if middle.is_scattered and self._ways:
+            why = why or "what its first part gives is never the same"
+        if why:
+            log.info("hocket: not so: %s", why)
             try:
                 self._next()
             except CaptureError:
@@ -169,6 +177,10 @@ class PartedPool:
 def _is_iterator(batch: Any) -> bool:
     """True if an argument gives each value once, so that no part of the step may look at it in place of another."""
     return any(hasattr(type(leaf), "__next__") for leaf in tree_flatten(batch)[0])
+
+
+def _holds_graph(batch: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None for leaf in tree_flatten(batch)[0])
 
 
 def _is_held_elsewhere(live: tuple[Any, ...], known: Iterable[Any]) -> bool:

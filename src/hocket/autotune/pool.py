@@ -135,6 +135,11 @@ class VariantPool:
         return self._has_plan
 
     @property
+    def is_scattered(self) -> bool:
+        """True where signatures hardly come again, and no variant has a plan."""
+        return self._num_met.total() >= MAX_EASY and all(variant.decision.best is None for variant in self._recent)
+
+    @property
     def num_states(self) -> int:
         """The number of variants of one signature, at most."""
         return max(map(len, self._variants.values()), default=0)

@@ -22,6 +22,7 @@ from hocket.heap import trim_heap
 from hocket.ir import Plan
 from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
+from hocket.tracing.raising import OTHER_BRANCH, is_other_branch
 from hocket.tracing.variants import in_form
 
 
@@ -152,6 +153,8 @@ class StepRunner:
         self.failed = True  # an op that has run before: eager would have failed in it, too
         again_by_eager(failure, executor, self.eager, batch)
         self.failed = False
+        if is_other_branch(failure.args):
+            raise StaleCaptureError(str(failure))  # nothing was timed
 
     def _first_planned(self, executor: Executor, form: str, batch: Any) -> float:
         """The first step of a plan, or one in which a number has a value that was never compared with eager."""
@@ -194,6 +197,8 @@ class StepRunner:
             found, (self.result,) = verify(
                 captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance
             )
+        if OTHER_BRANCH in found.error:
+            raise StaleCaptureError(found.error)  # eager has made the step
         if found.equal or (tolerance and not found.error):
             self._proven.setdefault(captured, []).append(executor.plan)
             self._num_compared[executor] = self._num_compared.get(executor, 0) + 1
@@ -213,6 +218,8 @@ def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any
     """
     if not isinstance(error, Exception) or is_of_sink(error):
         raise error
+    if is_other_branch(error.args):
+        return step(batch)  # of what it had done nothing is left (see `hocket.tracing.recording.outcomes`)
     if not executor.left_no_trace():
         executor.keep_effects(batch)
         raise error

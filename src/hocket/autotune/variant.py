@@ -27,11 +27,16 @@ from hocket.errors import CaptureError, PlanError, StaleCaptureError
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import named
 from hocket.tracing.captured import Captured
+from hocket.tracing.raising import is_other_branch
 
 log = logging.getLogger(__name__)
 
 # Calls in a row that need nothing of Python; then the watch for drift gets their times.
 MAX_DIRECT = 25
+# A step that takes another branch than the recorded one `MAX_BRANCHES` times in `BRANCH_STEPS` steps is recorded again,
+# up to `MAX_RECORDED` times.
+MAX_BRANCHES, BRANCH_STEPS = 8, 64
+MAX_RECORDED = 3
 
 
 class Variant:
@@ -62,6 +67,8 @@ class Variant:
         self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
         self._watch: DriftDetector | None = None
+        self._branched_at: list[int] = []  # the last steps that took another branch, by number
+        self._num_recorded = 1
 
     @property
     def settled(self) -> bool:
@@ -148,7 +155,10 @@ class Variant:
         """
         if self.decision.best is None:
             raise error
-        return again_by_eager(error, self.decision.best.executor, self._config.step, batch)
+        result = again_by_eager(error, self.decision.best.executor, self._config.step, batch)
+        if is_other_branch(error.args):
+            self._note_branch(str(error), self._auditor.audit.num_steps)
+        return result
 
     def direct(self, recognised: Any) -> Any:
         """Return the planned step as native calls until Python is needed next, or None if it has no such form.
@@ -259,9 +269,11 @@ class Variant:
                 captured.example.value = batch  # its owner may have freed what the batch before had in memory
         try:
             self._go_on(search, batch)
-        except StaleCaptureError:
+        except StaleCaptureError as error:
             if not runner.is_done:
                 raise  # another variant makes this call
+            if is_other_branch(error.args):
+                self._note_branch(str(error), 0)
         except BaseException as error:  # noqa: BLE001  # whatever fails in a search, eager can still make the step
             self._failed(search, error, batch)
         finally:
@@ -296,6 +308,7 @@ class Variant:
             BaseException: an error of the user's, or one that he asked to hear of. It ends the search.
         """
         config, runner = self._config, self._runner
+        is_branch = is_other_branch(error.args)  # of a step on copies
         asked_for = config.strict and isinstance(error, (CaptureError, RefusedError))
         asked_for = asked_for or (config.plan is not None and isinstance(error, PlanError))
         if not isinstance(error, Exception) or runner.failed or asked_for:
@@ -309,11 +322,33 @@ class Variant:
             except BaseException:
                 self._give_up(search)  # eager fails, too: it was the batch
                 raise
-        self._refuse(error)
+        if is_branch:
+            self._give_up(search)
+            self._note_branch(str(error), 0)
+        else:
+            self._refuse(error)
 
     def _give_up(self, search: PlanSearch) -> None:
         """End the search. An earlier decision stands, and without one the first search begins anew."""
         self._search = None if self.history else PlanSearch(self._begin, search.spent_s)
+
+    def _note_branch(self, text: str, number: int) -> None:
+        """Eager has made a step that takes another branch than the recorded one."""
+        self._branched_at = [*self._branched_at[1 - MAX_BRANCHES :], number]
+        if len(self._branched_at) < MAX_BRANCHES or number - self._branched_at[0] >= BRANCH_STEPS:
+            return
+        self._branched_at = []
+        if self._num_recorded >= MAX_RECORDED:
+            line = text.splitlines()[0].rpartition(" at ")[2]
+            self._refuse(RefusedError(f"the branch that it takes on data at {line} changes from step to step"))
+            return
+        log.info("hocket: the step has another branch now, and is recorded again: %s", text.splitlines()[0])
+        self._num_recorded += 1
+        self.decision.close()
+        self.decision, self._watch = UNDECIDED, None
+        self._tuner = Tuner(self._config, self.backend)
+        self._auditor = Auditor(self.backend, self._config.clock)
+        self._search = PlanSearch(self._begin)
 
     def _refuse(self, error: Exception) -> None:
         """Stay eager as long as the guards hold, or for good if there are none."""

@@ -17,6 +17,7 @@ from hocket.errors import StaleCaptureError
 from hocket.ir import Graph, Lane, Plan, Synchronisation, Timeline, synchronisation
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Program
+from hocket.tracing.raising import is_other_branch
 from hocket.tracing.scalars.tape import TapeRef
 
 __all__ = ["Executor", "Releases", "Synchronisation", "arrivals_apart", "below_autograd", "releases", "synchronisation"]
@@ -113,9 +114,10 @@ class Executor(ABC):
                 missing. Nothing was run.
             Exception: whatever an op raises, with the op and its layer in a note.
         """
-        frame = self.begin(batch)
-        self.run(frame)
-        return self.captured.finish(frame)
+        with self.undoing():
+            frame = self.begin(batch)
+            self.run(frame)
+            return self.captured.finish(frame)
 
     def launched(self, batch: Any) -> Any:
         """One training step like a call, in which every op is called by itself, whatever the executor has made of them.
@@ -124,6 +126,18 @@ class Executor(ABC):
             StaleCaptureError: as for a call. Nothing was run.
         """
         return self(batch)
+
+    @contextmanager
+    def undoing(self) -> Iterator[None]:
+        """While this lasts, a step that takes another branch than the recorded one is undone, and raises."""
+        undo = self.captured.trace.undo
+        kept = None if undo is None else undo.keep()
+        try:
+            yield
+        except RuntimeError as error:
+            if kept is not None and is_other_branch(error.args):
+                kept.put_back()
+            raise
 
     def begin(self, batch: Any) -> Frame:
         """Return the argument of `run` for this batch, for callers that act between the two.

@@ -188,13 +188,18 @@ class BodyCut:
 
     def _passed_on(self, live: set[str]) -> list[str]:
         """Drop moved statements whose names the middle does not read, and return the names of the rest."""
-        own = [node for node in self.nodes if node not in self.moved.values()]
-        read = {n.id for each in own for n in ast.walk(each) if isinstance(n, ast.Name)} | live
-        found = [kept for kept, node in self.moved.items() if node.targets[0].id in read]  # type: ignore[attr-defined]
-        self.nodes = [
-            n for n in self.nodes if n not in self.moved.values() or n in [self.moved[each] for each in found]
-        ]
-        return found
+        kept_of = {node: kept for kept, node in self.moved.items()}
+        read, nodes = set(live), []
+        for node in reversed(self.nodes):
+            if node not in kept_of:
+                read |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            elif node.targets[0].id in read:  # type: ignore[attr-defined]
+                read.discard(node.targets[0].id)  # type: ignore[attr-defined]  # what was bound before is not read
+            else:
+                continue
+            nodes.append(node)
+        self.nodes = nodes[::-1]
+        return [kept_of[node] for node in self.nodes if node in kept_of]
 
     def _only_draws(self, statement: Statement, attributes_set: set[str]) -> bool:
         """Return True for ``lam = random.random() if alpha > 0 else 1.0``, which may be moved ahead of earlier code."""

@@ -28,16 +28,22 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.cuts import BodyCut, StepParts
 from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import origin
+from hocket.pystate.places import is_a
+
+_TRAINED = (torch.nn.Module, torch.optim.Optimizer)
 
 
 def split(step: Any, lines: OpLines) -> list[StepParts]:
     """The parts of a step, in each way that is worth a try.
 
-    All ops are in the middle, or all but those after the training. What comes before are draws, or all up to an op.
+    All ops are in the middle, or all but those after the training. What comes before are draws, or all up to an op, or
+    all that makes the batch.
     Empty where a step has no Python but in between its ops, or where its source is not at hand.
 
     Args:
@@ -75,14 +81,26 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
         body.name_result()
         runs_op, trains = [*runs_op, False], [*trains, False]
     drawn = {line: count for (each, line), count in lines.draws.items() if each is code}
-    cuts = dict.fromkeys(_end(body, runs) for runs in (runs_op, trains) if any(runs))
-    ways = [(cut, takes_all) for takes_all in (False, True) for cut in cuts if cut]
+    cuts = [cut for cut in dict.fromkeys(_end(body, runs) for runs in (runs_op, trains) if any(runs)) if cut]
+    ways = [(cut, runs_op, takes_all) for takes_all in (False, True) for cut in cuts]
+    num_fetching = _num_fetching(body, trains)
+    if any(runs_op[:num_fetching]):
+        ways += [(cut, [False] * num_fetching + runs_op[num_fetching:], True) for cut in cuts if cut > num_fetching]
     found: dict[str, StepParts] = {}
-    for cut, takes_all in ways:
-        parts = BodyCut(body, cut, runs_op, drawn, takes_all).parts()
+    for cut, runs, takes_all in ways:
+        parts = BodyCut(body, cut, runs, drawn, takes_all).parts()
         if parts is not None:
             found.setdefault(parts.lines, parts)
     return list(found.values())
+
+
+def _num_fetching(body: Body, trains: Sequence[bool]) -> int:
+    """Return how many of the first statements know of no model and no optimizer: they make the batch."""
+    own = [
+        any(is_a(body.value_of(n), _TRAINED) for n in ast.walk(s.node) if isinstance(n, (ast.Name, ast.Attribute)))
+        for s in body.statements
+    ]
+    return next(place for place, each in enumerate(zip(own, trains, strict=True)) if any(each))
 
 
 def _end(body: Body, runs: Sequence[bool]) -> int:

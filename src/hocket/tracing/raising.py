@@ -8,6 +8,12 @@ ATen kernels for the CPU that check values. Shapes and dtypes cannot be wrong in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+# What an op says that raises because a step takes another branch (see `hocket.tracing.recording.outcomes`).
+OTHER_BRANCH = "the step branches on data, otherwise than when it was recorded,"
+
 _NAMES = """
     _assert_async _assert_scalar
     nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward nll_loss_nd cross_entropy_loss
@@ -22,6 +28,16 @@ _NAMES = """
     cholesky cholesky_inverse cholesky_solve inverse logdet slogdet det lu_unpack
 """
 _CHECK_VALUES = frozenset(_NAMES.split())
+
+
+def is_other_branch(args: Sequence[Any]) -> bool:
+    """Return True for the arguments of an op that raises where the step takes another branch, or for such an error's.
+
+    Example:
+        >>> is_other_branch((OTHER_BRANCH + " at train.py:12",)), is_other_branch(("index out of range",))
+        (True, False)
+    """
+    return any(isinstance(arg, str) and arg.startswith(OTHER_BRANCH) for arg in args)
 
 
 def may_raise(kernel: str) -> bool:

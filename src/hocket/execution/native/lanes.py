@@ -76,6 +76,10 @@ class NativeLanes(Executor):
         self._times: list[Any] = []  # of the last step, once the lanes are closed
 
     def __call__(self, batch: Any) -> Any:
+        with self.undoing():
+            return self._called(batch)
+
+    def _called(self, batch: Any) -> Any:
         if self._binding is not None and self._pid == os.getpid() and self._claimed():
             try:
                 if self._binding.begin(batch):
@@ -91,7 +95,7 @@ class NativeLanes(Executor):
         return self.captured.finish(frame)
 
     def direct(self, conditions: Sequence[Any], num_calls: int) -> Any:
-        if self._binding is None or self._pid != os.getpid():
+        if self._binding is None or self._pid != os.getpid() or self.captured.trace.undo is not None:
             return None
         return self._binding.direct(conditions, num_calls)
 

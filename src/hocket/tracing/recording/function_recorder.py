@@ -54,6 +54,7 @@ class FunctionRecorder(TorchFunctionMode):
         ops: sees the ops below.
         tape: of the live numbers.
         step_count: returns the live number in a tensor of the optimizer's state, or None if it cannot be followed.
+        late: arithmetic on numbers of tensors. None if it is not followed.
     """
 
     def __init__(
@@ -100,6 +101,10 @@ class FunctionRecorder(TorchFunctionMode):
             known = self.ops.read(_VALUE, (tensor,))
         if known is not None:
             return _AS[func](known)
+        if func is torch.Tensor.__bool__ or (func is torch.Tensor.item and _is_bool(tensor)):
+            outcome = self.ops.outcome_of(tensor)
+            if outcome is not None:
+                return outcome
         if func is not torch.Tensor.item or not tensor.dtype.is_floating_point:
             self.ops.reasons.add("reads a value", func.__name__.strip("_"))
             return func(tensor)

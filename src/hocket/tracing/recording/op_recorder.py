@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
-from hocket.tracing.raising import may_raise
+from hocket.tracing.raising import is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
@@ -38,6 +38,14 @@ from hocket.tracing.state import Constant
 _TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
 
 
+# Ops with a bool as their result, and the tensor that it is in.
+_QUESTIONS: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.allclose.default: lambda *args, **kwargs: torch.isclose(*args, **kwargs).all(),
+    torch.ops.aten.equal.default: lambda one, other: (
+        torch.eq(one, other).all() if one.shape == other.shape else torch.zeros((), dtype=torch.bool)
+    ),
+    torch.ops.aten.is_nonzero.default: lambda tensor: tensor,
+}
 _MOVES_MEMORY = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
 
 
@@ -93,6 +101,8 @@ class OpRecorder(TorchDispatchMode):
         roots: the memory of each of these nodes.
         batch: values that depend on the batch alone.
         leaves: trainable tensors from elsewhere, as they were when the step met them.
+        outside: by root a tensor of memory that there was before the step.
+        outcome_of: outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
     """
 
     def __init__(
@@ -114,6 +124,8 @@ class OpRecorder(TorchDispatchMode):
         self.roots: dict[fx.Node, int] = {}
         # root -> the ops that write it, each with the position of the tensor among those that the op writes
         self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
+        self.outside: dict[int, torch.Tensor] = {}
+        self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
         self.constants: dict[fx.Node, float] = {}
         self.leaves: list[Leaf] = []
         # number of an autograd node -> live numbers that its call was given, and that it may have kept
@@ -121,7 +133,6 @@ class OpRecorder(TorchDispatchMode):
         self._nodes = WeakTensorKeyDictionary()
         # A weak reference keeps the address of a storage from being used again, and not its memory.
         self._root_of: dict[int, tuple[int, StorageWeakRef]] = {}
-        self._outside: dict[int, torch.Tensor] = {}  # root -> a tensor of that memory
         self._layouts: dict[fx.Node, Any] = {}
         self._plain_numbers = plain_numbers
         self._effects_now = effects_now
@@ -176,6 +187,11 @@ class OpRecorder(TorchDispatchMode):
             roots = frozenset(self.root(tensor) for tensor in tensors_in((args, kwargs)))
             if self.batch.knows(roots):
                 return self.batch.guard((func, args, kwargs), roots)
+            if func in _QUESTIONS:
+                with self:
+                    outcome = self.outcome_of(_QUESTIONS[func](*args, **kwargs))
+                if outcome is not None:
+                    return outcome
             name = getattr(func, "_schema", func)
             self.reasons.add("reads a value", getattr(name, "name", getattr(name, "__name__", name)))
             with _disable_current_modes():
@@ -208,7 +224,10 @@ class OpRecorder(TorchDispatchMode):
         if random:
             self.refuse_rewound(user_line())
         is_torchs = func.namespace in _TORCHS_OWN
-        effects = {} if is_torchs and not may_raise(func.__name__.partition(".")[0]) else self._effects_now()
+        keeps_effects = not is_torchs or may_raise(func.__name__.partition(".")[0])
+        if is_other_branch(args):
+            keeps_effects = False  # eager makes the whole step
+        effects = self._effects_now() if keeps_effects else {}
         if is_torchs:
             result = func(*args, **kwargs)
         else:
@@ -270,7 +289,7 @@ class OpRecorder(TorchDispatchMode):
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor that the step has from elsewhere: a closure, a number that it spells out."""
         address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
-        if address in self._root_of and self._root_of[address][0] not in self._outside:
+        if address in self._root_of and self._root_of[address][0] not in self.outside:
             self.reasons.add("shares memory unseen", f"of shape {tuple(tensor.shape)}")
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.append(Leaf(tensor))
@@ -291,7 +310,7 @@ class OpRecorder(TorchDispatchMode):
         if known is None:
             known = self._root_of[storage._cdata] = (len(self._root_of) + 1, StorageWeakRef(storage))
             if outside:
-                self._outside[known[0]] = tensor
+                self.outside[known[0]] = tensor
         return known[0]
 
     def _returned(self, value: Any) -> int | None:
@@ -309,7 +328,7 @@ class OpRecorder(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         known = self._root_of.get(storage._cdata)
-        if storage._cdata not in self._saved and (known is None or known[0] in self._outside):
+        if storage._cdata not in self._saved and (known is None or known[0] in self.outside):
             with _disable_current_modes():
                 self._saved[storage._cdata] = (storage, storage.clone())
 

@@ -34,6 +34,7 @@ from hocket.tracing.recording.function_recorder import FunctionRecorder, python_
 from hocket.tracing.recording.leaves import OutsideLeaves
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
+from hocket.tracing.recording.outcomes import Outcomes
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
@@ -44,6 +45,7 @@ from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
+from hocket.tracing.undo import Undo
 
 
 def record_step(
@@ -145,6 +147,10 @@ class _Recording:
                 ops.batch.lose([ops.roots[node]])
         where.on_update = partial(self._note_update, ops)
         counts = StepCounts(self.tape, ops, self.sources, self.tensors)
+        gradients = ((s, t) for s, t in self.before.items() if isinstance(s, Gradient))
+        outcomes = Outcomes(ops, self.late, gradients)
+        if not self.undoes:  # else there is no eager step to be made in its place
+            ops.outcome_of, self.late.asked = outcomes.of, outcomes.asked
         with ExitStack() as stack:
             if self.undoes:
                 stack.callback(self._undo, ops)
@@ -163,7 +169,7 @@ class _Recording:
             self.outside.note(self.reasons, self.line)
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             self.made = self.places.again().state_keys() ^ self.keys
-            trace = self._trace(ops, result, added, leaves)
+            trace = self._trace(ops, result, added, leaves, outcomes.undo)
             return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first, leaves, bool(self.made))
 
     def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -213,7 +219,12 @@ class _Recording:
         return tree_unflatten(found, self.spec)
 
     def _trace(
-        self, ops: OpRecorder, result: Any, added: list[list[Any]], leaves: tuple[torch.Tensor, ...]
+        self,
+        ops: OpRecorder,
+        result: Any,
+        added: list[list[Any]],
+        leaves: tuple[torch.Tensor, ...],
+        undo: Undo | None,
     ) -> Trace | None:
         gradients = self._gradients(ops)
         rebound = self._rebound(ops)
@@ -253,6 +264,7 @@ class _Recording:
             tuple(self.sinks),
             LateTape(entries=self.late.entries if self._is_late(found, late_numbers) else []),
             late_numbers,
+            undo,
         )
 
     def _gradients(self, ops: OpRecorder) -> dict[Gradient, fx.Node | None]:

@@ -19,6 +19,7 @@ from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import Entry, Gradient, Inventory
+from hocket.tracing.undo import Undo
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Trace:
         sinks: the sinks that it calls, in order. Their arguments are leaves of the result.
         late: arithmetic on values of tensors.
         late_numbers: places whose number is computed so, or read from a tensor.
+        undo: what has to be kept in each step, since the step branches on what it computes.
     """
 
     graph: fx.Graph
@@ -109,6 +111,7 @@ class Trace:
     sinks: tuple[Sink, ...] = ()
     late: LateTape = field(default_factory=LateTape)
     late_numbers: dict[Entry, LateRef] = field(default_factory=dict)
+    undo: Undo | None = None
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,9 @@ def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
             operands = tuple(list(operand) if isinstance(operand, Iterator) else operand for operand in operands)
         for operand in tree_leaves(operands):
             if isinstance(operand, LateFloat):
+                outcome = operand.tape.asked(function, operands) if asks and operand.tape is not None else None
+                if outcome is not None:
+                    return outcome
                 operand.reasons.add("uses a late number", line=operand.origin)
         live = next((operand for operand in operands if isinstance(operand, Live)), None)
         if live is not None and not options:

@@ -10,7 +10,7 @@ after the ops in the same Python floats::
                        loss.item() ---> * ------> + ---> state["total"]
 
 Only arithmetic that cannot raise is followed, so that a planned step ends as the eager one does: no division by a value
-of the data, no `math.exp`. A comparison is not followed either: it would be a branch on data.
+of the data, no `math.exp`. A comparison is a branch on data (see `hocket.tracing.recording.outcomes`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,15 @@ class LateTape:
         inputs: numbers read from tensors, and live ones, while the step is recorded.
         entries: either an input ``(None, its position)`` or ``(function, operands)``, where an operand is a `LateRef`
             or a plain number.
+        asked: outcome of a comparison or a predicate of such numbers, which every later step must find. None where it
+            cannot be followed.
     """
 
     inputs: list[Any] = field(default_factory=list, repr=False)
     entries: list[tuple[Callable[..., Any] | None, Any]] = field(default_factory=list)
+    asked: Callable[[Callable[..., Any], tuple[Any, ...]], bool | None] = field(
+        default=lambda function, operands: None, repr=False, compare=False
+    )
     _known: dict[int, LateRef] = field(default_factory=dict, repr=False)
 
     def apply(self, function: Callable[..., Any], operands: Sequence[Any], result: Any) -> LateRef | None:

@@ -260,6 +260,12 @@ def _late(name: str) -> Any:
     function = getattr(operator, name.replace("__r", "__") if name in _REFLECTED else name, None)
 
     def use(self: Any, *args: Any) -> Any:
+        if (
+            name in _ASKED
+            and self.tape is not None
+            and (outcome := self.tape.asked(_ASKED[name], (self, *args))) is not None
+        ):
+            return outcome
         if name in _FOLLOWED and (found := _followed(self, name, args)) is not None:
             return found
         self.reasons.add("uses a late number", line=self.origin)
@@ -288,6 +294,10 @@ def _followed(late: Any, name: str, args: tuple[Any, ...]) -> Any:
 
 
 def _late_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+    if ufunc in _ASKED_BY_NUMPY and self.tape is not None and not kwargs:
+        outcome = self.tape.asked(_ASKED_BY_NUMPY[ufunc], inputs)
+        if outcome is not None:
+            return np.bool_(outcome)
     self.reasons.add("uses a late number", line=self.origin)
     return getattr(ufunc, method)(*(x.plain if isinstance(x, LateFloat) else x for x in inputs), **kwargs)
 
@@ -302,6 +312,14 @@ _FOLLOWED: dict[str, Callable[..., Any]] = {
     f"__{prefix}{name}__": getattr(operator, name) for name in ("add", "sub", "mul", "truediv") for prefix in ("", "r")
 }
 _FOLLOWED |= {f"__{name}__": getattr(operator, name) for name in ("neg", "pos", "abs")} | {"__round__": round}
+_ASKED: dict[str, Callable[..., Any]] = {
+    f"__{name}__": getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
+} | {"__bool__": bool}
+_ASKED_BY_NUMPY: dict[Any, Callable[..., Any]] = {
+    np.isfinite: math.isfinite,
+    np.isnan: math.isnan,
+    np.isinf: math.isinf,
+}
 _FREE = frozenset(
     ("__new__", "__init__", "__getattribute__", "__getnewargs__", "__doc__", "__getformat__", "fromhex", "__class__")
 )
@@ -312,6 +330,7 @@ class LateFloat(float):
 
     Attributes:
         tensor: the tensor that it was read from, or None if it was computed.
+        version: of that tensor, by which a write in place since then is seen.
         entry: the entry of the late tape that computes it, or None if it was read.
         tape: the late tape, or None if nothing may be computed with it.
         handed_out: list of the numbers that are computed from it.
@@ -321,6 +340,7 @@ class LateFloat(float):
     """
 
     tensor: Any
+    version: int
     origin: str
     plain: float
     reasons: Any
@@ -341,6 +361,7 @@ class LateFloat(float):
         if reasons is None:
             return float.__pos__(number)  # made by a function that asks for the type of its argument
         number.plain, number.tensor, number.origin, number.reasons = float.__pos__(number), tensor, origin, reasons
+        number.version = -1 if tensor is None else tensor._version
         return number
 
     def follows(self, tape: Any, handed_out: list[weakref.ref[Any]]) -> Any:

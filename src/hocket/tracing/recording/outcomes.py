@@ -1,0 +1,143 @@
+"""Branches on what a step computes, followed as assertions: ``if not torch.isfinite(loss): return``.
+
+Programs check their loss, their outputs and the norm of their gradients, and `torch.distributions` checks all that it
+is given. Such a check nearly always turns out as it did before. Its outcome in the recorded step becomes an op of the
+graph that raises in a step with the other outcome, which is then made again by eager::
+
+    recorded:  loss -> isfinite -> _assert_async -> (all that is written or drawn later waits for it)
+    later:     the outcome is another one: put back what was written and drawn before, call the user's own step
+
+What a step writes and draws before the check has to be small enough to be kept in each step: the random state and
+buffers such as those of a BatchNorm. A check after the update stays what it was, a reason not to capture the step.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hocket.pystate.origins import user_line
+from hocket.tracing.raising import OTHER_BRANCH
+from hocket.tracing.recording.op_recorder import OpRecorder
+from hocket.tracing.scalars.late import LateRef, LateTape
+from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.state import BatchLeaf, Entry, Gradient
+from hocket.tracing.undo import Undo
+
+# What is kept in each step before a check, at the most.
+MAX_KEPT_BYTES = 2**20
+# Whole numbers up to here are floats.
+_MAX_WHOLE = 2**53
+_COMPARISONS = {getattr(operator, name): getattr(torch, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
+_PREDICATES = {math.isfinite: torch.isfinite, math.isnan: torch.isnan, math.isinf: torch.isinf, bool: torch.Tensor.bool}
+_ARITHMETIC: dict[Any, Callable[..., torch.Tensor]] = {
+    getattr(operator, name): getattr(torch, name) for name in ("add", "sub", "mul", "neg", "abs")
+} | {operator.truediv: torch.true_divide, operator.pos: torch.positive}
+
+
+class Outcomes:
+    """Follows the branches of one recorded step.
+
+    Args:
+        ops: has recorded the step so far.
+        late: arithmetic on numbers of tensors.
+        gradients: gradients that there were before the step.
+    """
+
+    def __init__(self, ops: OpRecorder, late: LateTape, gradients: Iterable[tuple[Gradient, torch.Tensor]]) -> None:
+        self.ops = ops
+        self.late = late
+        self.undo: Undo | None = None
+        self._gradients = tuple(gradients)
+        self._num_seen = 0
+        self._draws = False
+        self._written: dict[Any, int] = {}  # source -> bytes
+
+    def of(self, tensor: torch.Tensor) -> bool | None:
+        """The outcome of ``bool(tensor)``, or None where it cannot be followed."""
+        if tensor.numel() != 1 or tensor.device.type != "cpu" or tensor.is_complex() or not self._can_be_undone(tensor):
+            return None
+        with _disable_current_modes():
+            outcome = bool(tensor)
+        self._assert(tensor, outcome)
+        return outcome
+
+    def asked(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> bool | None:
+        """The outcome of a comparison or a predicate of late numbers, or None where it cannot be followed."""
+        compute = _COMPARISONS.get(function) or _PREDICATES.get(function)
+        if compute is None or not all(self._is_followed(operand) for operand in operands):
+            return None
+        outcome = bool(function(*(each.plain if isinstance(each, LateFloat) else each for each in operands)))
+        with torch.no_grad():
+            found = [self._as_tensor(operand) for operand in operands]
+            if any(each is None for each in found):
+                return None
+            # Their order is of no concern to torch, which takes no number first.
+            if not isinstance(found[0], torch.Tensor):
+                found[0] = torch.full((), float(found[0]), dtype=torch.float64)
+            self._assert(compute(*found), outcome)
+        return outcome
+
+    def _assert(self, tensor: torch.Tensor, outcome: bool) -> None:
+        with torch.no_grad():
+            holds = tensor.detach() if outcome else torch.logical_not(tensor.detach())
+            torch.ops.aten._assert_async.msg(holds, f"{OTHER_BRANCH} at {user_line()}")
+        replaced = tuple(each for each, value in self._gradients if each.get() is value)
+        if self._draws or self._written or replaced:
+            self.undo = Undo(tuple(self._written), self._draws, replaced)
+
+    def _can_be_undone(self, tensor: torch.Tensor) -> bool:
+        """True if all that the step has written and drawn so far can be kept in each step."""
+        if isinstance(tensor, FakeTensor):
+            return False
+        for node in self.ops.order[self._num_seen :]:
+            note = self.ops.notes[node]
+            self._draws = self._draws or note.random
+            for root in note.writes & self.ops.outside.keys():
+                self._written |= dict.fromkeys(self._sources(root), self.ops.outside[root].nbytes)
+        self._num_seen = len(self.ops.order)
+        are_kept = all(not isinstance(s, Entry) or s.kind in ("buffer", "object") for s in self._written)
+        are_kept = are_kept and not any(isinstance(source, (Gradient, BatchLeaf)) for source in self._written)
+        return are_kept and sum(self._written.values()) <= MAX_KEPT_BYTES
+
+    def _sources(self, root: int) -> list[Any]:
+        sources = zip(self.ops.roots.items(), self.ops.sources, strict=True)
+        return [source for (_, its_root), source in sources if its_root == root]
+
+    def _is_followed(self, operand: Any) -> bool:
+        if isinstance(operand, LateFloat):
+            return operand.tensor is None or operand.version == operand.tensor._version
+        if isinstance(operand, Live) or type(operand) not in (int, float, bool):
+            return False
+        return type(operand) is float or abs(operand) <= _MAX_WHOLE
+
+    def _as_tensor(self, operand: Any) -> Any:
+        """A tensor in float64 that computes a late number as Python does, or a plain number as it is."""
+        if isinstance(operand, LateFloat) and operand.entry is not None:
+            return self._computed(operand.entry)
+        if not isinstance(operand, LateFloat):
+            return operand
+        if operand.tensor.device.type != "cpu" or not self._can_be_undone(operand.tensor):
+            return None
+        return operand.tensor.detach().to(torch.float64).reshape(())
+
+    def _computed(self, entry: LateRef) -> Any:
+        function, operands = self.late.entries[entry.index]
+        if function is None:
+            number = self.late.inputs[operands]
+            return self._as_tensor(number) if self._is_followed(number) else None
+        compute = _ARITHMETIC.get(function)
+        found = [self._computed(each) if isinstance(each, LateRef) else each for each in operands]
+        if compute is None or any(each is None for each in found):
+            return None
+        whole = [type(each) is int and abs(each) > _MAX_WHOLE for each in found]
+        if any(whole):
+            return None
+        found = [e if isinstance(e, torch.Tensor) else torch.full((), float(e), dtype=torch.float64) for e in found]
+        return compute(*found)
