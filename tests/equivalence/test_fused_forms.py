@@ -129,14 +129,14 @@ def test_a_schedule_tries_rules_and_models_one_by_one(kind):
 
 
 def refuse_form(form: str) -> Callable[[Job], None]:
-    """Nobody can capture this form: it looks at a value."""
+    """Make a form that no recorder can capture: it looks at a value."""
 
     def refuse(made: Job) -> None:
         usual = made.model.forward
 
         def forward(x):
             out = usual(x)
-            if made.model._hocket_form == form and out.sum() > -1e30:
+            if made.model._hocket_form == form and int(out.sum()) > -(10**30):
                 out = out * 1.0
             return out
 

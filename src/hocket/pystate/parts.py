@@ -100,7 +100,7 @@ def _num_fetching(body: Body, trains: Sequence[bool]) -> int:
         any(is_a(body.value_of(n), _TRAINED) for n in ast.walk(s.node) if isinstance(n, (ast.Name, ast.Attribute)))
         for s in body.statements
     ]
-    return next(place for place, each in enumerate(zip(own, trains, strict=True)) if any(each))
+    return next((place for place, each in enumerate(zip(own, trains, strict=True)) if any(each)), 0)
 
 
 def _end(body: Body, runs: Sequence[bool]) -> int:

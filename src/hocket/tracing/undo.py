@@ -12,7 +12,7 @@ from hocket.tracing.state import Gradient
 
 @dataclass(frozen=True)
 class Undo:
-    """What has to be kept in each step (see `hocket.tracing.recording.outcomes`).
+    """The places and draws to keep in each step (see `hocket.tracing.recording.outcomes`).
 
     Attributes:
         written: places of tensors that are written before the last branch.

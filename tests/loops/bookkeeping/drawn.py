@@ -217,7 +217,7 @@ def smoothing_chosen_at_random() -> Loop:
     return Loop(step, model, optimizer, data)
 
 
-@row("draw")
+@row()
 def drawn_by_a_function_between_ops() -> Loop:
     model, optimizer, data = parts()
 

@@ -38,6 +38,8 @@ _VALUES = frozenset(
 # Ops whose results have shapes that depend on data, and that do not say so.
 _SHAPES = frozenset({"aten::_pack_padded_sequence", "aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
 
+_SELECTING = frozenset({"aten::nonzero", "aten::masked_select"})
+
 # Functions that read an argument in C++: its position and its names.
 _READERS: dict[str, tuple[int, tuple[str, ...]]] = {
     # ATen/native/TensorShape.cpp: splits at the indices in the tensor, or into as many parts as it says
@@ -114,6 +116,22 @@ def shaped_by_values(func: Any, args: Any, kwargs: Any) -> bool:
     if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:
         return False
     return torch.Tag.dynamic_output_shape in func.tags or name in _SHAPES
+
+
+def selecting_masks(func: Any, args: Any) -> list[torch.Tensor]:
+    """Masks whose numbers of true elements are all that the shape of the op's result depends on, beside shapes.
+
+    Empty where it depends on something else.
+    """
+    name = func._schema.name
+    if name == "aten::index":
+        return [each for each in args[1] if isinstance(each, torch.Tensor) and each.dtype is torch.bool]
+    return [args[{"aten::nonzero": 0, "aten::masked_select": 1}[name]]] if name in _SELECTING else []
+
+
+def num_selected(mask: torch.Tensor) -> int:
+    """The number of elements of a mask that are not zero."""
+    return int(torch.count_nonzero(mask))
 
 
 def tensors_read(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

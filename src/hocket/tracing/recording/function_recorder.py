@@ -37,6 +37,19 @@ MAX_VALUES = 1024
 
 _VALUE: Any = torch.ops.aten._local_scalar_dense.default
 _SET_ITEM: Any = torch.Tensor.__setitem__
+_ONE_HOT: Any = torch.nn.functional.one_hot
+# Elementwise ops that compute with a number as with a tensor of no dimensions in the same type.
+_ARITHMETIC = frozenset(
+    getattr(owner, name)
+    for owner in (torch, torch.Tensor)
+    for name in (
+        *("add", "sub", "mul", "div", "true_divide", "rsub", "__add__", "__radd__", "__sub__", "__rsub__"),
+        *("__mul__", "__rmul__", "__truediv__", "add_", "sub_", "mul_", "div_", "__iadd__", "__isub__", "__imul__"),
+    )
+    if hasattr(owner, name)
+)
+# In narrower types a kernel takes a number with more bits than a tensor's.
+_EXACT = (torch.float32, torch.float64)
 _AS: dict[Any, Callable[[Any], Any]] = {
     torch.Tensor.item: lambda value: value,
     torch.Tensor.__float__: float,
@@ -85,7 +98,13 @@ class FunctionRecorder(TorchFunctionMode):
             self._values(tensor)
         if func in MAKERS and type(args[0]) is WatchedArray and (made := made_of_array(func, args, kwargs)) is not None:
             return made
+        if func is _ONE_HOT and (classes := _num_classes(args, kwargs)):
+            # As torch makes it, but the op that fills it checks the values, and not the step.
+            made = torch.zeros((*args[0].shape, classes), dtype=torch.int64, device=args[0].device)
+            return made.scatter_(-1, args[0].unsqueeze(-1), 1)
         args = with_numbers(func, args, lambda tensor: self._value(tensor, torch.Tensor.item))
+        if func in _ARITHMETIC and not kwargs and len(args) == 2:
+            args = self._with_operand(args)
         live = list(_live_in((args, kwargs)))
         return self._with_numbers(func, args, kwargs, live) if live else func(*args, **kwargs)
 
@@ -119,6 +138,17 @@ class FunctionRecorder(TorchFunctionMode):
             with _disable_current_modes():
                 return tensor.tolist()
         return self.ops.read(torch.Tensor.tolist, (tensor,))
+
+    def _with_operand(self, args: Any) -> Any:
+        """The operands of an elementwise op, with a tensor of no dimensions in place of a late number."""
+        for place, like in ((0, args[1]), (1, args[0])):
+            late = args[place]
+            is_followed = isinstance(late, LateFloat) and late.tape is not None
+            if is_followed and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
+                operand = late.tape.operand(late)
+                if operand is not None:
+                    return (operand.to(like.dtype), like) if place == 0 else (like, operand.to(like.dtype))
+        return args
 
     def _with_numbers(self, func: Any, args: Any, kwargs: Any, live: list[Any]) -> Any:
         for value in live:
@@ -192,6 +222,14 @@ def _overridden(*values: Any) -> bool:
 
 def _is_bool(tensor: torch.Tensor) -> bool:
     return tensor.dtype is torch.bool
+
+
+def _num_classes(args: Any, kwargs: Any) -> int:
+    """The number of classes that `one_hot` is told, or 0 where it has to look at its tensor."""
+    found = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    labels = args[0] if args else None
+    is_usual = isinstance(labels, torch.Tensor) and labels.dtype is torch.int64 and labels.numel() > 0
+    return found if is_usual and type(found) is int and found > 0 else 0
 
 
 def _live_in(value: Any) -> Iterator[Any]:

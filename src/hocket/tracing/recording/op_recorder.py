@@ -26,7 +26,7 @@ from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
 from hocket.tracing.raising import is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
-from hocket.tracing.recording.data_reads import reads_value, shaped_by_values
+from hocket.tracing.recording.data_reads import num_selected, reads_value, selecting_masks, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, with_plain_numbers, written_arguments
@@ -338,8 +338,17 @@ class OpRecorder(TorchDispatchMode):
             self.reasons.add("moves memory", name)
         elif kwargs.get("generator") is not None:
             self.reasons.add("draws from a generator", name)
-        elif shaped_by_values(func, args, kwargs):
+        elif shaped_by_values(func, args, kwargs) and not self._is_shape_known(func, args):
             self.reasons.add("makes a shape of values", name)
+
+    def _is_shape_known(self, func: Any, args: Any) -> bool:
+        """Return True if the shape of the op's result follows from the batch. Later batches must have the same."""
+        masks = [(mask, frozenset([self.root(mask)])) for mask in selecting_masks(func, args)]
+        if not masks or not all(self.batch.knows(roots) for _, roots in masks):
+            return False
+        for mask, roots in masks:
+            self.batch.guard((num_selected, (mask,), {}), roots)
+        return True
 
 
 def _layout(tensor: torch.Tensor) -> _Layout | None:

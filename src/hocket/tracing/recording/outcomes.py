@@ -59,9 +59,13 @@ class Outcomes:
         self._draws = False
         self._written: dict[Any, int] = {}  # source -> bytes
 
+    def follow(self) -> None:
+        """Let the recorders ask."""
+        self.ops.outcome_of, self.late.asked, self.late.operand = self.of, self.asked, self.operand
+
     def of(self, tensor: torch.Tensor) -> bool | None:
         """The outcome of ``bool(tensor)``, or None where it cannot be followed."""
-        if tensor.numel() != 1 or tensor.device.type != "cpu" or tensor.is_complex() or not self._can_be_undone(tensor):
+        if tensor.numel() != 1 or tensor.is_complex() or not _has_value(tensor) or not self._can_be_undone():
             return None
         with _disable_current_modes():
             outcome = bool(tensor)
@@ -76,13 +80,21 @@ class Outcomes:
         outcome = bool(function(*(each.plain if isinstance(each, LateFloat) else each for each in operands)))
         with torch.no_grad():
             found = [self._as_tensor(operand) for operand in operands]
-            if any(each is None for each in found):
+            if any(each is None for each in found) or not self._can_be_undone():
                 return None
             # Their order is of no concern to torch, which takes no number first.
             if not isinstance(found[0], torch.Tensor):
                 found[0] = torch.full((), float(found[0]), dtype=torch.float64)
             self._assert(compute(*found), outcome)
         return outcome
+
+    def operand(self, number: LateFloat) -> torch.Tensor | None:
+        """A tensor in float64 of no dimensions that computes a late number as Python does, or None."""
+        if number.tape is None or not self._is_followed(number):
+            return None
+        with torch.no_grad():
+            found: torch.Tensor | None = self._as_tensor(number)
+        return found
 
     def _assert(self, tensor: torch.Tensor, outcome: bool) -> None:
         with torch.no_grad():
@@ -92,10 +104,8 @@ class Outcomes:
         if self._draws or self._written or replaced:
             self.undo = Undo(tuple(self._written), self._draws, replaced)
 
-    def _can_be_undone(self, tensor: torch.Tensor) -> bool:
+    def _can_be_undone(self) -> bool:
         """True if all that the step has written and drawn so far can be kept in each step."""
-        if isinstance(tensor, FakeTensor):
-            return False
         for node in self.ops.order[self._num_seen :]:
             note = self.ops.notes[node]
             self._draws = self._draws or note.random
@@ -123,7 +133,7 @@ class Outcomes:
             return self._computed(operand.entry)
         if not isinstance(operand, LateFloat):
             return operand
-        if operand.tensor.device.type != "cpu" or not self._can_be_undone(operand.tensor):
+        if not _has_value(operand.tensor):
             return None
         return operand.tensor.detach().to(torch.float64).reshape(())
 
@@ -141,3 +151,8 @@ class Outcomes:
             return None
         found = [e if isinstance(e, torch.Tensor) else torch.full((), float(e), dtype=torch.float64) for e in found]
         return compute(*found)
+
+
+def _has_value(tensor: torch.Tensor) -> bool:
+    """True if the host can look at a tensor without waiting for a device."""
+    return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)

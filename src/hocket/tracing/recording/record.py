@@ -45,7 +45,6 @@ from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
-from hocket.tracing.undo import Undo
 
 
 def record_step(
@@ -148,9 +147,9 @@ class _Recording:
         where.on_update = partial(self._note_update, ops)
         counts = StepCounts(self.tape, ops, self.sources, self.tensors)
         gradients = ((s, t) for s, t in self.before.items() if isinstance(s, Gradient))
-        outcomes = Outcomes(ops, self.late, gradients)
+        self.outcomes = Outcomes(ops, self.late, gradients)
         if not self.undoes:  # else there is no eager step to be made in its place
-            ops.outcome_of, self.late.asked = outcomes.of, outcomes.asked
+            self.outcomes.follow()
         with ExitStack() as stack:
             if self.undoes:
                 stack.callback(self._undo, ops)
@@ -169,7 +168,8 @@ class _Recording:
             self.outside.note(self.reasons, self.line)
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             self.made = self.places.again().state_keys() ^ self.keys
-            trace = self._trace(ops, result, added, leaves, outcomes.undo)
+            found = self._trace(ops, result, added)
+            trace = None if leaves else found  # else it is recorded again, with those leaves in their places
             return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first, leaves, bool(self.made))
 
     def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -218,14 +218,7 @@ class _Recording:
             return replace(self.batch, value=folded(self.batch.tree, iter(found), partial(watched_array, note=note)))
         return tree_unflatten(found, self.spec)
 
-    def _trace(
-        self,
-        ops: OpRecorder,
-        result: Any,
-        added: list[list[Any]],
-        leaves: tuple[torch.Tensor, ...],
-        undo: Undo | None,
-    ) -> Trace | None:
+    def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
         gradients = self._gradients(ops)
         rebound = self._rebound(ops)
         numbers = self._numbers()
@@ -236,9 +229,10 @@ class _Recording:
             self.reasons.add("makes state", ", ".join(sorted(name for name, _ in self.made)[:3]), self.line)
         if not ops.order:
             self.reasons.add("runs no ops", line=self.line)
-        if self.reasons or leaves:
+        if self.reasons:
             return None
         ops.finish()
+        is_late = bool(late_numbers) or any(kind == "late" for kind, _ in found.leaves)
         with_grad = frozenset(entry for entry in rebound if entry.get().requires_grad)
         batch_leaves = tuple(BatchLeaf(i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(self.leaves))
         return Trace(
@@ -262,9 +256,9 @@ class _Recording:
             tuple(ops.order),
             tuple(self.updates),
             tuple(self.sinks),
-            LateTape(entries=self.late.entries if self._is_late(found, late_numbers) else []),
+            LateTape(entries=self.late.entries if is_late else []),
             late_numbers,
-            undo,
+            self.outcomes.undo,
         )
 
     def _gradients(self, ops: OpRecorder) -> dict[Gradient, fx.Node | None]:
@@ -345,14 +339,10 @@ class _Recording:
             return {}
         return {entry: self.late.ref(value) for entry, value in self._numbers_set() if isinstance(value, LateFloat)}
 
-    def _is_late(self, result: Result, numbers: Mapping[Entry, LateRef]) -> bool:
-        return bool(numbers) or any(kind == "late" for kind, _ in result.leaves)
-
     def _result(
         self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
     ) -> Result:
-        tree: tuple[Any, ...] = (result, [list(each) for each in added])
-        tree += (list(self.calls),) if self.calls else ()
+        tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))
         flat, spec = tree_flatten(tree)
         if late_numbers or any(isinstance(leaf, LateFloat) and leaf.entry is not None for leaf in flat):
             flat, spec = tree_flatten((*tree, list(self.late.inputs)))

@@ -9,8 +9,8 @@ after the ops in the same Python floats::
     len(batch) ----------------------.            v
                        loss.item() ---> * ------> + ---> state["total"]
 
-Only arithmetic that cannot raise is followed, so that a planned step ends as the eager one does: no division by a value
-of the data, no `math.exp`. A comparison is a branch on data (see `hocket.tracing.recording.outcomes`).
+Only arithmetic that cannot raise is followed, so that a planned step ends as the eager one does: no `math.exp`. A
+comparison is a branch on data, and so is a division by such a number (see `hocket.tracing.recording.outcomes`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class LateTape:
             or a plain number.
         asked: outcome of a comparison or a predicate of such numbers, which every later step must find. None where it
             cannot be followed.
+        operand: a tensor in float64 of no dimensions that computes such a number as Python does, or None.
     """
 
     inputs: list[Any] = field(default_factory=list, repr=False)
@@ -49,11 +50,12 @@ class LateTape:
     asked: Callable[[Callable[..., Any], tuple[Any, ...]], bool | None] = field(
         default=lambda function, operands: None, repr=False, compare=False
     )
+    operand: Callable[[LateFloat], Any] = field(default=lambda number: None, repr=False, compare=False)
     _known: dict[int, LateRef] = field(default_factory=dict, repr=False)
 
     def apply(self, function: Callable[..., Any], operands: Sequence[Any], result: Any) -> LateRef | None:
         """Note how a result was computed. Return None if later steps could not compute it so, or might raise."""
-        if type(result) is not float or not all(map(_is_number, operands)) or not _is_total(function, operands):
+        if type(result) is not float or not all(map(_is_number, operands)) or not self._is_total(function, operands):
             return None
         self.entries.append((function, tuple(self.ref(operand) for operand in operands)))
         return LateRef(len(self.entries) - 1)
@@ -70,6 +72,19 @@ class LateTape:
             self._known[id(number)] = LateRef(len(self.entries) - 1)
         return self._known[id(number)]
 
+    def _is_total(self, function: Callable[..., Any], operands: Sequence[Any]) -> bool:
+        """True if the function cannot raise with these operands, for any values of the late ones."""
+        if function is operator.truediv:
+            divisor = operands[1]
+            if isinstance(divisor, Live):
+                return divisor.tape.guard(bool, divisor) is True
+            if isinstance(divisor, LateFloat):
+                return self.asked(bool, (divisor,)) is True
+            return type(divisor) in (int, float) and divisor != 0
+        if function is round:
+            return type(operands[1]) is int and operands[1] >= 0
+        return function in _TOTAL
+
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         """The value of every entry."""
         values: list[Any] = []
@@ -83,15 +98,3 @@ class LateTape:
 
 def _is_number(operand: Any) -> bool:
     return type(operand) in (int, float, bool) or isinstance(operand, (LateFloat, Live))
-
-
-def _is_total(function: Callable[..., Any], operands: Sequence[Any]) -> bool:
-    """True if the function cannot raise with these operands, for any values of the late ones."""
-    if function is operator.truediv:
-        divisor = operands[1]
-        if isinstance(divisor, Live):
-            return divisor.tape.guard(bool, divisor) is True
-        return type(divisor) in (int, float) and divisor != 0
-    if function is round:
-        return type(operands[1]) is int and operands[1] >= 0
-    return function in _TOTAL

@@ -266,6 +266,8 @@ def _late(name: str) -> Any:
             and (outcome := self.tape.asked(_ASKED[name], (self, *args))) is not None
         ):
             return outcome
+        if name in _FOLLOWED and self.tape is not None and args and isinstance(args[0], torch.Tensor):
+            return NotImplemented  # the tensor's own method asks the recorder
         if name in _FOLLOWED and (found := _followed(self, name, args)) is not None:
             return found
         self.reasons.add("uses a late number", line=self.origin)
