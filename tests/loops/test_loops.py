@@ -30,6 +30,7 @@ KINDS = (
     "meters",
     "methods",
     "optimizers",
+    "selections",
     "settings",
     "sinks",
     "sources",

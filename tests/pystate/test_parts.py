@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +114,24 @@ def test_parts_one_after_the_other_are_the_step(step: Callable[..., Any], capsys
     expected = outcome(lambda: step(x), capsys)
     for parts in found:
         assert outcome(lambda parts=parts: in_parts(parts, x), capsys) == expected  # type: ignore[misc]
+
+
+def test_draws_of_a_module_that_a_step_imports_are_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries are loaded on first use, as sympy is by torch, and may draw while they are."""
+    (tmp_path / "drawing_module.py").write_text("import random\nDRAWN = random.Random(3).random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def step(x: torch.Tensor) -> Any:
+        import drawing_module  # type: ignore[import-not-found]
+
+        scale = random.random()
+        return (x * scale * drawing_module.DRAWN).sum()
+
+    executed = ExecutedCode()
+    with executed.watching():
+        step(torch.ones(3))
+    first = step.__code__.co_firstlineno
+    assert {line - first for code, line in executed.lines.draws if code is step.__code__} == {3}
 
 
 def test_the_middle_prints_and_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:

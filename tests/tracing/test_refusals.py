@@ -63,8 +63,9 @@ def masks_by_select(model, inputs, targets, optimizer):
 
 
 def finds(model, inputs, targets, optimizer):
-    where = inputs.sum(1).nonzero()  # here
-    return model(inputs)[where[:, 0]].sum()
+    out = model(inputs)
+    where = out.sum(1).nonzero()  # here
+    return out[where[:, 0]].sum()
 
 
 def counts_kinds(model, inputs, targets, optimizer):

@@ -200,8 +200,11 @@ class Executor(ABC):
 
         An op that raises is the user's own error, and it has eager's effects on Python only where Python runs.
         """
-        begun, ops = self.begun(), self.captured.graph.by_name
-        return begun is not None and all(name in ops and ops[name].stateless for name in begun)
+        begun, graph = self.begun(), self.captured.graph
+        freed = {buffer.name for buffer in graph.buffers if buffer.life == "step"}
+        found = [graph.by_name.get(name) for name in begun or ()]
+        lost = (op and (op.stateless or (op.writes and freed.issuperset(op.writes))) for op in found)
+        return begun is not None and all(lost)
 
     @abstractmethod
     def run(self, frame: Any) -> None:

@@ -45,6 +45,7 @@ _OPTIM = os.path.join(TORCH, "optim", "")
 # The text of a tensor is made by ops.
 _TRACING = os.path.join(OURS, "tracing", "")
 _TEXT = os.path.join(TORCH, "_tensor_str.py")
+_IMPORTING = "<frozen importlib"
 
 
 class OpLines:
@@ -100,13 +101,18 @@ class OpLines:
     def _note_draw(self, frame: FrameType | None) -> None:
         """Count a draw where it was asked for: several that one function makes on the way are one."""
         called: FrameType | None = None
+        found: list[tuple[tuple[CodeType, int], FrameType | None]] = []
         while frame is not None:
+            if frame.f_code.co_filename.startswith(_IMPORTING):
+                return  # a module's own, made once
             place = frame.f_code, frame.f_lineno
             if _is_of_user(frame) and (called is None or self._last.get(place) is not called):
-                self._drawn[place] += 1
-                self._last[place] = called
-                self.draws[place] = max(self.draws[place], self._drawn[place])
+                found.append((place, called))
             called, frame = frame, frame.f_back
+        for place, called in found:
+            self._drawn[place] += 1
+            self._last[place] = called
+            self.draws[place] = max(self.draws[place], self._drawn[place])
 
 
 def _is_of_user(frame: FrameType) -> bool:

@@ -71,19 +71,27 @@ def test_a_branch_on_anything_else_is_refused(body):
     assert_same(before, copied(job))
 
 
-def shape_of_the_batch(model, batch):
-    return model(batch["inputs"][batch["mask"][:, 0].bool()]).square().mean()
+def shape_of_what_it_computes(model, batch):
+    out = model(batch["inputs"])
+    return out[out[:, 0] > 0].square().mean()
 
 
-def places_in_the_batch(model, batch):
-    return model(batch["inputs"])[batch["mask"][:, 0].nonzero()[:, 0]].square().mean()
+def places_in_what_it_computes(model, batch):
+    out = model(batch["inputs"])
+    return out[(out[:, 0] > 0).nonzero()[:, 0]].square().mean()
+
+
+def kinds_in_the_batch(model, batch):
+    return loss_of(model, batch) * len(batch["mask"].unique())
 
 
 def many_values(model, batch):
     return loss_of(model, batch) * len(batch["inputs"].repeat(50, 1).tolist())
 
 
-@pytest.mark.parametrize("body", [shape_of_the_batch, places_in_the_batch, many_values])
+@pytest.mark.parametrize(
+    "body", [shape_of_what_it_computes, places_in_what_it_computes, kinds_in_the_batch, many_values]
+)
 def test_shapes_and_data_stay_refused(body):
     job = job_of(body, [batch_of(0, mask=mask(hole=False))])
     job.step(job.batch(0))

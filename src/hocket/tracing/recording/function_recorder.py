@@ -225,7 +225,7 @@ def _is_bool(tensor: torch.Tensor) -> bool:
 
 
 def _num_classes(args: Any, kwargs: Any) -> int:
-    """The number of classes that `one_hot` is told, or 0 where it has to look at its tensor."""
+    """The number of classes given to `one_hot`, or 0 where it has to look at its tensor."""
     found = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     labels = args[0] if args else None
     is_usual = isinstance(labels, torch.Tensor) and labels.dtype is torch.int64 and labels.numel() > 0

@@ -1,0 +1,193 @@
+"""Loops that select by masks, count classes, and compute with numbers that they have read."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from loops.loop import CHANGE, Loop, loop, mlp, task, update
+
+
+@loop(planned=True)
+def similarities_without_the_diagonal() -> Loop:
+    """A contrastive loss: a mask of constants selects what is compared."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, _ = batch
+        z = F.normalize(torch.cat([model(x), model(x + 0.1)]), dim=1)
+        same = torch.eye(len(z), dtype=torch.bool)
+        similarity = (z @ z.T)[~same].view(len(z), -1) / 0.5
+        return update(optimizer, F.cross_entropy(similarity, torch.arange(len(z)) % (len(z) - 1)))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def as_many_labels_ignored_in_every_batch() -> Loop:
+    model, optimizer, batches = task()
+    for n, (_, y) in enumerate(batches):
+        y[n % len(y)] = -100
+
+    def step(batch):
+        x, y = batch
+        kept = y != -100
+        return update(optimizer, F.cross_entropy(model(x)[kept], y[kept]))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def two_counts_of_positives_in_turns() -> Loop:
+    """A masked loss, as of boxes or of padding, whose count takes two values."""
+    model, optimizer, batches = task()
+    masks = [torch.arange(6) < count for count in (4, 2)]
+
+    def batch(n):
+        return (*batches[n % len(batches)], masks[n % 2])
+
+    def step(batch):
+        x, y, positive = batch
+        out = model(x)
+        places = positive.nonzero().squeeze(1)
+        box = out.index_select(0, places).square().mean()
+        return update(optimizer, F.cross_entropy(out, y) + torch.masked_select(out[:, 0], positive).mean() + box)
+
+    return Loop(step, model, optimizer, batch)
+
+
+@loop()
+def another_count_in_every_batch() -> Loop:
+    model, optimizer, batches = task()
+    generator = torch.Generator().manual_seed(3)
+    masks = [torch.rand(6, 4, generator=generator) < 0.5 for _ in range(400)]
+
+    def batch(n):
+        return (*batches[n % len(batches)], masks[n % len(masks)])
+
+    def step(batch):
+        x, _, mask = batch
+        return update(optimizer, model(x)[mask].square().sum())
+
+    return Loop(step, model, optimizer, batch)
+
+
+@loop(planned=True)
+def classes_as_one_hot_vectors() -> Loop:
+    """Mixed labels, and a prototype of each class."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        wanted = F.one_hot(y, 4).float() * 0.9 + 0.025
+        return update(optimizer, -(wanted * model(x).log_softmax(1)).sum(1).mean())
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def a_class_that_there_is_not() -> Loop:
+    """The label of one batch has no class: the same kind of error, and nothing written."""
+    model, optimizer, batches = task()
+
+    def batch(n):
+        x, y = batches[n % len(batches)]
+        return (x, y.clone().fill_(7 if n % 2 else -1)) if n in (CHANGE, CHANGE + 1) else (x, y)
+
+    def step(batch):
+        x, y = batch
+        try:
+            wanted = F.one_hot(y, num_classes=4).to(torch.float32)
+        except RuntimeError:
+            return None
+        return update(optimizer, (wanted - model(x)).square().mean())
+
+    return Loop(step, model, optimizer, batch)
+
+
+class Codebook(nn.Module):
+    """Quantizes to the nearest of some vectors, and counts how often each was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = mlp(8, 12, 3), mlp(3, 12, 8)
+        self.codes = nn.Parameter(torch.randn(5, 3))
+        self.register_buffer("uses", torch.zeros(5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        z = self.encoder(x)
+        chosen = torch.cdist(z, self.codes).argmin(1)
+        kinds = F.one_hot(chosen, len(self.codes)).to(z.dtype)
+        self.uses.lerp_(kinds.detach().sum(0), 0.1)
+        codes = kinds @ self.codes
+        commitment = (codes - z.detach()).square().mean() + 0.25 * (codes.detach() - z).square().mean()
+        return self.decoder(z + (codes - z).detach()), commitment
+
+
+@loop(planned=True)
+def vectors_quantized() -> Loop:
+    _, _, batches = task()
+    model = Codebook()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(batch):
+        out, commitment = model(batch[0])
+        return update(optimizer, (out - batch[0]).square().mean() + commitment)
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def baseline_of_rewards_read() -> Loop:
+    """An actor and a critic: the value is read, and the actor's loss computes with the number."""
+    _, _, batches = task()
+    actor, critic = mlp(), mlp(8, 12, 1)
+    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=0.01)
+
+    def step(batch):
+        x, y = batch
+        value = critic(x[:1]).squeeze()
+        advantage = 0.7 - value.item()
+        chosen = actor(x).log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
+        return update(optimizer, -(chosen * advantage).mean() + (value - 0.7).square())
+
+    return Loop(step, [actor, critic], optimizer, batches)
+
+
+@loop(planned=True)
+def loss_over_its_own_average() -> Loop:
+    """Two losses weighed by what they were read as. A division asks whether the number is zero."""
+    model, optimizer, batches = task()
+    state = {"mean": 1.0}
+
+    def step(batch):
+        x, y = batch
+        first = F.cross_entropy(model(x), y)
+        second = model(x).square().mean()
+        total = first / first.item() + second * (1 / (second.item() + 1e-3))
+        state["mean"] = 0.9 * state["mean"] + 0.1 * first.item()
+        return update(optimizer, total)
+
+    return Loop(step, model, optimizer, batches, lambda: state)
+
+
+@loop(planned=True)
+def a_loss_of_zero_to_divide_by() -> Loop:
+    """Eager raises in one step, where the number read is zero."""
+    model, optimizer, batches = task()
+
+    def batch(n):
+        x, y = batches[n % len(batches)]
+        return (x, y, torch.tensor(0.0 if n in (CHANGE, CHANGE + 3) else 1.0))
+
+    def step(batch):
+        x, y, factor = batch
+        loss = F.cross_entropy(model(x), y)
+        try:
+            scale = 1 / (loss * factor).item()
+        except ZeroDivisionError:
+            return None
+        return update(optimizer, loss * scale + loss)
+
+    return Loop(step, model, optimizer, batch)
