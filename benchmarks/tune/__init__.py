@@ -26,7 +26,7 @@ from benchmarks.budget import Budget
 from benchmarks.tune.searches import SEARCHES, Workload
 from hocket.errors import InputError, MissingDependencyError
 from hocket.search.halving import Hyperband
-from hocket.search.page import device_time_s
+from hocket.search.progress import device_time_s
 from hocket.search.search import Record
 from hocket.search.tune import SearchConfig, search
 

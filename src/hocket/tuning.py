@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hocket.search.fused import Runner
-from hocket.search.page import LiveTable, load_plotly, write_page
 from hocket.search.policy import Schedules
+from hocket.search.progress import LiveTable
 from hocket.search.split import Train
 from hocket.search.tune import SearchConfig, search
+from hocket.tuning_page import load_plotly, write_page
 
 if TYPE_CHECKING:
     import optuna

@@ -114,6 +114,10 @@ def unpacked(batch: Any) -> tuple[Any, Any]:
     return (x[0].x if isinstance(x, list) else x), (y["y"].y if isinstance(y, dict) else y)
 
 
+def _difference(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (model(x) - y).square().mean()
+
+
 def program(read: Any = unpacked) -> Any:
     def make() -> Program:
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -304,8 +308,12 @@ def test_arrays_that_must_not_be_written_to_are_followed_without_a_warning(recwa
     assert not [each for each in recwarn if "writable" in str(each.message)]
 
 
-@pytest.mark.parametrize("also", ["ufunc", "index", "method", "float", "branch", "function", "text"])
-def test_a_step_that_computes_with_an_array_stays_eager_and_says_so(also):
+COMPUTED = ["ufunc", "index", "method", "float", "branch", "function", "text"]
+
+
+def computed(also: str) -> Any:
+    """A reader of a batch that computes with one of its arrays."""
+
     def read(batch: Any) -> Any:
         x, y = batch
         found = torch.as_tensor(y, dtype=torch.float32)
@@ -325,7 +333,26 @@ def test_a_step_that_computes_with_an_array_stays_eager_and_says_so(also):
             case _:
                 return torch.from_numpy(x), found + len(str(x)) * 0
 
-    fast = ran(program(read), arrays)
+    return read
+
+
+@pytest.mark.parametrize("also", COMPUTED)
+def test_a_first_statement_that_computes_with_an_array_stays_python(also):
+    captured(program(computed(also)), arrays)
+
+
+@pytest.mark.parametrize("also", COMPUTED)
+def test_a_step_that_computes_with_an_array_stays_eager_and_says_so(also):
+    def make() -> Program:
+        found = program()()
+        read = computed(also)
+
+        def step(batch: Any) -> torch.Tensor:
+            return update(found.optimizer, _difference(found.model, *read(batch))).detach()
+
+        return Program(step, found.model, found.optimizer)
+
+    fast = ran(make, arrays)
     assert "computes with a numpy array of its batch" in fast.why
     assert "test_kinds_of_batches.py:" in fast.why
 

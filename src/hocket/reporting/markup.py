@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from hocket.reporting._files import template
 from hocket.reporting.svg import COLOURS, DARK, LIGHT
 from hocket.reporting.words import plain
 
@@ -66,6 +67,42 @@ def table(
         f'<div class="scroll{" tall" if tall else ""}" tabindex="0" role="group" aria-label="{text(caption)}">'
         f"<table{found}{_kind('sortable' if sortable else '')}><thead><tr>{columns}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def framed(title: str, main: str, scripts: str = "", css: str = "") -> str:
+    """Return the text of a page of ours: light or dark as the reader's system is, and without requests.
+
+    Args:
+        title: of the window.
+        main: what the page shows, already HTML.
+        scripts: elements at its end.
+        css: rules of this page alone.
+    """
+    values = {
+        "title": text(title),
+        "colours": colours(),
+        "css": f"{template('page.css')}{css}",
+        "main": main,
+        "scripts": scripts,
+    }
+    return fill(template("frame.html"), values)
+
+
+def script_element(code: str) -> str:
+    """Return a script element. The code is ours, and closes none."""
+    return f"<script>\n{code}</script>"
+
+
+def header(title: str, headline: str, why: str, tiles: Iterable[tuple[str, str, str]]) -> str:
+    """Return the top of a page: a headline, why, and figures, each with its name, its value and a note."""
+    items = "".join(
+        f'<div class="tile"><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>'
+        for name, value, note in tiles
+    )
+    return (
+        f'<header><p class="brand"><b>Hocket</b> · {text(title)}</p><h1>{text(headline)}</h1>'
+        f'<p class="why">{text(why)}</p><dl class="tiles">{items}</dl></header>'
     )
 
 

@@ -19,7 +19,7 @@ from hocket.reporting._files import template, write_text
 from hocket.reporting.content import Report
 from hocket.reporting.corunning import corunning_svg
 from hocket.reporting.drawing import heading_of, timeline_svg
-from hocket.reporting.markup import colours, fill, script_json, text
+from hocket.reporting.markup import fill, framed, script_element, script_json, text
 from hocket.reporting.trace import write_trace
 from hocket.reporting.words import MICRO, duration_text, plain
 
@@ -39,9 +39,6 @@ def page_html(report: Report) -> str:
         lead += " All timelines have the same scale."
     label = ", ".join(f"{name} {duration_text(t.makespan_us, MICRO)}" for name, t in timelines.items())
     values = {
-        "title": text(report.title),
-        "colours": colours(),
-        "css": template("page.css"),
         "hero": sections.hero_section(
             report.title, plan, timelines, comparison, lower_us, report.upper_us, is_estimate
         ),
@@ -57,11 +54,10 @@ def page_html(report: Report) -> str:
         "changes": sections.changes_section(graph, plan, timelines, report.baseline_plan),
         "attempts": sections.attempts_section(report.attempts, comparison),
         "environment": sections.environment_section(comparison, report.notes),
-        "data": script_json(_data(report)),
-        "chart_js": template("chart.js"),
-        "tables_js": template("tables.js"),
     }
-    return fill(template("page.html"), values)
+    scripts = [script_element(template(name)) for name in ("chart.js", "tables.js")]
+    data = f'<script type="application/json" id="data">{script_json(_data(report))}</script>'
+    return framed(report.title, fill(template("page.html"), values), "\n".join([data, *scripts]))
 
 
 def write_report(directory: str | os.PathLike[str], report: Report) -> dict[str, Path]:

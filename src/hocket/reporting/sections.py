@@ -9,7 +9,7 @@ from hocket.ir import Costs, Graph, Plan, Timeline
 from hocket.reporting.comparison import Comparison
 from hocket.reporting.corunning import corunning_of, corunning_svg
 from hocket.reporting.gains import Attempt, Gain, waterfall
-from hocket.reporting.markup import Cell, breakable, meter, number, swatch, table, text
+from hocket.reporting.markup import Cell, breakable, header, meter, number, swatch, table, text
 from hocket.reporting.parts import parts_svg
 from hocket.reporting.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
 from hocket.reporting.words import MICRO, count_text, duration_text, percent_text, shorten
@@ -68,15 +68,7 @@ def hero_section(
         tiles.append(("Same result" if comparison.bitwise else "Result", result, "planned against eager"))
     ops = f"{count_text(len(plan), 'op')}{', ' + plan.planner if plan.planner else ''}"
     tiles.append(("Plan", count_text(len(plan.lanes), "lane"), ops))
-    items = "".join(
-        f'<div class="tile"><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>'
-        for name, value, note in tiles
-    )
-    below = " ".join(f"{_sentence(line)}." for line in lines if line)
-    return (
-        f'<header><p class="brand"><b>Hocket</b> · {text(title)}</p><h1>{text(headline)}</h1>'
-        f'<p class="why">{text(below)}</p><dl class="tiles">{items}</dl></header>'
-    )
+    return header(title, headline, " ".join(f"{_sentence(line)}." for line in lines if line), tiles)
 
 
 def comparison_section(comparison: Comparison | None, lower_us: float | None, is_estimate: bool = False) -> str:

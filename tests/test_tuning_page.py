@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -9,7 +10,9 @@ from tests.search.pieces import LR, SPACE, random_study, searched, train
 
 import hocket
 from hocket.errors import MissingDependencyError
-from hocket.search.page import device_time_s, write_page
+from hocket.search.progress import device_time_s
+from hocket.tuning_page import write_page
+from support.browser import axe_finds, needs_axe, needs_chromium, visit
 
 
 def test_the_page_shows_slots_values_and_parameters(tmp_path):
@@ -17,15 +20,16 @@ def test_the_page_shows_slots_values_and_parameters(tmp_path):
     [path] = (tmp_path / "page").iterdir()
     text = path.read_text()
     assert path.name == "index.html"
-    assert "6 trials: " in text
-    assert "fusible: lr, step; infusible: width" in text
+    assert re.search(r"Trials</dt><dd>6<small>", text)
+    assert re.search(r"Fusible.*?lr, step.*?Infusible.*?width", text, re.DOTALL)
     for number in range(6):
         assert f"trial {number}, epoch 1" in text
     assert "What ran with what, and when" in text
     assert "Parameters and values" in text
     assert "Best value so far" in text
     best = text[text.index("<table>") : text.index("</table>")]
-    assert f"<th scope='row'>{study.best_trial.number}</th><td>{study.best_value:.6g}</td>" in best
+    assert f'<th scope="row">{study.best_trial.number}</th>' in best
+    assert f">{study.best_value:.6g}</td>" in best
     assert text.index("Best parameters") < text.index("What ran with what, and when")
     assert 'src="http' not in text
     assert study.study_name in text
@@ -51,3 +55,42 @@ def test_without_plotly_nothing_begins(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(MissingDependencyError, match=r"the report of hocket.tune needs plotly: pip install"):
         hocket.tune(None, {"lr": LR}, report=tmp_path)
+
+
+WIDTHS = """(async () => {
+  await new Promise((done) => setTimeout(done, 1000));
+  const page = document.documentElement, inside = (each) => each.closest(".scroll, .figure");
+  return {
+    width: innerWidth, needed: page.scrollWidth, paper: getComputedStyle(document.body).backgroundColor,
+    drawn: document.querySelectorAll(".figure .main-svg").length > 3,
+    wide: [...document.querySelectorAll("main *")].map((each) => [each, each.getBoundingClientRect().right])
+      .filter(([each, right]) => right > innerWidth + 1 && !inside(each)).map(([each]) => each.outerHTML.slice(0, 80)),
+  };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    study, record = searched(train, SPACE, study=random_study(study_name="a search"), trials=6, epochs=2)
+    return write_page(study, record, folder).read_text()
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False)])
+def test_the_page_fits_both_backgrounds_and_a_telephone(html, width, dark, tmp_path):
+    found, errors = visit(html, tmp_path, WIDTHS, width=width, dark=dark)
+    assert not errors
+    assert found["drawn"]
+    assert found["paper"] == ("rgb(16, 19, 23)" if dark else "rgb(247, 246, 242)")
+    assert found["needed"] <= found["width"] == width, found["wide"]
+    assert not found["wide"]
+
+
+@needs_chromium
+@needs_axe
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_nothing(html, dark, tmp_path):
+    found, errors = axe_finds(html, tmp_path, width=1280, dark=dark)
+    assert not errors
+    assert found == []
