@@ -67,8 +67,10 @@ SCHEDULED = """
         return loss.detach()
 
     batch = torch.randn(300, 300)
+    one = hocket.Machine.of(cores=1)
+    # On some processors products of 300 rows have other bits on two threads.
     fast = hocket.schedule(
-        step, model, optimizer, guard=False, executor=sys.argv[1], planner="serial", machine=hocket.Machine.of(cores=1)
+        step, model, optimizer, guard=False, numerics="rounding", executor=sys.argv[1], planner="serial", machine=one
     )
 
     def decide():

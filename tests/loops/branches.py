@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import torch
@@ -237,3 +238,93 @@ def value_that_is_written_before_it_is_asked() -> Loop:
         return value
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def a_skipped_step_before_a_scheduler() -> Loop:
+    """What ends a step early stands between its ops, and Python after them."""
+    model, optimizer, batches = task()
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
+    state = {"skipped": 0, "best": math.inf}
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if not torch.isfinite(loss):
+            state["skipped"] += 1
+            print("skipped")
+            return None
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        state["best"] = min(state["best"], loss.item())
+        print(f"{loss.item():.3f} at {scheduler.get_last_lr()[0]:.4f}")
+        return loss.item()
+
+    return Loop(step, model, optimizer, spoilt(batches), lambda: {**state, "at": scheduler.last_epoch})
+
+
+@loop(planned=True)
+def ends_early_in_a_loop_over_micro_batches() -> Loop:
+    model, optimizer, batches = task()
+    seen = []
+
+    def step(batch):
+        x, y = batch
+        optimizer.zero_grad()
+        for part in (slice(0, 3), slice(3, 6)):
+            loss = F.cross_entropy(model(x[part]), y[part])
+            if loss.isnan():
+                return "spoilt", part.start
+            (loss / 2).backward()
+        optimizer.step()
+        seen.append(round(loss.item(), 4))
+        return loss.detach()
+
+    return Loop(step, model, optimizer, spoilt(batches), lambda: {"seen": seen})
+
+
+@loop(planned=True)
+def small_batches_are_returned_at_once() -> Loop:
+    """A branch on the batch: each way is a recording of its own."""
+    model, optimizer, batches = task()
+    counts = {"used": 0, "lines": 0}
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        if (y == 3).all():
+            return out.detach().sum()
+        loss = update(optimizer, F.cross_entropy(out, y))
+        counts["used"] += 1
+        if counts["used"] % 7 == 0:
+            print(f"{loss.item():.3f}")
+            counts["lines"] += 1
+        return loss
+
+    def batch(n):
+        x, y = batches[n % len(batches)]
+        return x, torch.full_like(y, 3) if n % 5 == 0 else y
+
+    return Loop(step, model, optimizer, batch, lambda: counts)
+
+
+@loop()
+def draws_after_what_may_end_the_step() -> Loop:
+    """A draw that a skipped step does not make must not be made before it."""
+    model, optimizer, batches = task()
+    draw = random.Random(5)
+    used = []
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        if not torch.isfinite(loss):
+            return None
+        scale = draw.random()
+        optimizer.zero_grad()
+        (loss * scale).backward()
+        optimizer.step()
+        used.append(scale)
+        return loss.item()
+
+    return Loop(step, model, optimizer, spoilt(batches), lambda: {"draw": draw, "used": used})

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.pystate.cuts import BEFORE, LIVE, StepParts
+from hocket.arguments import packed
+from hocket.pystate.cuts import BEFORE, StepParts
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.parts import split
 
@@ -28,7 +29,7 @@ def ways(step: Callable[..., Any], *args: Any) -> list[StepParts]:
 def in_parts(parts: StepParts, *args: Any) -> Any:
     drawn, kept = parts.before(*args) if parts.before is not None else ((), ())
     live = parts.middle(*args, **({BEFORE: drawn} if drawn else {}))
-    return parts.after(*args, **{BEFORE: kept, LIVE: live})
+    return parts.end(packed(args, {}), kept, live)
 
 
 def outcome(call: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, float]:
@@ -114,6 +115,41 @@ def test_parts_one_after_the_other_are_the_step(step: Callable[..., Any], capsys
     expected = outcome(lambda: step(x), capsys)
     for parts in found:
         assert outcome(lambda parts=parts: in_parts(parts, x), capsys) == expected  # type: ignore[misc]
+
+
+def ends_early(x: torch.Tensor) -> Any:
+    y = (x * WEIGHT).sum()
+    if y > 5:
+        return y.item(), "early"
+    for each in x.tolist():
+        if each < -1:
+            return None
+    z = y * 2
+    print(z.item())
+    return z
+
+
+def ends_early_before_a_draw(x: torch.Tensor) -> Any:
+    y = (x * WEIGHT).sum()
+    if y > 5:
+        return
+    scale = random.random()
+    z = y * scale
+    print(z.item())
+
+
+@pytest.mark.parametrize("x", [torch.ones(3), 2 * torch.ones(3), -2 * torch.ones(3)], ids=["whole", "first", "second"])
+def test_a_middle_may_end_the_step(x: torch.Tensor, capsys: pytest.CaptureFixture[str]) -> None:
+    found = ways(ends_early, torch.ones(3))
+    capsys.readouterr()
+    assert found
+    for parts in found:
+        assert outcome(lambda parts=parts: in_parts(parts, x), capsys) == outcome(lambda: ends_early(x), capsys)  # type: ignore[misc]
+
+
+def test_a_draw_after_what_may_end_the_step_stays_there(capsys: pytest.CaptureFixture[str]) -> None:
+    for parts in ways(ends_early_before_a_draw, torch.ones(3)):
+        assert parts.before is None
 
 
 def test_draws_of_a_module_that_a_step_imports_are_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ class PartedPool:
         config = replace(self._asked, is_tentative=True, strict=False) if self._is_open else self._asked
         self._whole = VariantPool(config, self._before_eager)
         self._told: Variant | None = None  # whose refusal was said
+        self._reasons: set[str] = set()  # that were said
         self._ways: list[StepParts] = []
         self._parts: StepParts | None = None
         self._middle: VariantPool | None = None
@@ -149,7 +150,9 @@ class PartedPool:
         reason = self._whole.current.decision.reason
         if self._asked.strict:
             raise CaptureError(reason)
-        log.warning("hocket: the step stays eager: %s", reason)
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            log.warning("hocket: the step stays eager: %s", reason)
 
     def _by_parts(self, middle: VariantPool, batch: Any) -> Any:
         parts = self._parts

@@ -23,7 +23,7 @@ from hocket.pystate.tokens import DRAWING
 
 _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-_SCOPES = (*_FUNCTIONS, ast.ClassDef)
+SCOPES = (*_FUNCTIONS, ast.ClassDef)
 _RESULT = "_hocket_result"
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Methods of generators that write what they are given, which others may read before.
@@ -66,7 +66,7 @@ class Statement:
     @cached_property
     def captured(self) -> frozenset[str]:
         """Local names that a function within it reads."""
-        inner = [n for n in ast.walk(self.node) if isinstance(n, _SCOPES)]
+        inner = [n for n in ast.walk(self.node) if isinstance(n, SCOPES)]
         return frozenset({n.id for each in inner for n in ast.walk(each) if isinstance(n, ast.Name)} & self.names)
 
     @cached_property
@@ -300,7 +300,7 @@ def _within(node: ast.AST) -> list[ast.AST]:
 def _own(node: ast.AST) -> Iterable[ast.AST]:
     """All nodes but those of functions within, and of names that a comprehension binds for itself."""
     yield node
-    if not isinstance(node, _SCOPES):
+    if not isinstance(node, SCOPES):
         inner = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
         for each in inner:
             yield from _own(each)

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hocket.arguments import packed, unpacked
-from hocket.pystate.bodies import Body, Statement, is_plain, names_of
+from hocket.pystate.bodies import SCOPES, Body, Statement, is_plain, names_of
 
 # Keyword arguments of the parts.
 BEFORE, LIVE = "_hocket_before", "_hocket_live"
+# The middle returns it after the step's result where no part comes after.
+RETURNED = "_hocket_returned"
 _DRAWN = "_hocket_drawn_{}"
 _UNSURE = "_hocket_unsure_{}"
 _CONVERSIONS = (float, int, round, abs, bool)
@@ -29,7 +31,8 @@ class StepParts:
     Attributes:
         before: called with the step's arguments. Returns the values that the middle
             and the last part need. None if nothing comes before.
-        middle: called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple.
+        middle: called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple: what the last
+            part needs, or the step's result and `RETURNED` where the step ends there.
         after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
             middle as `LIVE`. Returns the step's result.
         lines: of the user's code that is not in the middle.
@@ -54,6 +57,8 @@ class StepParts:
 
     def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
         """Run the last part with the result of the middle, and return the step's result."""
+        if len(live) == 2 and type(live[1]) is str and live[1] == RETURNED:
+            return live[0]
         args, kwargs = unpacked(batch)
         return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
 
@@ -91,7 +96,7 @@ class BodyCut:
         self.nodes: list[ast.stmt] = []  # the middle, with names in place of draws
 
     def parts(self) -> StepParts | None:
-        if any(s.returns for s in self.middle) or not self._hoist() or not (self.drawing or self._is_worth_it()):
+        if not self._hoist() or not (self.drawing or self._is_worth_it()):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -108,7 +113,8 @@ class BodyCut:
         given = [_unpack(names, BEFORE)] if names else []
         kept = [_UNSURE.format(name) for name in unsure]
         returned = ast.Return(_tuple([*map(_load, sure), *map(_load, kept)]))
-        made = [*given, *self.nodes, *map(_kept_if_bound, unsure, kept), returned]
+        nodes = [_Early().visit(node) for node in self.nodes]
+        made = [*given, *nodes, *map(_kept_if_bound, unsure, kept), returned]
         middle = self.body.compiled(made, (BEFORE,) if names else ())
         taken = [_unpack(each, source) for each, source in ((early, BEFORE), ([*sure, *kept], LIVE)) if each]
         bound = list(map(_bound_if_kept, unsure, kept))
@@ -123,12 +129,12 @@ class BodyCut:
         """Move draws to the front. False where one of them cannot be."""
         ready = set(self.body.parameters)  # local names that the front can read
         plain = True  # all statements so far are in the front, too
-        called = passed_op = False
+        called = passed_op = returned = False
         attributes_set: set[str] = set()
         stored = [name for s in self.middle for name in s.stores]
         for statement, runs_op in zip(self.middle, self.runs_op, strict=False):
             node = copy.deepcopy(statement.node)
-            is_first = self.takes_all and plain and not runs_op and not is_plain(node, self.body)
+            is_first = self.takes_all and plain and not (runs_op or statement.returns or is_plain(node, self.body))
             if is_first and statement.loads - statement.stores <= ready:
                 self._move(statement, node, ready, stored)
                 continue
@@ -137,14 +143,14 @@ class BodyCut:
                 continue
             num_drawn = sum(count for line, count in self.drawn.items() if statement.spans({line}))
             found = [call for call in self._draws(node) if not self._is_late(call, ready, called, attributes_set)]
-            found = [] if passed_op else found
+            found = [] if passed_op or returned else found
             remaining = [n for n in ast.walk(node) if isinstance(n, ast.Call) and self.body.draw_of(n)]
             if num_drawn > len(found) or len(remaining) > len(found):
                 # Within a loop, in a branch, or by a function of the user's: as a whole, or not at all.
-                if runs_op or not statement.loads - statement.stores <= ready:
+                if runs_op or statement.returns or not statement.loads - statement.stores <= ready:
                     return False
-                if passed_op or (not plain and not self._only_draws(statement, attributes_set)):
-                    return False  # what stands before it may raise
+                if passed_op or returned or (not plain and not self._only_draws(statement, attributes_set)):
+                    return False  # what stands before it may raise, or end the step
                 self._move(statement, node, ready, stored)
                 continue
             for call in found:
@@ -158,6 +164,7 @@ class BodyCut:
                 ready -= statement.stores
                 attributes_set |= statement.attributes_set
                 called = called or any(isinstance(n, ast.Call) for n in ast.walk(node))
+            returned = returned or statement.returns
             self.nodes.append(node)
         return True
 
@@ -272,6 +279,18 @@ def _is_result(node: ast.stmt) -> bool:
     while isinstance(value, (ast.Attribute, ast.Call)) and not (isinstance(value, ast.Call) and value.args):
         value = value.func if isinstance(value, ast.Call) else value.value  # loss.detach()
     return value is None or isinstance(value, (ast.Name, ast.Constant))
+
+
+class _Early(ast.NodeTransformer):
+    """Makes ``return (x, RETURNED)`` of the function's own ``return x``."""
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, SCOPES):
+            return node
+        if not isinstance(node, ast.Return):
+            return self.generic_visit(node)
+        found = _tuple([node.value or ast.Constant(None), ast.Constant(RETURNED)])
+        return ast.copy_location(ast.Return(ast.copy_location(found, node)), node)
 
 
 class _Exchange(ast.NodeTransformer):
