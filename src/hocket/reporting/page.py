@@ -26,6 +26,7 @@ from hocket.reporting.words import MICRO, duration_text, plain
 __all__ = ["page_html", "write_report"]
 
 _MAX_EDGES = 60_000
+_COMPARED = frozenset({"eager", "planned"})
 
 
 def page_html(report: Report) -> str:
@@ -94,16 +95,20 @@ def write_report(directory: str | os.PathLike[str], report: Report) -> dict[str,
     if report.comparison is not None:
         report.comparison.save(new("comparison.json"))
     write_trace(new("trace.json"), report.timelines, report.drawn)
-    write_text(new("timeline.svg"), _timeline_svg(report, title=report.title))
+    write_text(new("timeline.svg"), _timeline_svg(report, title=report.title, is_short=True))
     write_text(new("corunning.svg"), corunning_svg(report.on_lanes, title=report.title))
     # The page comes last, so that it never refers to files that are older than it.
     write_text(new("index.html"), page_html(report))
     return paths
 
 
-def _timeline_svg(report: Report, *, title: str = "", width: int = 960) -> str:
+def _timeline_svg(report: Report, *, title: str = "", width: int = 960, is_short: bool = False) -> str:
+    """Draw the timelines, or of a comparison eager's and the plan's alone."""
+    shown = report.timelines
+    if is_short and shown.keys() >= _COMPARED:
+        shown = {name: shown[name] for name in shown if name in _COMPARED}
     return timeline_svg(
-        report.timelines,
+        shown,
         report.drawn,
         title=title,
         lower_us=report.bound_us,
