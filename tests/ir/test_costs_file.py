@@ -20,10 +20,11 @@ def test_round_trip(tmp_path_factory, costs):
 
 
 PROBLEMS = {
-    "durations_us['a']['1']: expected a duration in microseconds, finite and >= 0, got -2": {"a": {"1": -2}},
-    "durations_us['a']['1']: expected a duration in microseconds, finite and >= 0, got nan": {"a": {"1": math.nan}},
-    "durations_us['a']['1']: expected a duration in microseconds, finite and >= 0, got 'x'": {"a": {"1": "x"}},
-    "durations_us['a']['1']: expected a duration in microseconds, finite and >= 0, got True": {"a": {"1": True}},
+    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got -2": {"a": {"1": -2}},
+    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got nan": {"a": {"1": math.nan}},
+    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got 'x'": {"a": {"1": "x"}},
+    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got True": {"a": {"1": True}},
+    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got 1e+300": {"a": {"1": 1e300}},
     "durations_us['a']: expected at least one width or device": {"a": {}},
     "durations_us['a']: expected a width >= 1 or a device name, got '0'": {"a": {"0": 1.0}},
     "durations_us['a']: expected a width >= 1 or a device name, got 'cpu0:0'": {"a": {"cpu0:0": 1.0}},

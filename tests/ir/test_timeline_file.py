@@ -28,8 +28,9 @@ def span(op="a", lane="main", start_us=0.0, end_us=1.0):
 
 PROBLEMS = {
     "op 'a': expected 0 <= start_us <= end_us, got 2.0 and 1.0": [span(start_us=2.0)],
-    "spans[0].start_us: expected a duration in microseconds, finite and >= 0, got -1.0": [span(start_us=-1.0)],
-    "spans[0].end_us: expected a duration in microseconds, finite and >= 0, got nan": [span(end_us=math.nan)],
+    "spans[0].start_us: expected a duration in microseconds, from 0 to 1e+24, got -1.0": [span(start_us=-1.0)],
+    "spans[0].end_us: expected a duration in microseconds, from 0 to 1e+24, got nan": [span(end_us=math.nan)],
+    "spans[0].end_us: expected a duration in microseconds, from 0 to 1e+24, got 1.7e+308": [span(end_us=1.7e308)],
     "op 'a' ran on lane 'side', which is not listed": [span(lane="side")],
     "ops 'a' and 'b' overlap on lane 'main'": [span("b", start_us=0.5, end_us=2.0), span("a")],
     "spans[1]: missing field 'op'": [span(), {"lane": "main"}],

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from hocket.ir import Timeline
+from hocket.ir import Span, Timeline
 from hocket.reporting import corunning_svg, timeline_svg
 from hocket.reporting.drawing import axis_ticks
 
@@ -73,3 +73,9 @@ def test_ticks_are_round_and_few(longest_us: float) -> None:
     assert times[-1] <= longest_us * (1 + 1e-9)
     assert len(set(labels)) == len(labels) <= 12
     assert longest_us == 0 or len(ticks) >= 4
+
+
+@pytest.mark.parametrize("longest_us", [5e-324, 1e-300, 1e-13, 1e24])
+def test_the_shortest_and_the_longest_timelines_are_drawn(longest_us: float) -> None:
+    timeline = Timeline((Span("a", "main", 0.0, longest_us),), ("main",))
+    assert "0" in texts(timeline_svg({"planned": timeline}))

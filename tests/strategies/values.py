@@ -140,7 +140,7 @@ def any_costs(draw) -> Costs:
         DEVICE_NAMES,
         st.builds("{}:{}".format, DEVICE_NAMES, st.integers(1, 99)),
     ).filter(lambda key: not key.rpartition(":")[2].startswith("-"))
-    rows = st.dictionaries(keys, st.floats(0, 1e300), min_size=1, max_size=4)
+    rows = st.dictionaries(keys, st.floats(0, 1e24), min_size=1, max_size=4)
     durations = draw(st.dictionaries(st.text(max_size=5), rows, max_size=4))
     known = st.sampled_from(sorted(durations)) if durations else st.nothing()
     return Costs(

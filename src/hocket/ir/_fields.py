@@ -26,6 +26,8 @@ _MISSING: Any = object()
 # of 20,000 ops), and keep the memory and time of a refusal small.
 MAX_FILE_BYTES = 64 * 2**20
 MAX_DIGITS = 100
+# Sums and products of longer ones may be infinite. It is longer than the universe is old.
+MAX_DURATION_US = 1e24
 
 
 def load_document(path: str | os.PathLike[str], format_name: str) -> Reader:
@@ -119,9 +121,10 @@ def read_from(source: str) -> Iterator[None]:
 
 
 def require_duration(value: float, source: str, where: str) -> float:
-    """Return `value` if it is a finite number of microseconds >= 0, or raise `FormatError`."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise FormatError(source, where, f"expected a duration in microseconds, finite and >= 0, got {value!r}")
+    """Return `value` if it is a number of microseconds from 0 to `MAX_DURATION_US`, or raise `FormatError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_DURATION_US:
+        expected = f"expected a duration in microseconds, from 0 to {MAX_DURATION_US:g}"
+        raise FormatError(source, where, f"{expected}, got {value!r}")
     return float(value)
 
 

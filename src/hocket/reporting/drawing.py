@@ -22,6 +22,7 @@ _MAX_SHAPES = 6000
 _MAX_TITLES = 800
 _TITLE_PX = 2.0
 _TICKS = 8
+MIN_AXIS_US = 1e-12
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def timeline_svg(
     left = EDGE_PX + min(150.0, 14 + 6.4 * max((len(label) for label in labels), default=0))
     plot_px = max(50.0, width - left - EDGE_PX)
     longest_us = max([timeline.makespan_us for timeline in timelines.values()] + [lower_us or 0.0])
-    scale = plot_px / longest_us if longest_us else 0.0
+    scale = plot_px / longest_us if longest_us >= MIN_AXIS_US else 0.0
     roles = {op.name: op.role for op in graph.ops} if graph is not None else {}
 
     y = EDGE_PX
@@ -118,7 +119,7 @@ def axis_ticks(longest_us: float) -> list[tuple[float, str]]:
         >>> [label for _, label in axis_ticks(2600.0)]
         ['0', '0.5 ms', '1.0 ms', '1.5 ms', '2.0 ms', '2.5 ms']
     """
-    if longest_us <= 0:
+    if longest_us < MIN_AXIS_US:
         return [(0.0, "0")]
     raw = longest_us / _TICKS
     power = 10.0 ** math.floor(math.log10(raw))
