@@ -145,6 +145,15 @@ reconstruction = divergence = lambda model, batch: cross_entropy(model(batch[0])
         "meter = AverageMeter(); train(hocket.schedule(step, model, optimizer), *batch); assert meter.count == 48",
     ),
     "eager 3": Around(
+        STEP + "\nfrom torch.nn.utils import clip_grad_norm_\nstate = {'skipped': 0}",
+        """
+fast = hocket.schedule(step, model, optimizer, guard=False)
+train(fast)
+fast((x * float('nan'), y))
+assert state["skipped"] == 1
+""",
+    ),
+    "eager 4": Around(
         STEP + "\nrun, state, loss = types.SimpleNamespace(log=lambda *words, **more: None), {'step': 9}, x.sum()",
         "step(batch)",
     ),
