@@ -8,7 +8,7 @@ PY     ?= $(BIN)/python
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo docs wheels release test test-all lint format gpu bench clean
+.PHONY: help install demo docs wheels release test test-all sanitize lint format gpu bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,15 @@ test: install  ## the tests, without the slow ones; under ten minutes on two cor
 
 test-all: install  ## all tests; those that need a GPU skip themselves where there is none
 	$(BIN)/python -m pytest -n $(JOBS)
+
+# Python itself was not built with a sanitizer, so its library has to be loaded first. Python's own leaks are not ours.
+sanitize: install  ## the tests of the C++ cores under AddressSanitizer and UndefinedBehaviorSanitizer
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/build/sanitized PYTHONPATH=tests $(BIN)/python -m support.sanitized address
+	LD_PRELOAD="$$(for name in libasan.so libubsan.so libstdc++.so.6; do g++ -print-file-name=$$name; done)" \
+	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 \
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/build/sanitized PYTHONPATH=tests $(BIN)/python -m pytest \
+		-p support.sanitized -m "not slow and not gpu" tests/native tests/execution \
+		tests/pystate/test_guard_table.py tests/planning/partition/test_search.py
 
 lint: install  ## format, lint, types, and who may import whom
 	$(BIN)/ruff format --check

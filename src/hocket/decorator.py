@@ -34,7 +34,7 @@ class ScheduledMethod(FunctionLike):
         return schedule(method, model, optimizer, **self._options)
 
 
-def scheduled(model: Any, optimizer: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+def scheduled(model: Any, optimizer: Any = (), **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a training step, so that it is scheduled where it is defined.
 
     Args:

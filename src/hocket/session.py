@@ -281,7 +281,7 @@ class Schedule(FunctionLike):
 def schedule(
     step: Callable[..., Any],
     model: Any,
-    optimizer: Any,
+    optimizer: Any = (),
     *,
     planner: str = "auto",
     plan: Plan | None = None,
@@ -299,7 +299,7 @@ def schedule(
         step: the user's own, unchanged, with any arguments and any result. What it does in Python before its first op
             and after its last one runs as it is. Between them it may not print or ask a clock (see ``docs/eager.md``).
         model: the module it trains, or a list of modules.
-        optimizer: the optimizer it steps, or a list of optimizers.
+        optimizer: the optimizer it steps, or a list of optimizers. None is needed for a step that updates by hand.
         planner: ``auto`` for every planner, or one of `hocket.planners()`.
         plan: try this plan and no planner's: one that was edited, say. A call raises `PlanError` where it does not fit.
         numerics: ``bitwise``: an op runs only with numbers of threads at which it has eager's bits. ``rounding``: an op

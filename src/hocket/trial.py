@@ -21,6 +21,7 @@ from hocket.autotune.candidate import Candidate
 from hocket.autotune.verification import verify
 from hocket.backends import Backend, CpuBackend, SimulatedBackend, SimulatedClock
 from hocket.errors import HocketError
+from hocket.execution.base import Executor
 from hocket.ir import Machine, Plan, Timeline
 from hocket.job import Job
 from hocket.profiling.eager import EagerRecord, record_eager
@@ -168,7 +169,7 @@ def try_out(
     timelines, gains, record = _analysis(backend, candidate, eager, following, comparison, runs, clock)
     if record is not None:
         notes.append(
-            f"eager's timeline is the fastest of a few steps under torch's profiler "
+            "the timelines are those of the fastest steps; eager's was recorded under torch's profiler "
             f"({duration_text(record.recorded_us)}), scaled to the time of a step without it"
         )
     return Trial(replace(comparison, notes=(*comparison.notes, *notes)), fast, timelines, gains, record)
@@ -204,8 +205,7 @@ def _analysis(
         shares=None if record is None else {row: record.share(row) for row in record.timeline.lanes},
     )
     found = {} if record is None else {"eager": record.timeline}
-    candidate.executor(next(batches))
-    planned = candidate.executor.timeline()
+    _, planned = _timed(backend, candidate.executor, eager, batches, runs, clock)
     return {**found, "serial": serial, "planned": planned, "simulated": candidate.predicted}, gains, record
 
 
@@ -217,23 +217,37 @@ def _serial(
     runs: int,
     clock: Callable[[], float],
 ) -> tuple[float, Timeline]:
-    """Run a step's ops one after another: the lower quartile in milliseconds, and the timeline of the last step.
+    """Run a step's ops one after another: the lower quartile in milliseconds, and the timeline of the fastest step."""
+    serial = backend.executor(captured, backend.serial_plan(captured))
+    timed = _timed(backend, serial, eager, batches, runs, clock)
+    serial.close()
+    return timed
+
+
+def _timed(
+    backend: Backend,
+    executor: Executor,
+    eager: Callable[[Any], Any],
+    batches: Iterator[Any],
+    runs: int,
+    clock: Callable[[], float],
+) -> tuple[float, Timeline]:
+    """Return the lower quartile in milliseconds of a few steps, and the timeline of the fastest.
 
     Each step follows one of eager's, which leaves caches and threads as the planned steps found them.
     """
-    serial = backend.executor(captured, backend.serial_plan(captured))
-    times_ms = []
+    steps: list[tuple[float, Timeline]] = []
     for _ in range(1 + runs):
         eager(next(batches))
         batch = next(batches)
         backend.synchronize()
         start = clock()
-        serial(batch)
+        executor(batch)
         backend.synchronize()
-        times_ms.append((clock() - start) * 1e3)
-    timeline = serial.timeline()
-    serial.close()
-    return lower_quartile(times_ms[1:]), timeline
+        steps.append(((clock() - start) * 1e3, executor.timeline()))
+    del steps[0]
+    fastest = min((timeline for _, timeline in steps), key=lambda timeline: timeline.makespan_us)
+    return lower_quartile([time_ms for time_ms, _ in steps]), fastest
 
 
 def _caption(record: EagerRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,31 @@ def test_the_guard_decides_by_measurement_and_says_so() -> None:
     clearly_faster = decision.low is not None and decision.low > 1
     assert (fast.verdict == "planned") == clearly_faster
     assert fast.comparison().speedup == decision.speedup
+
+
+def test_a_step_that_updates_by_hand_needs_no_optimizer() -> None:
+    def made() -> tuple[nn.Module, Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+
+        def step(batch: torch.Tensor) -> float:
+            model.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+            return loss.item()
+
+        return model, step
+
+    (eager, step), (planned, fast) = made(), made()
+    fast = hocket.schedule(fast, planned, guard=False, planner="serial")
+    for _ in range(40):
+        batch = torch.randn(8, 16)
+        assert fast(batch) == step(batch)
+    assert fast.verdict == "planned", fast.why
+    assert all(torch.equal(a, b) for a, b in zip(eager.parameters(), planned.parameters(), strict=True))
 
 
 def test_what_cannot_be_captured_stays_eager_with_a_reason() -> None:
