@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from hocket import zoo
+from benchmarks.contenders import job_of
 from hocket.autotune.rewriting import rewritten
 from hocket.errors import CaptureError, HocketError
 from hocket.ir import Machine
@@ -131,8 +131,7 @@ def measure(target: str) -> dict[str, Any]:
 
 
 def _trained(target: str) -> Job:
-    name, _, batch_size = target.partition("/")
-    job = zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
+    job = job_of(target)
     for number in range(3):
         job.step(job.batch(number))
     return job

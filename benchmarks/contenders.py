@@ -11,11 +11,12 @@ import torch
 import torch._dynamo
 from torch.utils._pytree import tree_map
 
+from hocket import zoo
 from hocket.errors import HocketError
 from hocket.job import Job
 from hocket.session import Schedule, schedule
 
-__all__ = ["compiled_step", "decided", "gpt2", "is_image"]
+__all__ = ["compiled_step", "decided", "gpt2", "is_image", "job_of"]
 
 # Of one function of Python for all contenders of a process together: torch's 8 are enough for one of them, but five
 # ways to compile a GAN need more, and what is beyond the limit would run eagerly, which is an error here.
@@ -92,6 +93,14 @@ def compiled_step(
         "recompiles": sum(counters["recompiles"].values()) if "recompiles" in counters else 0,
         "seconds": perf_counter() - start,
     }
+
+
+def job_of(target: str) -> Job:
+    """Make the job of a target: a zoo name, ``NAME/BATCH``, or ``gpt2``."""
+    name, _, batch_size = target.partition("/")
+    if name == "gpt2":
+        return gpt2(64)
+    return zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
 
 
 def gpt2(width: int) -> Job:

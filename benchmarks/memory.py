@@ -16,9 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import gpt2
+from benchmarks.contenders import job_of
 from benchmarks.resident import is_measurable, peak_bytes, resident_bytes, set_back_peak
-from hocket import zoo
 from hocket.errors import InputError
 from hocket.ir import Machine
 from hocket.job import Job
@@ -71,7 +70,7 @@ def measure(target: str, numerics: str = "close", compiled: bool = True) -> dict
         ``compiled_search_bytes`` and ``compiled_planned_bytes``, of the second search. Each of these has a ``_ratio``,
         over eager's peak. ``form`` is the form that was taken at last, ``verdict`` whether it is a plan.
     """
-    job = _job(target)
+    job = job_of(target)
     bare = resident_bytes()
     set_back_peak()
     for number in range(EAGER_STEPS):
@@ -112,10 +111,3 @@ def _peaks(prefix: str, fast: Schedule, job: Job, stages: dict[str, float]) -> d
             set_back_peak()
         fast(job.batch(number + further))
     return {f"{prefix}search_bytes": search, f"{prefix}planned_bytes": peak_bytes()}
-
-
-def _job(target: str) -> Job:
-    name, _, batch_size = target.partition("/")
-    if name == "gpt2":
-        return gpt2(64)
-    return zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import Bench, Save, ratios, targets
@@ -78,6 +79,26 @@ def _decision_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
         rows.append((name, *times, row["verdict"], str(warm["calls"]), f"{warm['seconds']:.1f}", str(warm["recalled"])))
     columns = ("target", "eager ms", "calls", "seconds", "within", "verdict", "warm calls", "seconds", "recalled")
     yield table("what it takes until a schedule has decided", columns, rows)
+
+
+def _promises(args: Namespace, save: Save) -> dict[str, Any]:
+    from benchmarks.promises import NEIGHBOURS, TARGETS, run
+
+    return run(tuple(args.target) or TARGETS, args.runs, tuple(args.neighbour or NEIGHBOURS), save)
+
+
+def _promises_tables(args: Namespace, result: dict[str, Any]) -> Iterator[Table]:
+    rows = []
+    for name, row in result["targets"].items():
+        for neighbour, found in row.items():
+            planned = [each for each in found["runs"] if each["met"] is not None]
+            figures = [
+                f"{median(each[key] for each in planned):.2f}" if planned else "-" for key in ("promised", "met")
+            ]
+            counts = (str(len(planned)), str(found["kept"]), str(found["noticed"]))
+            rows.append((name, neighbour, *figures, *counts))
+    columns = ("target", "neighbour", "promised", "met", "planned", "kept", "noticed")
+    yield table(f"speedups over eager, promised and met; of {count_text(args.runs, 'run')} each", columns, rows)
 
 
 def _compiling(args: Namespace, save: Save) -> dict[str, Any]:
@@ -184,6 +205,18 @@ VERBS = (
         "calls and seconds until a schedule has decided",
         "python -m benchmarks decision mlp digits-cnn -o decision.json",
         (_AFTER_EACH, targets("zoo names (all of them)")),
+    ),
+    Verb(
+        "promises",
+        Bench("promises", "decide each target in a new process, then time it", _promises, _promises_tables),
+        "the speedup of a verdict, beside that of the 200 steps after it",
+        "python -m benchmarks promises mlp gpt2 --runs 5 -o promises.json",
+        (
+            arg("--runs", type=count, default=20, metavar="N", help="processes of each kind (20)"),
+            arg("--neighbour", action="append", metavar="KIND", help="none, before or after (all three)"),
+            _AFTER_EACH,
+            targets(_BATCHES),
+        ),
     ),
     Verb(
         "compiling",

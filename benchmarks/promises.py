@@ -1,0 +1,130 @@
+"""The speedup that a verdict promises, beside the one that the next 200 steps have.
+
+Each run is a process of its own: a new schedule decides, then planned and eager steps follow in blocks that are long
+enough for caches and threads to settle. With a neighbour, another training has the same cores, from before the search
+(``before``) or from the verdict on (``after``).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import hocket
+from benchmarks.contenders import job_of
+from hocket import zoo
+from hocket.reporting import lower_quartile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.synchronize import Event
+
+    from hocket.job import Job
+
+__all__ = ["NEIGHBOURS", "TARGETS", "measure", "run"]
+
+TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "bert-tiny", "gpt2", "resnet20/4")
+NEIGHBOURS = ("none", "before", "after")
+PLANNED_STEPS, BLOCKS, SETTLING = 200, 4, 3
+MAX_CALLS = 1000
+TIMEOUT_S = 600
+
+
+def run(
+    targets: tuple[str, ...],
+    runs: int,
+    neighbours: tuple[str, ...] = NEIGHBOURS,
+    save: Callable[[dict[str, Any]], object] = lambda result: None,
+) -> dict[str, Any]:
+    """Measure each target `runs` times beside each kind of neighbour (see `measure`). `save` gets the result so far."""
+    threads = torch.get_num_threads()
+    result: dict[str, Any] = {"cores": hocket.Machine.here().cores, "threads": threads, "targets": {}}
+    spawn = multiprocessing.get_context("spawn")
+    for target in targets:
+        row = result["targets"].setdefault(target, {})
+        for neighbour in neighbours:
+            row[neighbour] = {"runs": []}
+            for _ in range(runs):
+                with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+                    row[neighbour]["runs"].append(pool.submit(measure, target, neighbour).result(TIMEOUT_S))
+            row[neighbour]["kept"] = sum(found["kept"] for found in row[neighbour]["runs"])
+            row[neighbour]["noticed"] = sum(found["noticed"] for found in row[neighbour]["runs"])
+            save(result)
+    return result
+
+
+def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
+    """Decide one target in this process, and time 200 planned steps in turns with eager ones.
+
+    Returns:
+        ``verdict`` and ``why``; ``promised``, ``low``, ``high``: the speedup that was promised, with its interval;
+        ``met``: the ratio of lower quartiles afterwards; ``kept``: it is at least ``low``, or nothing was promised;
+        ``noticed``: the schedule has decided anew, or has gone eager, within these steps.
+    """
+    job = job_of(target)
+    found: dict[str, Any] = {}
+    with _training() as start:
+        if neighbour == "before":
+            start.set()
+        fast = hocket.schedule(job.step, job.model, job.optimizer, cache=False)
+        number = 0
+        while not fast.decided and number < MAX_CALLS:
+            fast(job.batch(number))
+            number += 1
+        decision = fast.decision
+        found |= {"verdict": str(fast.verdict), "why": fast.why, "calls": number}
+        found |= {"promised": decision.speedup, "low": decision.low, "high": decision.high}
+        if neighbour == "after":
+            start.set()
+        if str(fast.verdict) != "planned":
+            fast.close()
+            return found | {"met": None, "kept": True, "noticed": False}
+        verdicts = len(fast.history)
+        planned_ms: list[float] = []
+        eager_ms: list[float] = []
+        for _ in range(BLOCKS):
+            for times, step in ((planned_ms, fast), (eager_ms, job.step)):
+                times += _block(step, job, PLANNED_STEPS // BLOCKS)
+        noticed = len(fast.history) > verdicts or not fast.decided or str(fast.verdict) != "planned"
+        fast.close()
+    met = lower_quartile(eager_ms) / lower_quartile(planned_ms)
+    return found | {"met": met, "kept": decision.low is None or met >= decision.low, "noticed": noticed}
+
+
+def _block(step: Callable[[Any], Any], job: Job, steps: int) -> list[float]:
+    times_ms = []
+    for number in range(steps):
+        batch = job.batch(number)
+        start = perf_counter()
+        step(batch)
+        times_ms.append((perf_counter() - start) * 1e3)
+    return times_ms[SETTLING:]
+
+
+@contextmanager
+def _training() -> Iterator[Event]:
+    """Another training of this machine's cores: it begins when the event that is given is set."""
+    spawn = multiprocessing.get_context("spawn")
+    start = spawn.Event()
+    process = spawn.Process(target=_train, args=(start,), daemon=True)
+    process.start()
+    try:
+        yield start
+    finally:
+        process.kill()
+        process.join()
+
+
+def _train(start: Event) -> None:
+    job = zoo.load("mlp")
+    start.wait()
+    number = 0
+    while True:
+        job.step(job.batch(number))
+        number += 1
