@@ -43,9 +43,10 @@ def _simulated_tables(args: Namespace, result: dict[str, Any]) -> Iterator[Table
         best_us = row["orders"]["auto"]["step_us"]
         rates = [f"{row['orders'][order]['step_us'] / best_us:.3f}" for order in ORDERS]
         stragglers = [f"{row['cluster'][order]['straggler_share']:.0%}" for order in ("tac", "random")]
-        figures = (row["model"], str(row["recvs"]), f"{row['tac_ms']:.0f}", f"{row['potential']:.2f}")
+        size = (str(row["recvs"]), f"{row['tac_ms']:.0f}", f"{row['potential']:.2f}")
+        figures = (row["model"], f"{row['batch_factor']:g}", *size)
         rows.append((*figures, *rates, *stragglers))
-    columns = ("model", "recvs", "TAC ms", "potential", *ORDERS, "stragglers", "random")
+    columns = ("model", "batch", "recvs", "TAC ms", "potential", *ORDERS, "stragglers", "random")
     yield table(f"step time over auto's, simulated; {args.workers} workers", columns, rows)
 
 
@@ -293,7 +294,7 @@ VERBS = (
             arg("--urgent", action="store_true", help="a small value behind a large one, over a link; needs root"),
             arg("--seconds", type=float, metavar="S", help="about how long to measure (paced: 240)"),
             output("the result, after each model, as JSON"),
-            targets("zoo models (those of TicTac that the zoo has)", "MODEL"),
+            targets("zoo models (those of TicTac)", "MODEL"),
         ),
     ),
     Verb(

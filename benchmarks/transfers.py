@@ -2,7 +2,8 @@
 
 A worker's step is that of a zoo model: a recv for each parameter before whoever reads it first, and a send for each
 parameter's gradient before its update, which runs at the server and so is left out. Links to the servers are scaled so
-that receiving takes as long as computing, times `ratio`.
+that receiving takes as long as computing, times `ratio`. As in the paper, each model also runs with half and twice its
+batch, over the links of the whole one.
 
 **Many workers by symmetry.** Workers that run the same plan at the same time all have the same part of each server's
 card, so one worker is simulated whose links have that part. With random orders each has an order of its own, and still
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket.ir import Edge, Graph, Link, Machine, NetworkCard, Op
+from hocket.ir import Costs, Edge, Graph, Link, Machine, NetworkCard, Op
 from hocket.planning import bounds, efficiency, plan, potential
 from hocket.planning.transfers.orders import random_order, tac_order
 from hocket.planning.transfers.receives import Receives, receives_of
@@ -27,8 +28,14 @@ from hocket.zoo import load
 
 __all__ = ["NAMES", "Cluster", "run", "straggler_share", "with_transfers", "worker_machine"]
 
-# What the zoo has of the paper's Table 1, and ResNet-152.
-NAMES = ("alexnet", "googlenet", "inception-v3", "resnet50", "resnet101", "resnet152", "vgg16")
+# The paper's Table 1, and ResNet-152. GoogLeNet is Inception v1.
+NAMES = (
+    *("alexnet", "googlenet", "inception-v2", "inception-v3", "resnet50", "resnet101", "resnet50-v2", "resnet101-v2"),
+    *("vgg16", "vgg19", "resnet152"),
+)
+# The paper's factors of the batch size (section 6.1, "Scaling the computational load").
+BATCH_FACTORS = (0.5, 1.0, 2.0)
+BATCH_SIZE = 4
 ORDERS = ("auto", "tac", "tic", "layer", "random", "reverse")
 # Of one CPU core at this rate the estimates come; only their proportions matter, for links are scaled to them.
 FLOPS_PER_S = 5e10
@@ -98,42 +105,59 @@ def run(
     workers: int = 1024,
     seed: int = 0,
     image_size: int = 64,
+    batch_factors: Sequence[float] = BATCH_FACTORS,
     save: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """Simulate every order on every model, and many workers on each.
 
     Args:
         names: zoo models.
-        ratio: communication over computation, for one worker.
+        ratio: communication over computation, for one worker at the batch factor 1.
         workers: how many at the most.
         seed: of random orders.
-        image_size: of the captured batch, of two images.
+        image_size: of the captured batch.
+        batch_factors: for each one a row, of `BATCH_SIZE` images times the factor.
         save: called with the results so far after each model.
     """
     rows: list[dict[str, Any]] = []
-    result: dict[str, Any] = {"ratio": ratio, "workers": workers, "models": rows}
+    result: dict[str, Any] = {"ratio": ratio, "workers": workers, "image_size": image_size, "models": rows}
     for name in names:
-        rows.append(_model(name, ratio, workers, seed, image_size))
+        side = max(image_size, {"alexnet": 67, "inception-v3": 75}.get(name, 32))
+        whole_us = _compute_us(*_step(name, BATCH_SIZE, side))
+        for factor in batch_factors:
+            graph, costs = _step(name, int(BATCH_SIZE * factor), side)
+            row = {
+                "model": name,
+                "batch_factor": factor,
+                "communication_to_computation": ratio * whole_us / _compute_us(graph, costs),
+            }
+            rows.append(row | _simulated(graph, costs, ratio * whole_us, workers, seed))
         if save is not None:
             save(result)
     return result
 
 
-def _model(name: str, ratio: float, workers: int, seed: int, image_size: int) -> dict[str, Any]:
-    job = load(name, batch_size=2, image_size=max(image_size, {"alexnet": 67, "inception-v3": 75}.get(name, 32)))
+def _step(name: str, batch_size: int, image_size: int) -> tuple[Graph, Costs]:
+    """A worker's step, and estimates for the ops that compute."""
+    job = load(name, batch_size=batch_size, image_size=image_size, num_batches=1)
     rates = Machine.of(cores=1).with_rates("cpu0", flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
     graph = with_transfers(capture(job.step, job.model, job.optimizer, job.batch(0)).graph)
-    compute = [op.name for op in graph.ops if op.role not in ("recv", "send")]
-    costs = estimate(graph, rates).restricted(compute)
-    compute_us = sum(costs.duration_us(op) for op in compute)
+    return graph, estimate(graph, rates).restricted([op.name for op in graph.ops if op.role not in ("recv", "send")])
+
+
+def _compute_us(graph: Graph, costs: Costs) -> float:
+    return sum(costs.duration_us(op.name) for op in graph.ops if op.name in costs)
+
+
+def _simulated(graph: Graph, costs: Costs, receiving_us: float, workers: int, seed: int) -> dict[str, Any]:
+    """Every order, over a link that carries the parameters in `receiving_us`, and many workers."""
     received_bytes = sum(op.size_bytes for op in graph.ops if op.role == "recv")
-    card_bytes_per_s = received_bytes / (ratio * compute_us) * 1e6
+    card_bytes_per_s = received_bytes / receiving_us * 1e6
     machine = worker_machine(Cluster(card_bytes_per_s=card_bytes_per_s))
     begin_s = time.perf_counter()
     receives = receives_of(graph, costs, machine)
     tac_order(receives)
     row: dict[str, Any] = {
-        "model": name,
         "ops": len(graph),
         "recvs": len(receives),
         "received_mib": received_bytes / 2**20,

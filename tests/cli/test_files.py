@@ -50,6 +50,15 @@ def test_profile_in_json(hocket, tmp_path):
     assert told["total_us"].keys() == set(next(iter(Costs.load("costs.json").durations_us.values())))
 
 
+def test_profile_of_many_cores_climbs(hocket, tmp_path, monkeypatch):
+    for place in ("climbing", "tracer"):
+        monkeypatch.setattr(f"hocket.profiling.{place}.FEW_CORES", 0)
+    told = hocket("profile", *TINY, "-o", "costs.json", "--runs", 1, "--format", "json").json
+    costs = Costs.load(tmp_path / "costs.json")
+    assert costs.note.startswith("hill climbing")
+    assert all(row.keys() == told["total_us"].keys() for row in costs.durations_us.values())
+
+
 def test_plan_goes_to_stdout_and_its_prediction_to_stderr(hocket, made):
     found = hocket("plan", made["graph"], made["costs"], "--machine", made["machine"])
     assert found.status == 0
@@ -207,6 +216,21 @@ def test_plan_orders_received_parameters(hocket, tmp_path):
     found = hocket("plan", *files, "--order", "tac")
     assert found.status == 2
     assert "--order is no option of the planner list" in found.err
+
+
+def test_plan_by_strategies(hocket, tmp_path):
+    ops = ("a", "b", "c", "d")
+    Graph(tuple(map(Op, ops)), ()).save(tmp_path / "graph.json")
+    Costs({op: {"1": 40.0, "2": 50.0} for op in ops}).save(tmp_path / "costs.json")
+    Machine.of(cores=2).save(tmp_path / "two.json")
+    files = (tmp_path / "graph.json", tmp_path / "costs.json", "--machine", tmp_path / "two.json")
+    for strategies, widths in (("1", [1]), ("1,3", [1, 1])):
+        found = hocket("plan", *files, "--planner", "concurrency", "--strategies", strategies)
+        assert found.status == 0
+        assert [lane.width for lane in Plan.parse(found.out).lanes] == widths
+    found = hocket("plan", *files, "--planner", "concurrency", "--strategies", "1,5")
+    assert (found.status, found.out) == (2, "")
+    assert "--strategies: expected some of 1, 2, 3 and 4, got '1,5'" in found.error
 
 
 def test_the_cache_is_listed_and_cleared(hocket, cache_folder, monkeypatch, tmp_path):

@@ -19,6 +19,8 @@ LARGE = {
     "caffenet",
     "googlenet",
     "vgg16",
+    "vgg19",
+    "inception-v2",
     "inception-v3",
 }
 LARGE |= {name for name in TINY_SIZES if name.startswith("resnet") and name != "resnet20"}

@@ -10,7 +10,9 @@ from execution.probe import KINDS
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Op, Span, Timeline
+from hocket.profiling import tracer
 from hocket.profiling.analytic import estimate, measure_rates
+from hocket.profiling.climbing import climbing
 from hocket.profiling.tracer import costs_of, default_widths
 
 
@@ -32,6 +34,33 @@ def test_every_op_is_measured_at_every_width_and_nothing_changes() -> None:
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     assert torch.equal(torch.get_rng_state(), random)
     assert not optimizer.state, "an optimizer that had no state has none afterwards"
+
+
+def test_many_cores_are_profiled_by_a_hill_climb(monkeypatch) -> None:
+    monkeypatch.setattr(tracer, "FEW_CORES", 1)
+    job, step = captured()
+    before = [p.detach().clone() for p in job.model.parameters()]
+    costs = hocket.profile(step, runs=1, machine=hocket.Machine.of(cores=2))
+    assert costs.durations_us.keys() == step.graph.by_name.keys()
+    assert all(set(row) == {"1", "2"} for row in costs.durations_us.values())
+    assert costs.note == "hill climbing in steps of 4 up to 2 threads"
+    assert all(torch.equal(p, old) for p, old in zip(job.model.parameters(), before, strict=True))
+
+
+def test_a_climb_takes_each_setting_once_and_counts_every_run_of_it() -> None:
+    taken = []
+
+    def timed(width: int, affinity: str) -> list[Timeline]:
+        taken.append((width, affinity))
+        times_us = (80.0 / width + 4.0 * width + more - (affinity == "scatter") for more in (3.0, 0.0, 1.0))
+        return [Timeline((Span("a", "main", 0.0, us),), ("main",), "measured") for us in times_us]
+
+    device = hocket.Machine.of(cores=8, cores_per_cache=4).devices[0]
+    costs = tracer._climbed(climbing([Op("a", "aten.mm")], device, runs=3), timed)
+    assert taken == [(1, "compact"), (5, "compact"), (8, "compact"), (2, "compact"), (2, "scatter")]
+    assert costs.placement == "scatter"
+    assert costs.durations_us["a"] == {"1": 84.0, "2": 47.0, "5": 36.0, "8": 42.0}
+    assert costs.spread_us["a"]["5"] == 1.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -33,7 +33,8 @@ def test_every_entry_is_tried():
     assert set(TINY) == set(zoo.entries())
 
 
-LARGE = ("resnet34", "resnet50", "resnet101", "resnet152", "vgg16", "inception-v3", "caffenet")
+HUGE = {"resnet101", "resnet152", "resnet101-v2", "vgg16", "vgg19", "inception-v3"}
+LARGE = HUGE | {"resnet34", "resnet50", "resnet50-v2", "inception-v2", "caffenet"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in TINY])
@@ -67,10 +68,7 @@ def test_builds_trains_and_repeats(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE))
-        for n in sorted(TINY.keys() - {"resnet101", "resnet152", "vgg16", "inception-v3"})
-    ],
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in sorted(TINY.keys() - HUGE)],
 )
 def test_everything_goes_to_the_device_asked_for(name):
     job = load(name, device="meta")

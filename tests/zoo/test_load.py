@@ -36,7 +36,11 @@ NAMES = {
     "resnet50",
     "resnet101",
     "resnet152",
+    "resnet50-v2",
+    "resnet101-v2",
     "vgg16",
+    "vgg19",
+    "inception-v2",
     "inception-v3",
 }
 

@@ -14,14 +14,11 @@ from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import planners
 from hocket.planning.base import cpu_devices
 from hocket.planning.moldable.placement import scattered
-from hocket.profiling.climbing import RUNS, climbing
+from hocket.profiling.climbing import FEW_CORES, RUNS, climbing
 from hocket.profiling.exact_widths import ExactWidths
 from hocket.profiling.hill_climb import Setting
 from hocket.profiling.tracer import costs_of, default_widths, serial_plan
 from hocket.tracing.captured import Captured
-
-# Up to this many cores, every width that a plan may use is one of 1, 2, 4 and all: there is nothing to climb.
-FEW_CORES = 4
 
 
 class CpuBackend(Backend):

@@ -38,12 +38,14 @@ __all__ = [
 
 def plan_verb(args: Namespace) -> None:
     """Make a plan from GRAPH and COSTS."""
-    given: dict[str, Any] = {"lanes": args.lanes, "order": args.order}
+    given: dict[str, Any] = {"lanes": args.lanes, "order": args.order, "strategies": args.strategies}
     options = {name: value for name, value in given.items() if value is not None}
     takes = inspect.signature(planners()[args.planner]).parameters
     for option in options:
         if option not in takes:
             raise UsageError(f"--{option} is no option of the planner {args.planner}")
+    if args.strategies is not None:
+        options |= {"lookahead_ms": 0.0, "coarsen_us": 0.0}  # a search would hide what the strategies do
     target = output_file(args.output)
     with Bar("plan", moving=True):
         graph, costs, machine = Graph.load(args.graph), Costs.load(args.costs), _machine(args)

@@ -18,6 +18,7 @@ __all__ = ["make_parser"]
 
 # `hocket.loading.loader` has these, too, and needs torch.
 _LOAD_ORDERS = ("auto", "registration", "file")
+NUM_STRATEGIES = 4
 
 _WORDS = """\
 a name that `hocket zoo` lists, or file.py:function, a function
@@ -64,9 +65,17 @@ def gpu_machine(text: str) -> Machine:
         raise argparse.ArgumentTypeError(f"{error}; or a machine file") from None
 
 
-def widths_of(text: str) -> list[int]:
+def counts_of(text: str) -> list[int]:
     """Parse ``1,2,4``, the smallest first."""
     return sorted({count(word) for word in text.split(",")})
+
+
+def strategies_of(text: str) -> list[int]:
+    """Parse ``1,2,3``, numbers of the strategies of the planner `concurrency`."""
+    found = counts_of(text)
+    if found[-1] > NUM_STRATEGIES:
+        raise argparse.ArgumentTypeError(f"expected some of 1, 2, 3 and 4, got {text!r}")
+    return found
 
 
 def setting(text: str) -> tuple[str, int | float | str]:
@@ -202,7 +211,12 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
                 output("the costs", required=True),
                 arg("--graph", type=Path, metavar="FILE", help="write the graph, too"),
                 arg("--runs", type=count, default=5, metavar="N", help="counted steps at each width (5)"),
-                arg("--widths", type=widths_of, metavar="1,2", help="numbers of threads (1, 2, 4, ... all cores)"),
+                arg(
+                    "--widths",
+                    type=counts_of,
+                    metavar="1,2",
+                    help="numbers of threads (1, 2, 4 up to four cores, a hill climb on more)",
+                ),
                 _JOINT,
             ),
             _TARGET_IS,
@@ -224,6 +238,12 @@ def _verbs_of_files() -> tuple[Verb, ...]:
                 _choice("--planner", tuple(planners()), "list", f"{', '.join(planners())} (list)"),
                 arg("--lanes", type=count, metavar="N", help="this many lanes on each CPU device (planner list)"),
                 _choice("--order", ORDERS, None, orders),
+                arg(
+                    "--strategies",
+                    type=strategies_of,
+                    metavar="1,2,3",
+                    help="the paper's plan by these of its four strategies, not searched on (planner concurrency)",
+                ),
                 output("the plan"),
             ),
             "The plan goes to stdout, or into the file of -o; what it is predicted to take\ngoes to stderr.",

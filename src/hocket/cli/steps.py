@@ -139,18 +139,24 @@ def profile_verb(args: Namespace) -> None:
     with working(args, "load the step") as (target, job, bar):
         from hocket.distributed.stages.crossings import Borders
         from hocket.profiling import profile
+        from hocket.profiling.climbing import FEW_CORES
         from hocket.profiling.tracer import default_widths
         from hocket.tracing import capture
 
         bar.update("capture")
         start = perf_counter()
-        widths = args.widths or default_widths(machine.cores)
+        is_climb = args.widths is None and machine.cores > FEW_CORES
+        widths = () if is_climb else args.widths or default_widths(machine.cores)
         costs = Costs({})
         with target.blamed("the step"):
             captured = capture(job.step, job.model, job.optimizer, job.batch(0), split=not args.joint)
             for done, width in enumerate(widths):
                 bar.update(f"time the ops at width {width}", done, len(widths))
                 costs = costs.merged(profile(captured, widths=[width], runs=args.runs, machine=machine))
+            if is_climb:
+                bar.update("time the ops at the widths of a hill climb")
+                costs = profile(captured, runs=args.runs, machine=machine)
+                widths = tuple(sorted({int(width) for row in costs.durations_us.values() for width in row}))
         seconds = perf_counter() - start
     assert path is not None
     costs.save(path)

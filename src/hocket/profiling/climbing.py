@@ -24,6 +24,8 @@ from collections.abc import Generator, Iterable, Mapping
 from hocket.ir import Costs, Device, Op, Timeline
 from hocket.profiling.hill_climb import HillClimb, Setting
 
+# Up to this many cores, every width that a plan may use is one of 1, 2, 4 and all: there is nothing to climb.
+FEW_CORES = 4
 # Steps at each setting; the shortest time of an op counts.
 RUNS = 2
 # The paper's interval, for up to 68 cores; where there are more it grows with them.
@@ -43,16 +45,17 @@ def interval_of(cores: int) -> int:
     return max(INTERVAL, math.ceil((cores - 1) / (MAX_WIDTHS - 1)))
 
 
-def climbing(ops: Iterable[Op], device: Device) -> Generator[Setting, Timeline, Costs]:
+def climbing(ops: Iterable[Op], device: Device, runs: int = RUNS) -> Generator[Setting, Timeline, Costs]:
     """Yield settings at which whole steps are to run, receive their timelines, and return the costs.
 
     Args:
         ops: of the step.
         device: its cores, and how many share a cache.
+        runs: steps at each setting.
     """
     search = HillClimb(ops, device.cores, interval_of(device.cores), cores_per_cache=device.cores_per_cache)
     while (setting := _next(search, device.cores)) is not None:
-        for _ in range(RUNS):
+        for _ in range(runs):
             timeline = yield setting
             for span in timeline.spans:
                 search.record(span.op, setting.width, span.duration_us, setting.affinity)

@@ -6,16 +6,21 @@ over the runs is the oracle's value (noise on a shared machine only ever adds), 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from statistics import median
 
 import torch
 
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import executor
+from hocket.execution.base import Executor
 from hocket.execution.streams import GraphedLanes, StreamDevice
 from hocket.execution.streams.graph_parts import input_tensors
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline, one_by_one
+from hocket.planning.base import cpu_devices
+from hocket.planning.moldable.placement import scattered
+from hocket.profiling.climbing import FEW_CORES, climbing
+from hocket.profiling.hill_climb import COMPACT, SCATTER, Setting
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
 
@@ -53,13 +58,32 @@ def trace_costs(
         raise InputError(f"profile: expected widths between 1 and the machine's {cores} cores, got {list(chosen)}")
     if runs < 1:
         raise InputError(f"profile: expected at least one run, got {runs}")
+
+    def timed(width: int, affinity: str = COMPACT) -> list[Timeline]:
+        plan = serial_plan(captured, width, machine)
+        lanes = executor(captured, scattered(plan, machine) if affinity == SCATTER else plan, machine, kind=kind)
+        return _timed(captured, lanes, runs)
+
     with torch.random.fork_rng(devices=()):
-        return costs_of({width: _timed(captured, width, runs, machine, kind) for width in chosen})
+        if widths is None and cores > FEW_CORES:
+            return _climbed(climbing(captured.graph.ops, cpu_devices(machine)[0], runs), timed)
+        return costs_of({width: timed(width) for width in chosen})
 
 
-def _timed(captured: Captured, width: int, runs: int, machine: Machine, kind: str) -> list[Timeline]:
-    """When the ops of some steps ran, after one that is not counted."""
-    lanes = executor(captured, serial_plan(captured, width, machine), machine, kind=kind)
+def _climbed(climb: Generator[Setting, Timeline, Costs], timed: Callable[[int, str], list[Timeline]]) -> Costs:
+    """Run a hill climb to its end."""
+    setting = next(climb)
+    while True:
+        for timeline in timed(*setting):
+            try:
+                setting = climb.send(timeline)
+            except StopIteration as end:
+                costs: Costs = end.value
+                return costs
+
+
+def _timed(captured: Captured, lanes: Executor, runs: int) -> list[Timeline]:
+    """When the ops of some steps ran, after one that is not counted. Closes the lanes."""
     views_of_inputs = compile_action(captured.program.prologue)
     frame = captured.rehearse()
     found = []

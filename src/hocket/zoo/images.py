@@ -9,8 +9,9 @@
 - ``googlenet`` has four branches in parallel in each of nine blocks (Table 1 of the paper), without the two auxiliary
   classifiers, and as there without batch normalisation.
 - The others come from the package ``pytorchcv``. ResNet-20 is nearly a chain, DenseNet-40 has many small ops between
-  its convolutions, Inception-v3 (without its auxiliary classifier) has parallel branches, and VGG-16 keeps most of its
-  bytes in one linear layer. Batches of networks of ImageNet's size are small, so that a few cores can run them.
+  its convolutions, Inception-v2 and v3 (v3 without its auxiliary classifier) have parallel branches, and VGG keeps most
+  of its bytes in one linear layer. ResNets called v2 normalise before they convolve. Batches of networks of ImageNet's
+  size are small, so that a few cores can run them.
 
 Except for ``mlp``, inputs are images ``[batch, channels, image_size, image_size]``.
 """
@@ -143,7 +144,7 @@ def _pool() -> nn.MaxPool2d:
 def pytorchcv(module: str, constructor: str, side: int) -> Callable[[Request], Job]:
     """Return the builder of a network of pytorchcv, which is made for images of `side` pixels.
 
-    At another size, its last pooling or, in VGG-16, its first linear layer is replaced by one that fits.
+    At another size, its last pooling or, in a VGG, its first linear layer is replaced by one that fits.
     """
 
     def build(request: Request) -> Job:

@@ -11,6 +11,8 @@ from hocket.zoo.base import Option, Request, ZooEntry
 
 BERT = "Devlin et al., BERT, 2018; Turc et al., Well-Read Students Learn Better, 2019"
 RESNET = "He et al., Deep Residual Learning for Image Recognition, 2015"
+RESNET_V2 = "He et al., Identity Mappings in Deep Residual Networks, 2016"
+VGG = "Simonyan & Zisserman, Very Deep Convolutional Networks, 2014"
 
 
 def _side(default: int, minimum: int, note: str = "") -> Option:
@@ -206,13 +208,20 @@ ENTRIES = (
         _pytorchcv(f"resnet{n}", f"ResNet-{n}", RESNET, f"resnet.resnet{n}", batch_size=batch_size, lr=0.002)
         for n, batch_size in ((18, 16), (34, 16), (50, 8), (101, 4), (152, 4))
     ),
+    *(
+        _pytorchcv(
+            *(f"resnet{n}-v2", f"ResNet-{n} v2", RESNET_V2, f"preresnet.preresnet{n}"), batch_size=batch_size, lr=0.002
+        )
+        for n, batch_size in ((50, 8), (101, 4))
+    ),
+    *(_pytorchcv(f"vgg{n}", f"VGG-{n}", VGG, f"vgg.vgg{n}", batch_size=8, lr=0.002) for n in (16, 19)),
     _pytorchcv(
-        "vgg16",
-        "VGG-16",
-        "Simonyan & Zisserman, Very Deep Convolutional Networks, 2014",
-        "vgg.vgg16",
+        "inception-v2",
+        "Inception-v2 (BN-Inception)",
+        "Ioffe & Szegedy, Batch Normalization, 2015",
+        "bninception.bninception",
         batch_size=8,
-        lr=0.002,
+        lr=0.005,
     ),
     _pytorchcv(
         "inception-v3",

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import statistics
 from functools import cache
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -111,6 +112,22 @@ def test_gradients_are_sent_as_soon_as_they_are_there():
     assert lanes["server->cpu0"] == ("w1", "w2")
     assert lanes["cpu0->server"] == ("send2", "send1")
     assert simulate(graph, made, costs, machine).by_op["send2"].start_us == 60.0
+
+
+def test_gradients_that_are_sent_are_computed_before_longer_chains_go_on():
+    """Two narrow lanes end what is computed earlier, but the link waits for gradients while they run both chains."""
+    layers, chain = (3, 2, 1), ("b3", "b2", "b1")
+    ops = [Op("w", role="recv", size_bytes=1.0), Op("f")]
+    ops += [op for n in layers for op in (Op(f"a{n}"), Op(f"g{n}"), Op(f"send{n}", role="send", size_bytes=20.0))]
+    ops += map(Op, chain)
+    edges = [("w", "f"), *pairwise(("f", "a3", "a2", "a1")), *pairwise(("f", *chain))]
+    edges += [pair for n in layers for pair in ((f"a{n}", f"g{n}"), (f"g{n}", f"send{n}"))]
+    graph = Graph(tuple(ops), tuple(Edge(*edge) for edge in edges))
+    machine = Machine(Machine.of(cores=2).devices, (Link("server", "cpu0", 1e6), Link("cpu0", "server", 1e6)))
+    costs = Costs({op.name: {"1": 10.0, "2": 6.1} for op in ops if op.role == "other"})
+    made = plan(graph, costs, machine, "transfers")
+    assert made.lanes[0].ops == ("f", "a3", "g3", "a2", "g2", "a1", "g1", *chain)
+    assert simulate(graph, made, costs, machine).makespan_us == pytest.approx(1.0 + 3 * 6.1 + 3 * 20.0)
 
 
 def test_on_a_gpu():

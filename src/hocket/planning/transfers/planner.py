@@ -8,8 +8,9 @@ how much of the computation overlaps with receiving::
     compute         [ f1 ][ f2 ]             [ f3 ]     compute                                   [ f1 ][ f2 ][ f3 ]
 
 The default order is searched from the paper's TAC and the order of first use (`insertion`). Each of the paper's orders
-is available by name. The other ops are planned for the arrivals of their parameters, by ``list`` (or by
-``critical-path`` on a GPU). The candidate that simulates shortest is taken, and the order of first use is always one.
+is available by name. The other ops are planned for the arrivals of their parameters, by ``list`` and by ``serial``: it
+computes each gradient as early as the program does, so that its send need not wait. A GPU has ``critical-path``.
+The candidate that simulates shortest is taken, and the order of first use is always one.
 
 If no order can gain much, because the wire or the computation is the bottleneck (the potential S of
 `hocket.planning.bounds` is below 2%), recvs keep the order of the graph, the plan's planner is
@@ -25,12 +26,13 @@ from functools import partial
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.planning.arrivals import first_use, plan_around
+from hocket.planning.arrivals import ComputePlanner, first_use, plan_around
 from hocket.planning.base import Planner, gpu_of
 from hocket.planning.bounds import bounds, potential
 from hocket.planning.channels import transfers_of, without_transfers
 from hocket.planning.critical_path import CriticalPath
 from hocket.planning.list_scheduler import ListScheduler
+from hocket.planning.serial import Serial
 from hocket.planning.transfers.insertion import searched_order
 from hocket.planning.transfers.orders import Order, exact_order, random_order, tac_order, tic_order
 from hocket.planning.transfers.receives import Receives, receives_of
@@ -95,18 +97,20 @@ class Transfers(Planner):
         if not transfers:
             return self.compute_plan(graph, costs, machine, {})
         compute = without_transfers(graph, transfers)
-        on_gpu = gpu_of(compute, costs, machine) is not None
-        planner = partial(CriticalPath().compute_plan, updates_last=True) if on_gpu else self.compute_plan
+        planners: tuple[ComputePlanner, ...] = (self.compute_plan, Serial().compute_plan)
+        if gpu_of(compute, costs, machine) is not None:
+            planners = (partial(CriticalPath().compute_plan, updates_last=True),)
         receives = receives_of(graph, costs, machine)
         sends = first_use(graph, transfers)
         best: Plan | None = None
         best_us = 0.0
         for name, order in self._candidates(receives, graph, costs, machine):
             urgency = _urgency(receives, order, sends)
-            made = replace(plan_around(graph, transfers, costs, machine, urgency, planner), planner=name)
-            makespan_us = simulate(graph, made, costs, machine).makespan_us
-            if best is None or makespan_us < best_us:
-                best, best_us = made, makespan_us
+            for planner in planners:
+                made = replace(plan_around(graph, transfers, costs, machine, urgency, planner), planner=name)
+                makespan_us = simulate(graph, made, costs, machine).makespan_us
+                if best is None or makespan_us < best_us:
+                    best, best_us = made, makespan_us
         assert best is not None
         return best
 
