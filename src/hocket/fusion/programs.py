@@ -254,6 +254,10 @@ class Programs:
         """True if the forwards ask their parameters for gradients and the like."""
         return self._watch.names(ASKED)
 
+    def asks_who_watches(self) -> bool:
+        """True if the forwards ask whether they are recorded."""
+        return self._watch.names(BETRAYING)
+
     def made(self) -> list[FusedProgram]:
         """The programs of the world at hand, the one that was used last first."""
         return self._worlds[0].programs()
@@ -299,7 +303,7 @@ class Programs:
             with calls_recorded():
                 return one_by_one(store, kind.call.spec, values, one)
 
-        if self._watch.names(BETRAYING):
+        if self.asks_who_watches():
             world.keep(kind, LAYOUT, Unfused("the forward asks who watches it"))
             return one_by_one(store, kind.call.spec, values)
 
