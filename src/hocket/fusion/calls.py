@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -31,7 +31,7 @@ from hocket.fusion.gradients import GradientMemory
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import CallSpec, Kind, Programs, Unfused, World, autocast, modes, repeated
+from hocket.fusion.programs import MAX_PROGRAMS, CallSpec, Kind, Programs, Unfused, World, autocast, modes, repeated
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import Settings, warn_without_rule
@@ -64,7 +64,8 @@ class Calls:
     def __init__(self, store: Store, settings: Settings) -> None:
         self.settings = settings
         self.store = store
-        self.choices: list[Choice] = []
+        self._choices: dict[int, Choice] = {}  # by their numbers, as the oldest ones go
+        self._num_choices = 0
         self.form: str | None = None  # how to compute while somebody captures or verifies a step; see `forms`
         self.forget()
 
@@ -75,14 +76,20 @@ class Calls:
         self.programs = Programs(self.store, self.settings)
         self._intervals = Intervals()
         self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
-        self._counted_from = len(self.choices)  # earlier choices say nothing of later calls
+        self._counted_from = self._num_choices  # earlier choices say nothing of later calls
+
+    @property
+    def choices(self) -> list[Choice]:
+        """The plans timed and chosen, for the last kinds of calls."""
+        return list(self._choices.values())
 
     def __getstate__(self) -> dict[str, Any]:
         choices = [replace(choice, kind=choice.kind[0]) for choice in self.choices]  # a loss function's code stays here
-        return {"settings": self.settings, "store": self.store, "choices": choices}
+        return {"settings": self.settings, "store": self.store, "_choices": dict(enumerate(choices))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, form=None)  # it was asked of this array, for a while
+        self._num_choices = len(self._choices)
         self.forget()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -192,7 +199,8 @@ class Calls:
         if found is None:
             snapshot = Snapshot(self.store.buffers(), self.store.generators)
             start = perf_counter()
-            out = self.programs.record(world, kind, values)
+            with self._watched(values):
+                out = self.programs.record(world, kind, values)
             self._recorded_s = min(self._recorded_s, (perf_counter() - start) / RECORDING)
             found = world.find(kind)
             is_auto = self.settings.backend == "auto" and self.form is None
@@ -216,7 +224,8 @@ class Calls:
                     raise
                 found, failed = Unfused(str(error)), error
         try:
-            out = plain(values)
+            with nullcontext() if is_seen else self._watched(values):
+                out = plain(values)
         except FAILURES:
             if failed is None:
                 raise
@@ -224,6 +233,10 @@ class Calls:
         self._say(found)
         world.calls[key] = KnownCall(kind.own, plain, None)
         return out
+
+    def _watched(self, values: list[Any]) -> AbstractContextManager[None]:
+        """Look on while models run as they are, unless they would see that."""
+        return nullcontext() if self.programs.asks_who_watches() else self.store.originals.refused(values)
 
     def _say(self, found: Unfused) -> None:
         """Warn that models run one after another, once."""
@@ -256,26 +269,33 @@ class Calls:
         size = sum(value.tensor.numel() if isinstance(value, Stacked) else value.numel() for value in _tensors(values))
         alike = [
             choice
-            for choice in self.choices[self._counted_from :]
-            if choice.kind == kind and max(size, choice.size) <= LIKE * min(size, choice.size)
+            for number, choice in self._choices.items()
+            if number >= self._counted_from
+            and choice.kind == kind
+            and max(size, choice.size) <= LIKE * min(size, choice.size)
         ]
         if alike:
             settled = Counter(choice.winner for choice in alike if choice.is_settled)
             plan = settled.most_common(1)[0][0] if settled else alike[0].winner
             return self._by(program, plan, with_losses)
         plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
-        self.choices.append(Choice(kind, plans[0], {}, len(plans) == 1, size))
+        number, self._num_choices = self._num_choices, self._num_choices + 1
+        self._choices[number] = Choice(kind, plans[0], {}, len(plans) == 1, size)
+        if len(self._choices) > MAX_PROGRAMS:
+            del self._choices[next(iter(self._choices))]
         if len(plans) == 1:
             return self._by(program, plans[0], with_losses)
         runs = {plan: partial(self._by, program, plan, with_losses) for plan in plans}
         at_least_s = {plan: self._recorded_s for plan in plans if plan.group_size == 1}
         guard = partial(restored, self._written(program), self.store.generators)
-        return ContestedCall(runs, partial(self._timed, len(self.choices) - 1), self._intervals, at_least_s, guard)
+        return ContestedCall(runs, partial(self._timed, number), self._intervals, at_least_s, guard)
 
     def _timed(self, number: int, winner: ExecutionPlan, times_s: Mapping[ExecutionPlan, float], is_over: bool) -> None:
         """Real calls have shown which plan is the fastest so far for those of this choice."""
+        if number not in self._choices:
+            return
         times_us = {plan: time_s * 1e6 for plan, time_s in times_s.items() if time_s < math.inf}
-        self.choices[number] = replace(self.choices[number], winner=winner, times_us=times_us, is_settled=is_over)
+        self._choices[number] = replace(self._choices[number], winner=winner, times_us=times_us, is_settled=is_over)
 
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:

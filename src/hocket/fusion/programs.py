@@ -11,6 +11,7 @@ changes, the next call is a first one again. When it changes back, its programs 
 from __future__ import annotations
 
 import enum
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -36,7 +37,18 @@ from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
 
-__all__ = ["Bounded", "CallSpec", "Kind", "Programs", "Unfused", "World", "autocast", "modes", "repeated"]
+__all__ = [
+    "MAX_PROGRAMS",
+    "Bounded",
+    "CallSpec",
+    "Kind",
+    "Programs",
+    "Unfused",
+    "World",
+    "autocast",
+    "modes",
+    "repeated",
+]
 
 
 V = TypeVar("V")
@@ -168,20 +180,26 @@ class World:
         self.num_calls = 0  # how many were made
         self._guards: Guards | None = None
         self._versions: dict[int, tuple[Tensor, int]] = {}
-        self._looks: dict[Any, int] = {}
+        self._num_copying = 0  # how many programs `_versions` has tensors of, those that are gone included
+        self._looks: Bounded[int] = Bounded(MAX_PROGRAMS)
         self._programs: Bounded[FusedProgram | Unfused] = Bounded(MAX_PROGRAMS)
-        self._attempts: dict[Any, int] = {}
+        self._attempts: Bounded[int] = Bounded(MAX_PROGRAMS)
 
     def holds(self) -> bool:
-        """True if the state is this one."""
-        if self._versions and any(tensor._version != version for tensor, version in self._versions.values()):
+        """True if the state is this one, and there is room for what comes."""
+        if self._versions and not self._is_as_copied():
             return False
         return self._guards is None or self._guards.hold()
 
     def renew(self) -> bool:
         """True if the state is this one after all: objects may have been exchanged for equal ones."""
-        is_written = any(tensor._version != version for tensor, version in self._versions.values())
-        return not is_written and self._guards is not None and self._guards.renew()
+        return self._is_as_copied() and self._guards is not None and self._guards.renew()
+
+    def _is_as_copied(self) -> bool:
+        """True if no tensor that programs have copies of is written. A world with copies for too many ones is over."""
+        if self._num_copying > MAX_PROGRAMS:
+            return False
+        return all(tensor._version == version for tensor, version in self._versions.values())
 
     def changed(self) -> str:
         """The first change of state."""
@@ -191,6 +209,7 @@ class World:
     def guard(self, guards: Guards, copied: list[Tensor]) -> None:
         """Let what is made from now on depend on this state, too, and on the contents of copied tensors."""
         self._guards = guards
+        self._num_copying += bool(copied)
         self._versions |= {id(tensor): (tensor, tensor._version) for tensor in copied if not tensor.is_inference()}
 
     def find(self, kind: Kind) -> FusedProgram | Unfused | None:
@@ -228,11 +247,16 @@ class Programs:
         self._worlds: list[World] = [World()]
         self._num_short = 0
         self.given_up = ""  # why models are not recorded any more; empty where they are
-        self._met: dict[int, Tensor] = {}  # tensors that no op has given, from where no walk comes, such as a cache
+        # Tensors that no op has given, from where no walk comes. What such a cache lets go of is forgotten here, too.
+        self._met: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
 
     def asks_leaves(self) -> bool:
         """True if the forwards ask their parameters for gradients and the like."""
         return self._watch.names(ASKED)
+
+    def asks_who_watches(self) -> bool:
+        """True if the forwards ask whether they are recorded."""
+        return self._watch.names(BETRAYING)
 
     def made(self) -> list[FusedProgram]:
         """The programs of the world at hand, the one that was used last first."""
@@ -279,7 +303,7 @@ class Programs:
             with calls_recorded():
                 return one_by_one(store, kind.call.spec, values, one)
 
-        if self._watch.names(BETRAYING):
+        if self.asks_who_watches():
             world.keep(kind, LAYOUT, Unfused("the forward asks who watches it"))
             return one_by_one(store, kind.call.spec, values)
 
@@ -288,7 +312,7 @@ class Programs:
         result = call(lambda: nullcontext(frozenset())) if seen is None else seen.result
         looks = max(each.looks for each in traces)
         for each in traces:
-            self._met |= {id(tensor): tensor for tensor in each.unknown}
+            self._met.update({id(tensor): tensor for tensor in each.unknown})
         if own := [each.reason for each in traces if each.reason]:
             world.keep(kind, looks, Unfused(own[0], not any(each.may_pass for each in traces)))
         elif seen is not None and seen.reason:
