@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["HeapTrimmer", "collections_held", "keep_freed_blocks", "trim_heap"]
-
 MAX_DYNAMIC_BYTES = 32 * 2**20  # glibc's largest threshold that adapts by itself (mallopt(3), M_MMAP_THRESHOLD)
 
 

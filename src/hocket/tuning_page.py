@@ -18,8 +18,6 @@ from hocket.search.search import Record
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["load_plotly", "write_page"]
-
 STATES = {"COMPLETE": "#2a7f62", "PRUNED": "#8a94a6", "FAIL": "#b3372f", "RUNNING": "#c08a1e"}
 BEST_TRIALS = 5
 CLEAR = "rgba(0,0,0,0)"

@@ -21,20 +21,6 @@ from hocket.reporting.summary import lane_uses
 from hocket.reporting.words import duration_text, quantity_text
 from hocket.simulation import simulate
 
-__all__ = [
-    "bounds_verb",
-    "cache_verb",
-    "check_verb",
-    "machine_verb",
-    "output_file",
-    "output_folder",
-    "plan_verb",
-    "read_plan",
-    "report_verb",
-    "simulate_verb",
-    "written",
-]
-
 
 def plan_verb(args: Namespace) -> None:
     """Make a plan from GRAPH and COSTS."""

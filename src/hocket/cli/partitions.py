@@ -31,8 +31,6 @@ from hocket.reporting.words import duration_text, percent_text, quantity_text
 if TYPE_CHECKING:
     from hocket.tracing.captured import Captured
 
-__all__ = ["partition_verb"]
-
 # Stands for a device's memory if it is unknown. It is finite, so that shares of it can be computed.
 NO_LIMIT_BYTES = 1e18
 

@@ -19,8 +19,6 @@ from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import Comparison, comparison_table, ops_table, plan_table
 from hocket.reporting.words import count_text, duration_text, plain, quantity_text
 
-__all__ = ["capture_verb", "explain_verb", "load_verb", "profile_verb", "run_verb", "tune_verb", "zoo_verb"]
-
 
 def run_verb(args: Namespace) -> None:
     """The main job: measure eager, plan, run, compare."""

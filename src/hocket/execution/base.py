@@ -20,8 +20,6 @@ from hocket.tracing.program import Program
 from hocket.tracing.raising import is_other_branch
 from hocket.tracing.scalars.tape import TapeRef
 
-__all__ = ["Executor", "Releases", "Synchronisation", "arrivals_apart", "below_autograd", "releases", "synchronisation"]
-
 
 @dataclass(frozen=True)
 class Releases:

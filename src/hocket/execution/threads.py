@@ -20,14 +20,12 @@ from typing import Any, TypeAlias
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.base import Executor, arrivals_apart, below_autograd, releases, synchronisation
+from hocket.execution.base import Executor, arrivals_apart, below_autograd, releases
 from hocket.execution.channels import Channel, ChannelOps
 from hocket.execution.process import cpus_of, forked
-from hocket.ir import Graph, Machine, Plan, Span, Timeline
+from hocket.ir import Graph, Machine, Plan, Span, Timeline, synchronisation
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
-
-__all__ = ["ThreadLanes"]
 
 
 @dataclass

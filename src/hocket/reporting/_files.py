@@ -7,8 +7,6 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-__all__ = ["template", "write_text"]
-
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write `text` as UTF-8 beside `path` and move it into place."""

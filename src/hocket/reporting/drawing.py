@@ -16,8 +16,6 @@ from hocket.reporting.merge import Shape, merge
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
 
-__all__ = ["axis", "axis_ticks", "heading_of", "legend", "timeline_svg"]
-
 _MAX_SHAPES = 6000
 _MAX_TITLES = 800
 _TITLE_PX = 2.0

@@ -12,8 +12,6 @@ from hocket.reporting._files import template
 from hocket.reporting.svg import COLOURS, DARK, LIGHT
 from hocket.reporting.words import plain
 
-__all__ = ["Cell", "breakable", "colours", "fill", "meter", "number", "script_json", "swatch", "table", "text"]
-
 
 class Cell(NamedTuple):
     """A cell of a table, already HTML. `value` is its sort key, if that is not its text."""

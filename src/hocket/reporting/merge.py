@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from hocket.ir import Span
 
-__all__ = ["Shape", "merge"]
-
 # Neighbours of one role grow together past a pixel only while less than this share of the shape is rest.
 _INVISIBLE_REST = 0.05
 

@@ -23,8 +23,6 @@ from hocket.reporting.markup import fill, framed, script_element, script_json, t
 from hocket.reporting.trace import write_trace
 from hocket.reporting.words import MICRO, duration_text, plain
 
-__all__ = ["page_html", "write_report"]
-
 _MAX_EDGES = 60_000
 _COMPARED = frozenset({"eager", "planned"})
 

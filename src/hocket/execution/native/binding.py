@@ -21,8 +21,6 @@ from hocket.tracing.spent_graphs import SPENT
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
 
-__all__ = ["Binding"]
-
 _SIGNS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
 _KINDS = {"tensor": "d", "item": "i", "number": "n"}
 

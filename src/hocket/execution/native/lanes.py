@@ -25,8 +25,6 @@ from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Action, Call, Slot
 from hocket.tracing.scalars.tape import TapeRef
 
-__all__ = ["NativeLanes"]
-
 log = logging.getLogger(__name__)
 
 # A step whose batches or places go on changing is not bound again and again.

@@ -26,8 +26,6 @@ from hocket.tracing.program import Action, Call
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
 
-__all__ = ["GraphParts", "graph_parts", "host_ops", "input_tensors"]
-
 
 @dataclass(frozen=True)
 class GraphParts:

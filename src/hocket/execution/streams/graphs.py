@@ -29,8 +29,6 @@ from hocket.ir import Graph, Machine, Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.state import BatchLeaf
 
-__all__ = ["GraphedLanes", "as_launched"]
-
 log = logging.getLogger(__name__)
 
 # Steps on copies before the capture: libraries choose their kernels and make their workspaces in them.

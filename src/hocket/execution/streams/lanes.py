@@ -31,8 +31,6 @@ from hocket.ir import Graph, Machine, Plan, Span, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
 
-__all__ = ["Launch", "StreamLanes"]
-
 
 class StreamLanes(Executor):
     """Runs a plan on streams.

@@ -17,8 +17,6 @@ from __future__ import annotations
 from hocket.ir import Graph, Plan, launch_order, synchronisation
 from hocket.planning.critical_path.memory import lasting_bytes
 
-__all__ = ["pool_bytes"]
-
 
 def pool_bytes(graph: Graph, plan: Plan) -> float:
     """Return the bytes that all streams hold together, and what lasts from step to step.
