@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import MissingDependencyError
-from hocket.reporting._files import write_text
+from hocket.ir._fields import write_text
 from hocket.reporting.markup import Cell, framed, header, number, table, text
 from hocket.search.progress import device_time_s
 from hocket.search.search import Record

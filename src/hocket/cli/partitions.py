@@ -14,6 +14,7 @@ from hocket.cli.files import output_file, output_folder, written
 from hocket.cli.targets import wait_policy, working
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine
+from hocket.ir._fields import write_text
 from hocket.planning.partition import (
     Partition,
     PartitionProblem,
@@ -25,7 +26,6 @@ from hocket.planning.partition import (
     problem_of,
 )
 from hocket.reporting import Report, parts_svg, write_report
-from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
 
 if TYPE_CHECKING:
