@@ -21,9 +21,6 @@ _LANES = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 class CudaBackend(StreamBackend):
     """The streams of one CUDA device.
 
-    Args:
-        index: of the device.
-
     Raises:
         ExecutionError: there is no such device.
     """

@@ -43,12 +43,6 @@ def cut(
     captured step, by an executor with the channels (`hocket.execution.channels`). `rehearse` and `relowered` are for
     whole steps.
 
-    Args:
-        captured: the whole step.
-        keep: names of ops.
-        arrivals: values that come from other parts.
-        departures: values that go to other parts.
-
     Raises:
         InputError: unknown or duplicate names, a value that a kept op needs and that neither stays nor arrives, memory
             that ops left out write between its uses here or after it is sent, a place that they bind anew, a number

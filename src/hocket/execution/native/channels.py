@@ -30,9 +30,6 @@ EXIT_S = 5.0
 class NativeChannels:
     """The channel lanes of a plan whose other lanes are native.
 
-    Args:
-        captured, plan, channels: as for `ChannelOps`.
-
     Attributes:
         ops: the channel ops.
         epoch: number of the last step.
