@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
 from hocket.ir import Costs, Device, Graph, Op, Span, Timeline
-from hocket.profiling.climbing import MAX_WIDTHS, RUNS, climbing, interval_of
-from hocket.profiling.hill_climb import Setting
+from hocket.profiling.hill_climb import MAX_WIDTHS, RUNS, Setting, climbing, interval_of
 
 Times = Callable[[str, Setting], float]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hocket.ir import Span
-from hocket.reporting.merge import merge
+from hocket.reporting.drawing import merge
 
 runs = st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5), st.sampled_from(["forward", "update"])), max_size=60)
 

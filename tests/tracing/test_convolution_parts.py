@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.tracing import convolution_parts
-from hocket.tracing.convolution_parts import convolution_in_parts
+from hocket.tracing import float64
+from hocket.tracing.float64 import convolution_in_parts
 
 aten = torch.ops.aten
 OPTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[Any]]] = {
@@ -42,10 +42,10 @@ def test_parts_make_the_whole(name: str, last: bool, monkeypatch: pytest.MonkeyP
         for m in ([True] * 3, [False, True, False])
     ]
     # Two images at a time, and one is left over.
-    monkeypatch.setattr(convolution_parts, "MAX_COLUMNS_BYTES", 2 * 8 * weight[0, 0].numel() * x[0].numel())
+    monkeypatch.setattr(float64, "MAX_COLUMNS_BYTES", 2 * 8 * weight[0, 0].numel() * x[0].numel())
     sizes: list[int] = []
-    part = convolution_parts._parts
-    monkeypatch.setattr(convolution_parts, "_parts", lambda *a: (found := part(*a), sizes.append(len(found)))[0])
+    part = float64._parts
+    monkeypatch.setattr(float64, "_parts", lambda *a: (found := part(*a), sizes.append(len(found)))[0])
     made = forward(x, weight, bias, *options)
     assert sizes == [1 if len(x) == 1 else 4]
     assert made.stride() == whole.stride()
@@ -59,6 +59,6 @@ def test_parts_make_the_whole(name: str, last: bool, monkeypatch: pytest.MonkeyP
 
 
 def test_other_dtypes_are_left_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_parts, "MAX_COLUMNS_BYTES", 1)
-    assert convolution_parts._parts(torch.randn(5, 2, 4, 4), torch.randn(3, 2, 3, 3)) == [(0, 5)]
-    assert len(convolution_parts._parts(torch.randn(5, 2, 4, 4).double(), torch.randn(3, 2, 3, 3).double())) == 5
+    monkeypatch.setattr(float64, "MAX_COLUMNS_BYTES", 1)
+    assert float64._parts(torch.randn(5, 2, 4, 4), torch.randn(3, 2, 3, 3)) == [(0, 5)]
+    assert len(float64._parts(torch.randn(5, 2, 4, 4).double(), torch.randn(3, 2, 3, 3).double())) == 5

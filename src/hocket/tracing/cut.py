@@ -24,11 +24,10 @@ from torch import fx
 from hocket.errors import InputError
 from hocket.ir import Carried, Edge, Graph, Op
 from hocket.tracing.captured import Captured
-from hocket.tracing.division import Arrival, Departure, Division
+from hocket.tracing.division import Arrival, Departure, Division, is_of_batch, references, restricted
 from hocket.tracing.program import Action, Program, Transfer
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.trace import Trace
-from hocket.tracing.restricted_tape import is_of_batch, references, restricted
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import BatchLeaf, Entry, ItemOf
 

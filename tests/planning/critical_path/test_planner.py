@@ -12,7 +12,7 @@ from hocket.errors import InputError
 from hocket.ir import Buffer, Costs, Device, Edge, Graph, Machine, Op, Plan, Share
 from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS, CriticalPath, serial_peak_bytes
-from hocket.planning.critical_path.min_memory_order import min_memory_order
+from hocket.planning.critical_path.memory import min_memory_order
 from hocket.planning.critical_path.priority_levels import METHODS as LEVELS
 from hocket.simulation import simulate
 from planning.critical_path.examples import branching, gpu_costs, network

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.errors import InputError
-from hocket.planning.partition.chain import cut_chain
+from hocket.planning.partition.pipeline_cut import cut_chain
 
 
 def test_the_slowest_stage_is_as_fast_as_any_cuts_make_it():

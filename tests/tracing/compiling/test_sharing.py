@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hocket.errors import CaptureError
-from hocket.tracing.compiling.sharing import with_told_views
+from hocket.tracing.compiling.request import with_told_views
 from hocket.tracing.program import Call, Slot
 
 aten = torch.ops.aten

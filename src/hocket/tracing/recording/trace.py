@@ -15,11 +15,11 @@ from hocket.sinks import Sink
 from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.op_recorder import Note
+from hocket.tracing.recording.outcomes import Undo
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import Entry, Gradient, Inventory
-from hocket.tracing.undo import Undo
 
 
 @dataclass(frozen=True)
