@@ -227,12 +227,7 @@ def interval_of(cores: int) -> int:
 
 
 def climbing(ops: Iterable[Op], device: Device) -> Generator[Setting, Timeline, Costs]:
-    """Yield settings at which whole steps are to run, receive their timelines, and return the costs.
-
-    Args:
-        ops: of the step.
-        device: its cores, and how many share a cache.
-    """
+    """Yield settings at which whole steps are to run, receive their timelines, and return the costs."""
     search = HillClimb(ops, device.cores, interval_of(device.cores), cores_per_cache=device.cores_per_cache)
     while (setting := _next(search, device.cores)) is not None:
         for _ in range(RUNS):

@@ -28,11 +28,6 @@ _KINDS = {"tensor": "d", "item": "i", "number": "n"}
 class Binding:
     """A captured step bound to a native core.
 
-    Args:
-        captured: the step, which has run on `core`.
-        core: the native lanes.
-        batch: one that the step ran on.
-
     Raises:
         TypeError, ValueError, LookupError: the native core cannot read a place of the step, or its batch.
     """

@@ -153,14 +153,7 @@ def _walk(
 
 
 class _Made:
-    """The buffers written so far, and the ops that may still use them.
-
-    Args:
-        graph: one step.
-        plan: gives the lanes.
-        order: the ops will start in this order.
-        place: the lane of each op and its position there.
-    """
+    """The buffers written so far, and the ops that may still use them."""
 
     def __init__(self, graph: Graph, plan: Plan, order: Sequence[str], place: dict[str, tuple[int, int]]) -> None:
         found = {buffer.name: buffer for buffer in graph.buffers if buffer.life in ("step", "kept")}

@@ -102,13 +102,6 @@ def cut_at(
 ) -> PipelineCut:
     """The stages that begin at these ops, and their simulated step.
 
-    Args:
-        chain: the ops.
-        begins: the position of the first op of each stage but the first.
-        order: the schedule.
-        latency_us: of a transfer between stages.
-        bytes_per_s: of the same.
-
     Raises:
         InputError: another number of stages than the schedule has.
     """

@@ -42,13 +42,7 @@ _ARITHMETIC: dict[Any, Callable[..., torch.Tensor]] = {
 
 
 class Outcomes:
-    """Follows the branches of one recorded step.
-
-    Args:
-        ops: has recorded the step so far.
-        late: arithmetic on numbers of tensors.
-        gradients: gradients that there were before the step.
-    """
+    """Follows the branches of one recorded step."""
 
     def __init__(self, ops: OpRecorder, late: LateTape, gradients: Iterable[tuple[Gradient, torch.Tensor]]) -> None:
         self.ops = ops
