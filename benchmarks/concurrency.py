@@ -43,11 +43,11 @@ from hocket.errors import InputError
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Timeline
+from hocket.ir._fields import write_text
 from hocket.job import Job
 from hocket.planning import bounds
 from hocket.profiling import profile
 from hocket.reporting import corunning_of, corunning_svg
-from hocket.reporting._files import write_text
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = ["Arguments", "Unfolded", "packed", "spreading", "unpacked"]
-
 
 class Arguments(NamedTuple):
     """The arguments of a step, if they are not one positional argument."""

@@ -18,22 +18,6 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-__all__ = [
-    "CHECKSUM_SUFFIX",
-    "CORE_PREFIX",
-    "KINDS",
-    "LOCK",
-    "bound_builds",
-    "cache_folder",
-    "cached",
-    "is_sealed",
-    "make_folder",
-    "native_folder",
-    "private_folder",
-    "remove",
-    "seal",
-]
-
 KINDS = ("decisions", "compiled", "native", "partition")
 CORE_PREFIX = "hocket_lanes_"
 CHECKSUM_SUFFIX = ".checksum"

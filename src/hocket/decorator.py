@@ -9,8 +9,6 @@ from typing import Any
 from hocket.function_like import FunctionLike
 from hocket.session import Schedule, schedule
 
-__all__ = ["scheduled"]
-
 
 class ScheduledMethod(FunctionLike):
     """A method whose model and optimizer are those of the instance. Each instance has its own schedule.

@@ -27,8 +27,6 @@ from hocket.tracing.recording.trace import Recorded
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory, leaf_of
 
-__all__ = ["Explanation", "Obstacle", "explain"]
-
 # Steps before the recorded one: the first one imports and allocates, the others are compared.
 WATCHED_STEPS = 3
 _LINE = re.compile(r"[^\s()]+\.py:\d+")

@@ -20,8 +20,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["FunctionLike", "PerInstance"]
-
 # Attributes of functions that an object which acts as one looks up on the function.
 _OF_FUNCTIONS = frozenset(
     (

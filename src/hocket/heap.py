@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["HeapTrimmer", "collections_held", "keep_freed_blocks", "trim_heap"]
-
 MAX_DYNAMIC_BYTES = 32 * 2**20  # glibc's largest threshold that adapts by itself (mallopt(3), M_MMAP_THRESHOLD)
 
 
@@ -78,11 +76,7 @@ def _libc() -> ctypes.CDLL:
 
 
 class HeapTrimmer:
-    """Trims the heap at regular amounts of allocation, because freed memory between live values adds up otherwise.
-
-    Args:
-        every_bytes: trim after this many allocated bytes.
-    """
+    """Trims the heap at regular amounts of allocation, because freed memory between live values adds up otherwise."""
 
     def __init__(self, every_bytes: int = 32 * 2**20) -> None:
         self._every_bytes = every_bytes

@@ -10,8 +10,6 @@ from typing import Any
 
 from hocket import native
 
-__all__ = ["held_interrupts", "native_holders"]
-
 
 def native_holders() -> tuple[Callable[[], bool], Callable[[], None]]:
     """Return functions that begin and end a hold, at a fraction of a microsecond each. Without the core they are

@@ -36,8 +36,6 @@ from hocket.summary import attempts_of, comparison_of, notes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import inventory
 
-__all__ = ["Candidate", "Decision", "Schedule", "Verdict", "schedule"]
-
 
 class Schedule(FunctionLike):
     """A training step that finds its own plan, called like the step. See `schedule`.

@@ -14,8 +14,6 @@ from typing import Any
 
 from hocket.errors import InputError
 
-__all__ = ["Listener", "Sink", "is_of_sink", "run_sinks", "sink", "sinks_heard", "sinks_held"]
-
 # Gets each call of a sink, and gives the arguments to make it with. None holds the call back.
 Listener = Callable[["Sink", tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
 _LISTENERS: dict[int, Listener] = {}  # by thread

@@ -13,8 +13,6 @@ from hocket.ir import Span, Timeline
 from hocket.planning import efficiency
 from hocket.reporting import Attempt, Comparison, Sample, lower_quartile
 
-__all__ = ["attempts_of", "comparison_of", "notes_of"]
-
 # Pairs of ops that a report names, of those that ran side by side and gained most, and ops that run at one width only.
 REPORTED_PAIRS = REPORTED_OPS = 5
 

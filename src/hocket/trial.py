@@ -32,8 +32,6 @@ from hocket.summary import attempts_of, comparison_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.variants import in_form
 
-__all__ = ["Trial", "try_out"]
-
 VERIFIED_STEPS = 5
 
 # A rough count of the steps before the verdict, for a progress bar: profiling and comparisons.

@@ -17,8 +17,6 @@ from hocket.tuning_page import load_plotly, write_page
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["tune"]
-
 
 def tune(
     train: Train,

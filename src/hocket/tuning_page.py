@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import MissingDependencyError
-from hocket.reporting._files import write_text
+from hocket.ir._fields import write_text
 from hocket.reporting.markup import Cell, framed, header, number, table, text
 from hocket.search.progress import device_time_s
 from hocket.search.search import Record
 
 if TYPE_CHECKING:
     import optuna
-
-__all__ = ["load_plotly", "write_page"]
 
 STATES = {"COMPLETE": "#2a7f62", "PRUNED": "#8a94a6", "FAIL": "#b3372f", "RUNNING": "#c08a1e"}
 BEST_TRIALS = 5

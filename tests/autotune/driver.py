@@ -15,8 +15,6 @@ from hocket.autotune.tuner import Tuner
 from hocket.backends import CpuBackend
 from hocket.session import Schedule
 
-__all__ = ["drive", "searched", "stages"]
-
 # More items than any search asks for.
 MANY = 400
 

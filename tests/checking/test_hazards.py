@@ -15,9 +15,9 @@ from support.events import all_but_one
 
 
 @st.composite
-def cases(draw, graph_strategy) -> tuple[Graph, Plan, bool]:
+def cases(draw, graph_strategy) -> tuple[Graph, Plan]:
     graph = draw(graph_strategy)
-    return graph, draw(plans_of(graph)), draw(st.booleans())
+    return graph, draw(plans_of(graph))
 
 
 def judged_rightly(graph: Graph, plan: Plan, events: Events) -> None:
@@ -33,23 +33,23 @@ def judged_rightly(graph: Graph, plan: Plan, events: Events) -> None:
 @settings(max_examples=100)
 @given(case=cases(touching_graphs()), data=st.data())
 def test_agrees_with_brute_force_whatever_events_there_are(case, data):
-    graph, plan, joined = case
-    events = events_of(graph, plan, joined=joined)
+    graph, plan = case
+    events = events_of(graph, plan)
     hazards(graph, plan, events)
     check(graph, plan)
     for fewer in all_but_one(events):
         judged_rightly(graph, plan, fewer)
     waits, carried = (
         {op: tuple(o for o in others if data.draw(st.booleans())) for op, others in table.items()}
-        for table in (events.waits, events.carried or {})
+        for table in (events.waits, events.carried)
     )
-    judged_rightly(graph, plan, Events(waits, None if joined else carried))
+    judged_rightly(graph, plan, Events(waits, carried))
 
 
 @given(case=cases(graphs(max_ops=8)))
 def test_a_graph_without_buffers_has_its_edges_checked(case):
-    graph, plan, joined = case
-    events = events_of(graph, plan, joined=joined)
+    graph, plan = case
+    events = events_of(graph, plan)
     hazards(graph, plan, events)
     direct = {(edge.src, edge.dst) for edge in graph.edges}
     for op, others in events.waits.items():
@@ -71,11 +71,11 @@ PAIRS = {
 
 @pytest.mark.parametrize("problem", PAIRS)
 def test_names_both_ops_the_buffer_and_the_lanes(problem):
-    graph = Graph(PAIRS[problem], (Edge("a", "b"),), buffers=X)
+    graph = Graph(PAIRS[problem], (Edge("a", "b"),), buffers=(Buffer("x", 4.0),))
     with pytest.raises(PlanError) as caught:
-        hazards(graph, TWO, Events({}, None))
+        hazards(graph, TWO, Events())
     assert str(caught.value) == f"{problem}; nothing orders lanes 'one' and 'two' here"
-    hazards(graph, TWO, Events({"b": ("a",)}, None))
+    hazards(graph, TWO, Events({"b": ("a",)}))
 
 
 def test_an_order_that_the_graph_forgot_is_found_by_its_memory():
@@ -94,7 +94,6 @@ def test_the_next_step_may_not_overtake():
     with pytest.raises(PlanError) as caught:
         hazards(graph, plan, Events({"update": ("forward",)}))
     assert "RAW: op 'update' writes 'w', and op 'forward' of the next step reads it" in str(caught.value)
-    hazards(graph, plan, Events({"update": ("forward",)}, None))
 
 
 def test_a_lane_that_turns_two_ops_round_is_named():

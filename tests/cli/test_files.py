@@ -51,7 +51,7 @@ def test_profile_in_json(hocket, tmp_path):
 
 
 def test_profile_of_many_cores_climbs(hocket, tmp_path, monkeypatch):
-    for place in ("climbing", "tracer"):
+    for place in ("hill_climb", "tracer"):
         monkeypatch.setattr(f"hocket.profiling.{place}.FEW_CORES", 0)
     told = hocket("profile", *TINY, "-o", "costs.json", "--runs", 1, "--format", "json").json
     costs = Costs.load(tmp_path / "costs.json")

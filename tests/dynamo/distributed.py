@@ -18,8 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from support.regions import made_regions
 
-__all__ = ["trained"]
-
 NUM_STEPS = 60
 
 

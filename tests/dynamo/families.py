@@ -13,8 +13,6 @@ from torch import nn
 
 from dynamo.programs import Batch, Function, Maker, Twice, images, matrix, sequence
 
-__all__ = ["FAMILIES"]
-
 _UNARY = """abs acos acosh angle asinh atan ceil cos cosh deg2rad digamma erf erfc erfinv exp exp2 expm1 floor frac
 lgamma log log10 log1p log2 logit neg positive rad2deg reciprocal relu round rsqrt sigmoid sign signbit sin sinc sinh
 sqrt square tan tanh trunc isnan isfinite logical_not"""

@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-__all__ = ["PROGRAMS", "Batch", "Function", "Maker", "Twice", "images", "matrix", "sequence"]
-
 Maker = Callable[[], nn.Module]
 Batch = Callable[[int], tuple[Any, ...]]
 

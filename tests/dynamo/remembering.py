@@ -20,8 +20,6 @@ from hocket.autotune import tuner
 from hocket.dynamo import contest, region
 from support.regions import made_regions
 
-__all__ = ["OUTCOMES", "trained"]
-
 NUM_CALLS = 320
 # The speedup of the compiled graph in turns with the graph as it stands.
 OUTCOMES: dict[str, tuple[float, float, float]] = {

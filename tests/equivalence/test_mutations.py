@@ -8,6 +8,7 @@ run (see `capture.observe`), not from the graph.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def outcome(captured: Captured, plan: Plan, graph: Graph, pair: Twins) -> str:
     saved = Saved(inventory(job.model, job.optimizer))
     torch.manual_seed(5)
     try:
-        result = ThreadLanes(captured, plan, graph=graph)(job.batch(1))
+        result = ThreadLanes(replace(captured, graph=graph), plan)(job.batch(1))
         random_state = torch.get_rng_state()
         found = [*named_leaves("returned", result), ("random", random_state), *copied(job)]
         assert_same(pair.expected, found)

@@ -108,10 +108,7 @@ def _threads(lane: Lane, machine: Machine | None) -> set[int]:
 
 
 def lost_orders(graph: Graph, plan: Plan, waits, carried) -> list[str]:
-    """Which pairs that touch the same memory could change places, if two steps ran with these waits alone.
-
-    `carried` None: the lanes meet between the steps.
-    """
+    """Which pairs that touch the same memory could change places, if two steps ran with these waits alone."""
     runs = {(step, op): set() for step in (0, 1) for op in plan.lane_of}
     for lane in plan.lanes:
         chain = [(step, op) for step in (0, 1) for op in lane.ops]
@@ -122,10 +119,7 @@ def lost_orders(graph: Graph, plan: Plan, waits, carried) -> list[str]:
             for step in (0, 1):
                 runs[step, op].add((step, other))
     for op in plan.lane_of:
-        if carried is None:
-            runs[1, op] |= {(0, other) for other in plan.lane_of}
-        else:
-            runs[1, op] |= {(0, other) for other in carried.get(op, ())}
+        runs[1, op] |= {(0, other) for other in carried.get(op, ())}
     above = {}
     for run in runs:
         seen, todo = set(), list(runs[run])

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["attributes", "difference", "unequal"]
-
 RTOL, ATOL = 1e-4, 1e-5
 
 

@@ -22,8 +22,6 @@ from loops.changing_tasks import TOP, Step, step_of
 from loops.loop import Loop
 from loops.step_changes import CHANGES, Change
 
-__all__ = ["ChangingLoop", "ChangingProgram", "changing_program", "reset_switches"]
-
 # How a program is scheduled: options by name, how many of ten programs have them, and how many calls it makes.
 SETTINGS: tuple[tuple[str, int, int], ...] = (
     ("serial", 5, 30),

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["TOP", "Step", "step_of"]
-
 TOP = """
 import copy
 import contextlib

@@ -32,8 +32,6 @@ from loops.changing import ChangingLoop, ChangingProgram, changing_program, rese
 from loops.runner import Ended, code_of, counting, time_limit
 from loops.snapshot import differences, flat, trained
 
-__all__ = ["faults", "main", "smallest_change"]
-
 MAX_LINES = 6
 # Where programs may round otherwise: what is left where large numbers cancel counts by their size.
 SMALLEST = 1e-2

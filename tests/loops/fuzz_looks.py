@@ -38,8 +38,6 @@ from loops.looking_programs import Call, Program, looking_program
 from loops.looks import IMPORTS
 from loops.runner import time_limit
 
-__all__ = ["Verdict", "judge", "main", "report"]
-
 TIME_LIMIT_S = 60
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from loops.looks import Piece
 
-__all__ = ["HOLDERS", "PLACEMENTS", "Holder", "held_number"]
-
 
 @dataclass(frozen=True)
 class Holder:

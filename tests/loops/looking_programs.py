@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from loops.held_numbers import HOLDERS, PLACEMENTS, held_number
 from loops.looks import FRAMES, IMPORTS, PIECES, USES, VALUES, Piece
 
-__all__ = ["Call", "Program", "Use", "looking_program", "single"]
-
 WAYS = ("forward", "tuple", "dict", "loss", "losses")
 BACKBONES = {
     "linear": ("", "h = torch.tanh(self.a(x))"),

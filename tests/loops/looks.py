@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FRAMES", "IMPORTS", "PIECES", "USES", "VALUES", "Piece"]
-
 IMPORTS = """
 import array, collections, collections.abc, contextlib, contextvars, copy, dataclasses, decimal, enum, fractions
 import functools, inspect, itertools, math, numbers, operator, os, random, types, datetime

@@ -16,8 +16,6 @@ from torch import nn
 
 from support.steps import update
 
-__all__ = ["CASES", "CHANGE", "Case", "Loop", "labelled", "loop", "mlp", "ordinary", "task", "train", "update"]
-
 # The step after which a loop changes something, if it does so once: a verdict stands by then, and there are enough
 # steps left for another one.
 CHANGE = 100

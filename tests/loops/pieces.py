@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
-__all__ = ["PIECES", "Piece"]
-
 
 @dataclass
 class Piece:

@@ -15,8 +15,6 @@ from typing import Any
 from loops.loop import Loop
 from loops.pieces import PIECES, Piece
 
-__all__ = ["Program", "program", "smallest"]
-
 TOP = """
 import contextvars
 import copy

@@ -29,8 +29,6 @@ import hocket
 from loops.loop import Case, Loop
 from loops.snapshot import differences, fingerprint, flat, trained
 
-__all__ = ["STEPS", "Ended", "builder", "code_of", "counting", "problems", "run", "time_limit"]
-
 STEPS = 200
 MARKED = 7  # every so many rounds all state is looked at, which takes longer than a step; no loop repeats itself in 7
 

@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["differences", "fingerprint", "flat", "trained"]
-
 # Relative to the largest value of a tensor, where the plan may use another number of threads than eager does.
 TOLERANCE = 1e-4
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["CHANGES", "Change"]
-
 
 @dataclass(frozen=True)
 class Change:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.support.captures import compiled_step
 from tests.support.steps import training_step
 from torch import nn
 
@@ -23,7 +24,6 @@ from hocket.ir import Lane, Plan
 from hocket.native import load
 from hocket.tracing.captured import Captured, relowered
 from hocket.tracing.capturing import capture_step
-from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.float64 import float64_step
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewrites_of

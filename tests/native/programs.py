@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["built", "needs_compiler"]
-
 _HERE = Path(__file__).parent
 _INCLUDE = _HERE.parents[1] / "src" / "hocket" / "native"
 _COMPILER = shutil.which("g++") or shutil.which("clang++")

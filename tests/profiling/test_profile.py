@@ -12,7 +12,7 @@ from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Op, Span, Timeline
 from hocket.profiling import tracer
 from hocket.profiling.analytic import estimate, measure_rates
-from hocket.profiling.climbing import climbing
+from hocket.profiling.hill_climb import climbing
 from hocket.profiling.tracer import costs_of, default_widths
 
 

@@ -18,8 +18,6 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["CALLS", "CASES", "CHANGES", "Program"]
-
 CALLS = 44
 # Calls before which something changes: while the step is watched, in the search, and once a plan stands.
 CHANGES = (3, 9, 24, 31, 38)

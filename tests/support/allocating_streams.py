@@ -21,8 +21,6 @@ from torch.utils._pytree import tree_iter
 
 from hocket.execution.streams import StreamDevice
 
-__all__ = ["AllocatingStreams"]
-
 _STATISTICS = ("running_mean", "running_var")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,8 +13,7 @@ from hocket.autotune.closeness import Closeness, sample
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing.captured import Captured
-
-__all__ = ["closeness", "kernels", "one_lane"]
+from hocket.tracing.compiling.folder import Compiling
 
 
 def kernels(captured: Captured) -> Counter[str]:
@@ -38,3 +38,10 @@ def closeness(
             seen = seen.and_sample(found["form"])
             step(batch)
     return seen
+
+
+def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured:
+    """The compiled form of a step that `folder` does not have yet."""
+    with closing(Compiling(captured, folder, threads=threads)) as compiling:
+        compiling.start()
+        return compiling.result()

@@ -11,7 +11,7 @@ from hocket.checking import Events
 def all_but_one(events: Events) -> Iterator[Events]:
     """For each event all the others."""
     for field in ("waits", "carried"):
-        table = getattr(events, field) or {}
+        table = getattr(events, field)
         for dst, sources in table.items():
             for src in sources:
                 yield replace(events, **{field: {**table, dst: tuple(other for other in sources if other != src)}})

@@ -23,8 +23,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-__all__ = ["Mutant", "draw", "main", "mutants_of"]
-
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ["ir", "pystate", "tracing", "execution", "fusion", "optim", "search", "checking"]
 FLIPPED = {

@@ -11,8 +11,6 @@ from dataclasses import replace
 
 from hocket.ir import Graph, Lane, Plan
 
-__all__ = ["on_lanes", "on_streams", "random_order"]
-
 
 def random_order(graph: Graph, chance: random.Random) -> list[str]:
     """Any order that respects the graph's edges."""

@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_leaves
 from hocket.dynamo import contest, region
 from hocket.profiling.exact_widths import same_bits
 
-__all__ = ["made_regions", "run_program", "same"]
-
 
 @contextmanager
 def made_regions(*, guard: bool = False) -> Iterator[list[region.Region]]:

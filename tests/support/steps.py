@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["training_step", "update"]
-
 
 def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
     """Take a step along the gradients of a loss, and return the loss."""

@@ -24,8 +24,6 @@ from torch.utils._pytree import tree_flatten, tree_map
 from hocket.execution.base import below_autograd
 from hocket.execution.streams import StreamDevice
 
-__all__ = ["CaptureRefusedError", "StrictCuda"]
-
 _READ_BY_HOST = {"aten::_local_scalar_dense", "aten::item", "aten::nonzero", "aten::equal", "aten::is_nonzero"}
 _WRITES_STATISTICS = {"aten::native_batch_norm": (3, 4)}
 

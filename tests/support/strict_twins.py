@@ -15,8 +15,6 @@ from hocket.ir import Machine
 from hocket.session import Schedule
 from support.strict_cuda import StrictCuda
 
-__all__ = ["NUM_STEPS", "OPTIMIZERS", "Twins", "same", "scheduled"]
-
 NUM_STEPS = 60
 A100 = Machine.preset("a100")
 

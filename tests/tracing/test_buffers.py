@@ -41,8 +41,7 @@ def test_what_the_buffers_demand_is_what_edges_and_carried_edges_keep(name):
     assert {buffer for op in graph.ops for buffer in (*op.reads, *op.writes)} == {b.name for b in graph.buffers}
     for lanes in (1, 2, 4):
         plan = on_lanes(random_order(graph, chance), lanes, chance)
-        for joined in (True, False):
-            hazards(graph, plan, events_of(graph, plan, joined=joined))
+        hazards(graph, plan)
     fewer = list(all_but_one(events_of(graph, plan)))
     assert sum(is_hazard(graph, plan, events) for events in chance.sample(fewer, min(30, len(fewer)))) >= 5
 

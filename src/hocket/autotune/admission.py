@@ -43,11 +43,6 @@ MAX_RECORDED = 3
 class Admission:
     """Watches, captures and verifies one variant of a step.
 
-    Args:
-        config: what was asked for.
-        backend: what it runs on.
-        compiler: compiles further forms, or None.
-
     Attributes:
         guards: conditions under which this variant may run, or None until a step was watched.
         fingerprints: of all forms that were captured.

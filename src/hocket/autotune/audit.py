@@ -66,12 +66,7 @@ class Audit:
 
 
 class Auditor:
-    """Audits the plan of one variant.
-
-    Args:
-        backend: what plans run on.
-        clock: counts seconds.
-    """
+    """Audits the plan of one variant."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
         self.audit = Audit()

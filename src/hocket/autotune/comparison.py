@@ -62,13 +62,7 @@ class StepComparison:
 def compare_steps(
     candidates: Sequence[Candidate], backend: Backend, after_eager: Callable[[], None]
 ) -> Generator[TimedStep, float, StepComparison]:
-    """Compare eager with these candidates. Yields steps to run, and is sent the duration of each.
-
-    Args:
-        candidates: the plans.
-        backend: runs them.
-        after_eager: called after every eager step.
-    """
+    """Compare eager with these candidates. Yields steps to run, and is sent the duration of each."""
     eager_ms: list[float] = []
     steps_ms: list[list[float]] = [[] for _ in candidates]
     timelines: list[list[Timeline]] = [[] for _ in candidates]

@@ -76,12 +76,7 @@ class FormCompiler:
                 del self._left[form]
 
     def note(self, step_ms: float, speedup: float) -> bool:
-        """Record the duration of a step of the decided variant. Return True if forms have been compiled by now.
-
-        Args:
-            step_ms: its duration.
-            speedup: speedup of such steps over eager, by the decision.
-        """
+        """Record the duration of a step of the decided variant. Return True if forms have been compiled by now."""
         if not self._left:
             return False
         self._spent_s += step_ms / 1e3

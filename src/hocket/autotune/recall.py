@@ -33,13 +33,7 @@ MAX_SLOWDOWN = 1.1
 
 
 class Recall:
-    """Keeps the decisions of one variant of a step, and finds those that were kept.
-
-    Args:
-        config: what was asked for, and the store.
-        backend: what plans run on.
-        admission: what is known of the step, which is captured.
-    """
+    """Keeps the decisions of one variant of a step, and finds those that were kept."""
 
     def __init__(self, config: TunerConfig, backend: Backend, admission: Admission) -> None:
         self._config = config

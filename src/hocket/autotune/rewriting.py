@@ -22,13 +22,7 @@ MAX_OPS = 4000
 def rewritten_forms(
     config: TunerConfig, plain: tuple[str, Captured], compiler: FormCompiler | None
 ) -> dict[str, Captured]:
-    """Return all forms that the step can be rewritten to, and cached compiled forms if there is a compiler.
-
-    Args:
-        config: options of the schedule.
-        plain: the form that was recorded, and its name.
-        compiler: compiles forms that are not cached yet.
-    """
+    """Return all forms that the step can be rewritten to, and cached compiled forms if there is a compiler."""
     form, captured = plain
     if len(captured.graph) > MAX_OPS:
         return {}

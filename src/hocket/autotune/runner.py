@@ -41,10 +41,6 @@ class InexactError(RefusedError):
 class StepRunner:
     """Makes the steps of one variant's search.
 
-    Args:
-        config: the user's step, and the clock.
-        backend: runs plans.
-
     Attributes:
         is_done: the step of this call has been made.
         result: its return value.

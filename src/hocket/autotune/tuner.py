@@ -54,10 +54,6 @@ NOTHING_LEFT, HARDLY_ANYTHING_LEFT = 0.02, 0.1
 class Tuner:
     """Searches for one variant of a step.
 
-    Args:
-        config: options of the schedule.
-        backend: runs plans.
-
     Attributes:
         admission: knowledge of the step so far.
         recall: keeps decisions, and finds those that were kept.

@@ -2,8 +2,7 @@
 
 from hocket.backends.base import ROUNDING, Backend
 from hocket.backends.cpu import CpuBackend
-from hocket.backends.cuda import CudaBackend
 from hocket.backends.simulated import SimulatedBackend, SimulatedClock
-from hocket.backends.streams import StreamBackend
+from hocket.backends.streams import CudaBackend, StreamBackend
 
 __all__ = ["ROUNDING", "Backend", "CpuBackend", "CudaBackend", "SimulatedBackend", "SimulatedClock", "StreamBackend"]

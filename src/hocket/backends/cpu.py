@@ -14,9 +14,8 @@ from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import planners
 from hocket.planning.base import cpu_devices
 from hocket.planning.moldable.placement import scattered
-from hocket.profiling.climbing import FEW_CORES, RUNS, climbing
 from hocket.profiling.exact_widths import ExactWidths
-from hocket.profiling.hill_climb import Setting
+from hocket.profiling.hill_climb import FEW_CORES, RUNS, Setting, climbing
 from hocket.profiling.tracer import costs_of, default_widths, serial_plan
 from hocket.tracing.captured import Captured
 

@@ -40,12 +40,11 @@ class Events:
 
     Attributes:
         waits: op -> ops on other lanes that it waits for.
-        carried: op -> ops of the step before that it waits for. None if the lanes meet at the step's end, so that no
-            op of a step starts before the step before it is over.
+        carried: op -> ops of the step before that it waits for.
     """
 
     waits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    carried: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
+    carried: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Hazard(NamedTuple):
@@ -68,19 +67,14 @@ class Hazard(NamedTuple):
         return f"{self.kind}: op {self.first!r} {one} {self.buffer!r}, and op {self.second!r}{step} {other} it"
 
 
-def events_of(graph: Graph, plan: Plan, *, joined: bool = False) -> Events:
+def events_of(graph: Graph, plan: Plan) -> Events:
     """The events that a plan needs: one where an edge crosses lanes and no other event already implies it.
-
-    Args:
-        graph: the ops.
-        plan: their lanes.
-        joined: the lanes meet at the step's end, as threads do that are joined, so nothing is carried.
 
     Raises:
         PlanError: the plan does not run every op once, or its lanes wait for each other in a circle.
     """
     sync = synchronisation(graph, plan)
-    return Events(sync.waits, None if joined else carried_waits(graph, plan, sync))
+    return Events(sync.waits, carried_waits(graph, plan, sync))
 
 
 def hazards(graph: Graph, plan: Plan, events: Events | None = None) -> None:
@@ -123,15 +117,14 @@ class _Clocks:
 
     def __init__(self, graph: Graph, plan: Plan, events: Events) -> None:
         self._place = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
-        self._joined = events.carried is None
         order = _order(graph, plan, events.waits)
         self._own = clocks_of(plan, order, events.waits)
-        self._last = {} if self._joined else self._step_before(plan, order, events)
+        self._last = self._step_before(plan, order, events)
 
     def before(self, first: str, second: str, carried: bool) -> bool:
         lane, position = self._place[first]
         if carried:
-            return self._joined or self._last[second][lane] > position
+            return self._last[second][lane] > position
         # An op ends after itself; what has to be over when it *starts* lies on another lane or earlier on its own.
         return first != second and self._own[second][lane] > position
 
@@ -143,7 +136,7 @@ class _Clocks:
         for op in order:
             lane, _ = self._place[op]
             clock = current[lane]
-            for others, known in ((events.waits, clocks), (events.carried or {}, self._own)):
+            for others, known in ((events.waits, clocks), (events.carried, self._own)):
                 for other in others.get(op, ()):
                     clock = tuple(map(max, clock, known[other]))
             current[lane] = clocks[op] = clock

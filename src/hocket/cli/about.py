@@ -15,8 +15,6 @@ from hocket.cli.console import emit, print_json
 from hocket.ir.limits import processor_name, usable_cpus
 from hocket.version import VERSION
 
-__all__ = ["SHELLS", "VersionAction", "completion_of", "print_completion"]
-
 SHELLS = ("bash", "zsh", "fish")
 
 

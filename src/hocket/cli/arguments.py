@@ -14,8 +14,6 @@ from typing import Any
 from hocket.cli.console import UsageError
 from hocket.errors import HocketError
 
-__all__ = ["Argument", "ArgumentGroup", "Verb", "arg", "count", "make_parser_of", "output", "run_command"]
-
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
 MAX_ERROR_CHARACTERS = 1000

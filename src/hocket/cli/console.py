@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["Bar", "UsageError", "emit", "note", "print_json", "print_tables", "table"]
-
 # Shorter work is done without a bar.
 PATIENCE_S = 2.0
 

@@ -13,27 +13,12 @@ from hocket.checking import check
 from hocket.cli.console import Bar, UsageError, emit, note, print_json, print_tables, table
 from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
-from hocket.ir._fields import read_file
+from hocket.ir._fields import read_file, write_text
 from hocket.planning import Bounds, bounds, efficiency, plan, planners
 from hocket.reporting import Report, plan_table, timeline_table, write_report, write_trace
-from hocket.reporting._files import write_text
 from hocket.reporting.summary import lane_uses
 from hocket.reporting.words import duration_text, quantity_text
 from hocket.simulation import simulate
-
-__all__ = [
-    "bounds_verb",
-    "cache_verb",
-    "check_verb",
-    "machine_verb",
-    "output_file",
-    "output_folder",
-    "plan_verb",
-    "read_plan",
-    "report_verb",
-    "simulate_verb",
-    "written",
-]
 
 
 def plan_verb(args: Namespace) -> None:

@@ -14,8 +14,6 @@ from hocket.planning import planners
 from hocket.planning.partition import OBJECTIVES
 from hocket.planning.transfers import ORDERS
 
-__all__ = ["make_parser"]
-
 # `hocket.loading.loader` has these, too, and needs torch.
 _LOAD_ORDERS = ("auto", "registration", "file")
 NUM_STRATEGIES = 4

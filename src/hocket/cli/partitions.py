@@ -14,6 +14,7 @@ from hocket.cli.files import output_file, output_folder, written
 from hocket.cli.targets import wait_policy, working
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine
+from hocket.ir._fields import write_text
 from hocket.planning.partition import (
     Partition,
     PartitionProblem,
@@ -25,13 +26,10 @@ from hocket.planning.partition import (
     problem_of,
 )
 from hocket.reporting import Report, parts_svg, write_report
-from hocket.reporting._files import write_text
 from hocket.reporting.words import duration_text, percent_text, quantity_text
 
 if TYPE_CHECKING:
     from hocket.tracing.captured import Captured
-
-__all__ = ["partition_verb"]
 
 # Stands for a device's memory if it is unknown. It is finite, so that shares of it can be computed.
 NO_LIMIT_BYTES = 1e18

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from hocket.ir import Plan
     from hocket.job import Job
 
-__all__ = ["run_or_pipeline"]
-
 # Options of `hocket run` that a pipeline does not take, with their defaults.
 _NOT_FOR_PIPELINES = {
     "planner": "auto",

@@ -16,8 +16,6 @@ from argparse import Namespace
 
 from hocket.errors import HocketError
 
-__all__ = ["start_ranks", "started_by_torchrun"]
-
 # The variables that torchrun sets for each process that it starts.
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HOST = "127.0.0.1"

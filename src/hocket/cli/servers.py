@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hocket.job import Job
     from hocket.planning import Bounds
 
-__all__ = ["agent_verb", "ps_verb"]
-
 
 def ps_verb(args: Namespace) -> None:
     """Train with workers and servers, as one of the ranks of a torchrun job, or by starting all of them."""

@@ -19,8 +19,6 @@ from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import Comparison, comparison_table, ops_table, plan_table
 from hocket.reporting.words import count_text, duration_text, plain, quantity_text
 
-__all__ = ["capture_verb", "explain_verb", "load_verb", "profile_verb", "run_verb", "tune_verb", "zoo_verb"]
-
 
 def run_verb(args: Namespace) -> None:
     """The main job: measure eager, plan, run, compare."""
@@ -139,7 +137,7 @@ def profile_verb(args: Namespace) -> None:
     with working(args, "load the step") as (target, job, bar):
         from hocket.distributed.stages.crossings import Borders
         from hocket.profiling import profile
-        from hocket.profiling.climbing import FEW_CORES
+        from hocket.profiling.hill_climb import FEW_CORES
         from hocket.profiling.tracer import default_widths
         from hocket.tracing import capture
 

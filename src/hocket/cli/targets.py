@@ -23,8 +23,6 @@ from hocket.reporting.words import count_text
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["StepError", "Target", "only_model", "wait_policy", "working"]
-
 # Arguments of `hocket.zoo.load` beside the sizes of an entry that have no option on the command line.
 _FURTHER_SETTINGS = ("lr", "num_batches")
 

@@ -50,13 +50,7 @@ def agent_packets(values: Sequence[Value], server: int) -> tuple[list[Packet], l
 
 
 class AgentServer:
-    """Serves agents until it is closed.
-
-    Args:
-        membership: the server's place in the job.
-        values: all values of the model.
-        versions: versions of this server.
-    """
+    """Serves agents until it is closed."""
 
     def __init__(self, membership: Membership, values: Sequence[Value], versions: Versions) -> None:
         self._membership, self._values, self._versions = membership, tuple(values), versions

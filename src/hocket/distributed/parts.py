@@ -23,8 +23,7 @@ from hocket.errors import InputError
 from hocket.ir import Graph
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import cut
-from hocket.tracing.division import Arrival, Departure
-from hocket.tracing.restricted_tape import is_of_batch, references
+from hocket.tracing.division import Arrival, Departure, is_of_batch, references
 from hocket.tracing.state import ItemOf
 
 # The other end of the servers' channels: all workers together.

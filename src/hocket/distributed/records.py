@@ -39,11 +39,6 @@ def gloo_reason(error: BaseException) -> str:
 class Records:
     """One end of the records of a wire. Any thread may send records, and one thread reads them.
 
-    Args:
-        group: process group of two.
-        other: rank of the peer in it.
-        timeout_s: timeout of the group.
-
     Attributes:
         silence_s: an end that has sent nothing for so long sends `ALIVE`.
     """

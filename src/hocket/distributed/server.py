@@ -81,14 +81,7 @@ def server(
 
 
 def serve_steps(job: ShardedJob, executor: str, versions: Versions, workers: LiveWorkers) -> int:
-    """Follow worker 0's commands until it closes the job, and return the number of steps.
-
-    Args:
-        job: the job at this server.
-        executor: kind of executor.
-        versions: versions that agents read, to which this adds.
-        workers: workers that take part.
-    """
+    """Follow worker 0's commands until it closes the job, and return the number of steps."""
     serving = ServingChannel(workers)
     plan, updates = _prepared(job, executor, serving, workers)
 

@@ -28,11 +28,6 @@ GRADIENTS = 5
 class StepGuard:
     """Watches a step on one batch, and undoes its effects on models and optimizers.
 
-    Args:
-        step: the user's own step.
-        model, optimizer: what it trains, each one or a list.
-        batch: argument of the step.
-
     Raises:
         CaptureError: the step has an effect or an input that its graph would not have.
     """

@@ -26,8 +26,6 @@ from torch.distributed.distributed_c10d import PrefixStore
 from hocket.distributed.secret import SECRET_VARIABLE, job_secret
 from hocket.errors import PeerError
 
-__all__ = ["POLL_S", "JobStore", "first_line", "meet_at", "opened", "store_of_job", "waited"]
-
 POLL_S = 0.02
 _SIGNED = b"hocket signed\0"
 _DIGEST_BYTES = 32

@@ -27,8 +27,6 @@ from hocket.dynamo.region import Region, region_of
 from hocket.errors import InputError
 from hocket.ir import Machine
 
-__all__ = ["BackendOptions", "hocket"]
-
 log = logging.getLogger(__name__)
 
 

@@ -33,8 +33,6 @@ from hocket.dynamo.region import Region
 from hocket.errors import CaptureError
 from hocket.reporting import lower_quartile
 
-__all__ = ["Contest"]
-
 log = logging.getLogger(__name__)
 
 NUM_ROUNDS = 6

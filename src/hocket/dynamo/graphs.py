@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["Outputs", "boxed", "computing", "digest", "foreign_call", "held_tensors", "unchanged", "why_unplannable"]
-
 # A graph of fewer ops leaves nothing to plan.
 MIN_OPS = 2
 _TORCHS_OPS = frozenset(("aten", "prim", "prims", "higher_order", "quantized"))

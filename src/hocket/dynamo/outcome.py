@@ -16,8 +16,6 @@ from torch.utils._pytree import tree_leaves
 from hocket.errors import CaptureError
 from hocket.profiling.exact_widths import same_bits
 
-__all__ = ["difference"]
-
 _COPIED = (torch.Tensor, torch.nn.Parameter)
 
 

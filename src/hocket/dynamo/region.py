@@ -36,8 +36,6 @@ from hocket.ir import Machine
 from hocket.pystate.watch import PurityWatch
 from hocket.tracing.state import inventory
 
-__all__ = ["Region", "region_of", "regions"]
-
 log = logging.getLogger(__name__)
 
 # Planned calls in a row that leave the pool out; then it gets their times, and audits what is due.

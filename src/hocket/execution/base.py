@@ -14,13 +14,11 @@ from typing import Any
 import torch
 
 from hocket.errors import StaleCaptureError
-from hocket.ir import Graph, Lane, Plan, Synchronisation, Timeline, synchronisation
+from hocket.ir import Lane, Plan, Synchronisation, Timeline, synchronisation
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Program
 from hocket.tracing.raising import is_other_branch
 from hocket.tracing.scalars.tape import TapeRef
-
-__all__ = ["Executor", "Releases", "Synchronisation", "arrivals_apart", "below_autograd", "releases", "synchronisation"]
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,10 @@ class Executor(ABC):
     failure = ""
     failed_op = ""  # in the last step that raised
 
-    def __init__(self, captured: Captured, plan: Plan, graph: Graph | None = None) -> None:
+    def __init__(self, captured: Captured, plan: Plan) -> None:
         self.captured = captured
         self.plan = plan
-        self.sync = synchronisation(graph or captured.graph, plan)
+        self.sync = synchronisation(captured.graph, plan)
 
     def __call__(self, batch: Any) -> Any:
         """One training step on live parameters and state.

@@ -32,8 +32,6 @@ from hocket.ir import Plan, Span
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Transfer, compile_action
 
-__all__ = ["Channel", "ChannelOps", "Done"]
-
 # Called once, from any thread, when a transfer has arrived (or, of a send, was delivered), or with why it never will.
 Done = Callable[[BaseException | None], None]
 

@@ -13,8 +13,6 @@ import sys
 from hocket.errors import ExecutionError
 from hocket.ir import Device, Lane, Machine, hardware_threads, names_threads
 
-__all__ = ["advise_spinning", "cpus_of", "forked", "unavailable_reason"]
-
 log = logging.getLogger(__name__)
 
 _LOADED_IN = os.getpid()

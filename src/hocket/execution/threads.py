@@ -20,14 +20,12 @@ from typing import Any, TypeAlias
 import torch
 
 from hocket.errors import ExecutionError
-from hocket.execution.base import Executor, arrivals_apart, below_autograd, releases, synchronisation
+from hocket.execution.base import Executor, arrivals_apart, below_autograd, releases
 from hocket.execution.channels import Channel, ChannelOps
 from hocket.execution.process import cpus_of, forked
-from hocket.ir import Graph, Machine, Plan, Span, Timeline
+from hocket.ir import Machine, Plan, Span, Timeline, synchronisation
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
-
-__all__ = ["ThreadLanes"]
 
 
 @dataclass
@@ -58,7 +56,6 @@ class ThreadLanes(Executor):
         captured: the step.
         plan: any plan that runs all its ops on lanes of cores, and transfers on channels.
         machine: the hardware threads of each core. Without it lanes are not pinned.
-        graph: the orders to keep, when they are not `captured.graph`'s (for tests of broken plans).
         channels: the channel of each link (``src->dst``) of a channel lane.
 
     Raises:
@@ -71,10 +68,9 @@ class ThreadLanes(Executor):
         captured: Captured,
         plan: Plan,
         machine: Machine | None = None,
-        graph: Graph | None = None,
         channels: Mapping[str, Channel] | None = None,
     ) -> None:
-        super().__init__(captured, plan, graph)
+        super().__init__(captured, plan)
         self._lanes = [lane for lane in plan.lanes if lane.ops]
         for lane in self._lanes:
             if lane.kind == "stream":
@@ -83,7 +79,7 @@ class ThreadLanes(Executor):
         self._epoch = 0
         self._values: list[Any] = []
         self._cpus = [cpus_of(lane, machine) if lane.kind == "cores" else set() for lane in self._lanes]
-        self._actions = self._compile(graph or captured.graph)
+        self._actions = self._compile()
         self._times: list[list[tuple[int, int]]] = [[] for _ in self._lanes]
         self._began_ns = 0
         self._counters: dict[int, Any] = {}
@@ -151,9 +147,9 @@ class ThreadLanes(Executor):
         if getattr(self, "_queues", ()):
             self.close()
 
-    def _compile(self, graph: Graph) -> list[list[_Action]]:
+    def _compile(self) -> list[list[_Action]]:
         program = self.captured.program
-        sync = synchronisation(graph, arrivals_apart(self.plan))
+        sync = synchronisation(self.captured.graph, arrivals_apart(self.plan))
         release = releases(program, sync)
         self._shared_slots = tuple((slot, len(users)) for slot, users in release.shared.items())
         shared: dict[str, list[tuple[int, int]]] = {}

@@ -89,12 +89,25 @@ def parse_json(text: bytes, source: str, where: str = "") -> Any:
 
 def save_document(path: str | os.PathLike[str], document: dict[str, Any]) -> None:
     """Write `document` as JSON, whole or not at all."""
+    with written_whole(path) as file:
+        json.dump(document, file, indent=1, allow_nan=False)
+        file.write("\n")
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write `text` as UTF-8, whole or not at all."""
+    with written_whole(path) as file:
+        file.write(text)
+
+
+@contextmanager
+def written_whole(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[Any]:
+    """Open a new file beside `path`, which takes its place at the end of the block and is deleted by an error."""
     target = Path(path)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1, allow_nan=False)
-            file.write("\n")
+        with os.fdopen(handle, "wb") if binary else os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+            yield file
         umask = os.umask(0)
         os.umask(umask)
         Path(temporary).chmod(0o666 & ~umask)

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
 from hocket.errors import InputError
+from hocket.ir._fields import written_whole
 from hocket.loading.header import FIRST_USE_KEY, PREFIX_BYTES
 from hocket.loading.held import hold, release
 from hocket.loading.landing import CHUNK_BYTES
@@ -142,24 +141,14 @@ def reorder(file: File | Sequence[File], target: str | os.PathLike[str], order: 
         FormatError: a file is no safetensors file, or truncated.
         OSError: a file cannot be read or written.
     """
-    path = Path(target)
     with closing(open_weights(file)) as weights:
         if weights.is_sequential:
             raise InputError(f"{weights.name}: it cannot seek, so its tensors cannot be put in another order")
         stored = _in_order(weights, order)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(_header(weights, stored))
-                for tensor in stored:
-                    _copy(tensor, out)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary).chmod(0o666 & ~umask)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with written_whole(target, binary=True) as out:
+            out.write(_header(weights, stored))
+            for tensor in stored:
+                _copy(tensor, out)
 
 
 def _in_order(weights: Weights, order: Sequence[str]) -> list[StoredTensor]:

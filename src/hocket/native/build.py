@@ -34,8 +34,6 @@ from hocket.cache_folder import (
     seal,
 )
 
-__all__ = ["Availability", "NoCompilerError", "available", "load", "release_kept_memory"]
-
 log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).parent

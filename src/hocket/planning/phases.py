@@ -78,13 +78,7 @@ class Phases(Planner):
 
 
 def in_phases(instance: Instance, order: Sequence[int], switch_us: float) -> list[Placement]:
-    """Placements of the cheapest division of an order into phases, by longest path inside a phase.
-
-    Args:
-        instance: the ops.
-        order: all of them, each after those that it waits for.
-        switch_us: time of a change between lanes that share cores.
-    """
+    """Placements of the cheapest division of an order into phases, by longest path inside a phase."""
     placed: list[Placement] = []
     begin_us = 0.0
     for lanes, ops in divide(instance, order, switch_us):
@@ -97,13 +91,7 @@ def in_phases(instance: Instance, order: Sequence[int], switch_us: float) -> lis
 
 
 def divide(instance: Instance, order: Sequence[int], switch_us: float) -> list[tuple[int, list[int]]]:
-    """The phases of the cheapest division: for each its number of equal lanes, and its ops in `order`.
-
-    Args:
-        instance: the ops.
-        order: all of them, each after those that it waits for.
-        switch_us: time of a change.
-    """
+    """The phases of the cheapest division: for each its number of equal lanes, and its ops in `order`."""
     counts = [k for k in range(1, min(MAX_LANES, instance.num_cores) + 1) if instance.num_cores % k == 0]
     cuts = _cuts(instance, order, len(counts))
     # best[j]: the cheapest way to the j-th cut, as (time, number of lanes of its last phase, where that began).

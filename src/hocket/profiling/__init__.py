@@ -26,7 +26,7 @@ def profile(
     Args:
         captured: the result of `hocket.capture`.
         widths: numbers of threads. Defaults to 1, 2, 4 and all cores, on more than four of them to the widths of a hill
-            climb (`hocket.profiling.climbing`), as in a schedule.
+            climb (`hocket.profiling.hill_climb`), as in a schedule.
         runs: counted steps at each width, after one that is not counted. The minimum is the op's duration, and
             median minus minimum its spread.
         machine: where to run. Defaults to `Machine.here()`.

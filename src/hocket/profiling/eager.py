@@ -26,8 +26,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from hocket.ir import Graph, Op, Span, Timeline
 
-__all__ = ["DISPATCH", "OPS", "PYTHON", "EagerRecord", "record_eager"]
-
 OPS, DISPATCH, PYTHON = "ops", "dispatch", "Python"
 
 # The first step under the profiler also starts it. Of the others the fastest is kept.

@@ -44,9 +44,6 @@ Run = Callable[[list[Any], list[Any]], None]
 class ExactWidths:
     """Finds the widths at which ops give eager's bits, and remembers them by kernel and shapes.
 
-    Args:
-        usual_width: threads of an eager op.
-
     Attributes:
         is_trusted: the trials have not been found wrong. Otherwise every op runs at the usual width.
     """

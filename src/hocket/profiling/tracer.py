@@ -19,8 +19,7 @@ from hocket.execution.streams.graph_parts import input_tensors
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline, one_by_one
 from hocket.planning.base import cpu_devices
 from hocket.planning.moldable.placement import scattered
-from hocket.profiling.climbing import FEW_CORES, climbing
-from hocket.profiling.hill_climb import COMPACT, SCATTER, Setting
+from hocket.profiling.hill_climb import COMPACT, FEW_CORES, SCATTER, Setting, climbing
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
 

@@ -88,13 +88,7 @@ class Statement:
 
 
 class Body:
-    """The body of a function.
-
-    Args:
-        function: the user's own.
-        owner: what it is bound to, if it is a method.
-        node: its source.
-    """
+    """The body of a function."""
 
     def __init__(self, function: types.FunctionType, owner: Any, node: ast.FunctionDef) -> None:
         self.function, self.owner, self._node = function, owner, node

@@ -142,10 +142,6 @@ def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -
 class PurityWatch:
     """Watches steps of one schedule, and remembers what they showed.
 
-    Args:
-        step: the user's step.
-        roots: its models and optimizers.
-
     Attributes:
         executed: the code that ran.
         num_watched: steps that were watched.

@@ -16,8 +16,6 @@ from hocket.errors import InputError
 from hocket.ir._fields import save_document
 from hocket.reporting.words import duration_text
 
-__all__ = ["VERDICTS", "Comparison", "Sample", "lower_quartile"]
-
 FORMAT = "hocket-comparison/2"
 
 VERDICTS = ("planned", "eager")

@@ -11,8 +11,6 @@ from hocket.ir import Costs, Graph, Op, Plan, Timeline
 from hocket.reporting.comparison import Comparison
 from hocket.reporting.gains import Attempt, Gain
 
-__all__ = ["Report"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

@@ -21,8 +21,6 @@ from hocket.ir import Timeline
 from hocket.reporting.svg import EDGE_PX, document, text_at
 from hocket.reporting.words import count_text, shorten
 
-__all__ = ["corunning_of", "corunning_svg"]
-
 # In the order of the timelines; after the last one the first comes again.
 _SERIES = ("forward", "activation_grad", "weight_grad", "send", "update", "recv", "bias_grad", "other")
 

@@ -8,21 +8,20 @@ row keeps its share of idle time. The page and the trace show each span.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from hocket.ir import ROLES, Graph, Timeline
-from hocket.reporting.merge import Shape, merge
+from hocket.ir import ROLES, Graph, Span, Timeline
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
-
-__all__ = ["axis", "axis_ticks", "heading_of", "legend", "timeline_svg"]
 
 _MAX_SHAPES = 6000
 _MAX_TITLES = 800
 _TITLE_PX = 2.0
 _TICKS = 8
 MIN_AXIS_US = 1e-12
+# Neighbours of one role grow together past a pixel only while less than this share of the shape is rest.
+_INVISIBLE_REST = 0.05
 
 
 @dataclass(frozen=True)
@@ -235,3 +234,60 @@ def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float 
     if lower_us is not None:
         words.append(f"{bound_name} {duration_text(lower_us)}")
     return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape drawn for one span, or for several that are too narrow to distinguish.
+
+    Attributes:
+        x: start, in pixels.
+        width: the busy time of its spans, in pixels.
+        role: the role with most of that time.
+        count: number of spans.
+        first: the first span.
+    """
+
+    x: float
+    width: float
+    role: str
+    count: int
+    first: Span
+
+
+def merge(spans: Sequence[Span], roles: Mapping[str, str], scale: float, pixel: float = 1.0) -> list[Shape]:
+    """Return the shapes of `spans` (one lane, in order of time) at `scale` pixels per microsecond.
+
+    Spans narrower than `pixel` join their neighbour while both together stay within one `pixel`, or while they have its
+    role and hardly any idle time is between them.
+
+    Example:
+        >>> spans = [Span(f"op{i}", "main", i * 0.1, i * 0.1 + 0.1) for i in range(10)]
+        >>> [(shape.count, round(shape.width, 3)) for shape in merge(spans, {}, 1.0)]
+        [(10, 1.0)]
+    """
+    shapes: list[Shape] = []
+    group: list[Span] = []
+    times: dict[str, float] = {}
+    busy_us = 0.0
+    for span in spans:
+        role = roles.get(span.op, "other")
+        if group:
+            whole_us = span.end_us - group[0].start_us
+            small = span.duration_us * scale < pixel and (len(group) > 1 or busy_us * scale < pixel)
+            alike = len(times) == 1 and role in times
+            dense = busy_us + span.duration_us >= (1 - _INVISIBLE_REST) * whole_us
+            if not (small and (whole_us * scale <= pixel or (alike and dense))):
+                shapes.append(_shape(group, times, busy_us, scale))
+                group, times, busy_us = [], {}, 0.0
+        group.append(span)
+        times[role] = times.get(role, 0.0) + span.duration_us
+        busy_us += span.duration_us
+    if group:
+        shapes.append(_shape(group, times, busy_us, scale))
+    return shapes
+
+
+def _shape(group: list[Span], times: Mapping[str, float], busy_us: float, scale: float) -> Shape:
+    role = max(times, key=lambda role: times[role])
+    return Shape(group[0].start_us * scale, busy_us * scale, role, len(group), group[0])

@@ -17,8 +17,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Attempt", "Gain", "gains_of", "waterfall"]
-
 
 @dataclass(frozen=True)
 class Gain:

@@ -6,13 +6,11 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib import resources
 from typing import Any, NamedTuple
 
-from hocket.reporting._files import template
 from hocket.reporting.svg import COLOURS, DARK, LIGHT
 from hocket.reporting.words import plain
-
-__all__ = ["Cell", "breakable", "colours", "fill", "meter", "number", "script_json", "swatch", "table", "text"]
 
 
 class Cell(NamedTuple):
@@ -123,6 +121,11 @@ def script_json(document: Any) -> str:
     """Return `document` as JSON that is safe inside a script element, whatever its strings hold."""
     found = json.dumps(document, separators=(",", ":"), allow_nan=False)
     return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def template(name: str) -> str:
+    """Return the text of a file in this package's ``assets`` folder."""
+    return resources.files("hocket.reporting").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def fill(template: str, values: Mapping[str, str]) -> str:

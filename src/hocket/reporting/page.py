@@ -14,16 +14,14 @@ from typing import Any
 
 from hocket.errors import InputError
 from hocket.ir import ROLES
+from hocket.ir._fields import write_text
 from hocket.reporting import sections
-from hocket.reporting._files import template, write_text
 from hocket.reporting.content import Report
 from hocket.reporting.corunning import corunning_svg
 from hocket.reporting.drawing import heading_of, timeline_svg
-from hocket.reporting.markup import fill, framed, script_element, script_json, text
+from hocket.reporting.markup import fill, framed, script_element, script_json, template, text
 from hocket.reporting.trace import write_trace
 from hocket.reporting.words import MICRO, duration_text, plain
-
-__all__ = ["page_html", "write_report"]
 
 _MAX_EDGES = 60_000
 _COMPARED = frozenset({"eager", "planned"})

@@ -14,8 +14,6 @@ from hocket.reporting.drawing import axis, legend
 from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
 from hocket.reporting.words import count_text, duration_text, quantity_text, shorten
 
-__all__ = ["bytes_between", "parts_svg"]
-
 _ROW_PX = 26.0
 _CELL_PX = 92.0
 _NAME_PX = 110.0

@@ -14,19 +14,6 @@ from hocket.reporting.parts import parts_svg
 from hocket.reporting.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
 from hocket.reporting.words import MICRO, count_text, duration_text, percent_text, shorten
 
-__all__ = [
-    "attempts_section",
-    "changes_section",
-    "comparison_section",
-    "corunning_section",
-    "environment_section",
-    "gains_section",
-    "hero_section",
-    "lanes_section",
-    "ops_section",
-    "schedule_html",
-]
-
 _MAX_ROWS = 200
 _NONE = Cell("", "n", -1.0)
 

@@ -11,19 +11,6 @@ from typing import NamedTuple
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Lane, Op, Plan, Timeline
 
-__all__ = [
-    "Changes",
-    "LaneUse",
-    "OpCost",
-    "Total",
-    "changes",
-    "lane_text",
-    "lane_uses",
-    "op_costs",
-    "timeline_of",
-    "totals",
-]
-
 
 class OpCost(NamedTuple):
     """An op with its duration. `source` is empty if there is none."""

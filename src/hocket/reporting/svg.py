@@ -13,8 +13,6 @@ from xml.sax.saxutils import escape
 from hocket.ir import ROLES
 from hocket.reporting.words import plain
 
-__all__ = ["COLOURS", "DARK", "EDGE_PX", "LIGHT", "document", "escaped", "text_at"]
-
 EDGE_PX = 20.0
 
 _FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif"

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["comparison_table", "ops_table", "plan_table", "styled_table", "timeline_table"]
-
 
 # Titles and captions are set as wide as their table, and wrap badly above a narrow one.
 _MIN_WIDTH = 76

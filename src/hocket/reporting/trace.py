@@ -14,8 +14,6 @@ from hocket.ir import Graph, Timeline
 from hocket.ir._fields import save_document
 from hocket.reporting.svg import COLOURS
 
-__all__ = ["trace_events", "write_trace"]
-
 # Arrows are for reading; more of them than this hide the spans and slow the viewer down.
 MAX_FLOWS = 2000
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["MICRO", "count_text", "duration_text", "percent_text", "plain", "quantity_text", "shorten"]
-
 MICRO = "\N{MICRO SIGN}s"
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

@@ -30,12 +30,7 @@ class _Flow(NamedTuple):
 
 
 class SharedCards(RateSharing):
-    """The channels of a plan whose links pass network cards.
-
-    Args:
-        links: the link of each such lane.
-        bytes_per_s: the rate of each card.
-    """
+    """The channels of a plan whose links pass network cards."""
 
     def __init__(self, links: Mapping[int, Link], bytes_per_s: Mapping[str, float]) -> None:
         super().__init__()
@@ -74,11 +69,6 @@ def max_min_rates(
     limits: Sequence[float], cards: Sequence[Sequence[str]], bytes_per_s: Mapping[str, float]
 ) -> list[float]:
     """The max-min fair rates of flows.
-
-    Args:
-        limits: the most that each flow can take.
-        cards: the cards that each flow passes.
-        bytes_per_s: the rate of each card.
 
     Example:
         >>> max_min_rates([100.0, 100.0, 10.0], [["server"]] * 3, {"server": 100.0})

@@ -65,12 +65,6 @@ def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph,
 def step_us(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
     """The time of a step of `plan` in a row of `STEPS`, in microseconds: the mean of all but the first.
 
-    Args:
-        graph: one step.
-        plan: its plan.
-        costs: the durations of its ops.
-        machine: its devices and links.
-
     Example:
         >>> from hocket.ir import Lane, Op
         >>> graph = Graph((Op("a"), Op("b")))

@@ -24,11 +24,10 @@ from torch import fx
 from hocket.errors import InputError
 from hocket.ir import Carried, Edge, Graph, Op
 from hocket.tracing.captured import Captured
-from hocket.tracing.division import Arrival, Departure, Division
+from hocket.tracing.division import Arrival, Departure, Division, is_of_batch, references, restricted
 from hocket.tracing.program import Action, Program, Transfer
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.trace import Trace
-from hocket.tracing.restricted_tape import is_of_batch, references, restricted
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import BatchLeaf, Entry, ItemOf
 
@@ -42,12 +41,6 @@ def cut(
     and some other op is kept, and if this part reads them. Gradients of other parts are None. A cut runs like any
     captured step, by an executor with the channels (`hocket.execution.channels`). `rehearse` and `relowered` are for
     whole steps.
-
-    Args:
-        captured: the whole step.
-        keep: names of ops.
-        arrivals: values that come from other parts.
-        departures: values that go to other parts.
 
     Raises:
         InputError: unknown or duplicate names, a value that a kept op needs and that neither stays nor arrives, memory

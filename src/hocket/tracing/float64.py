@@ -3,12 +3,16 @@
 The ops are those of the step as it was captured, in its order. Tensors of floating point, and every dtype that an op is
 given, become float64 (complex ones complex128). Random numbers are drawn in the step's own dtype and then converted, so
 that a dropout leaves out the same elements.
+
+In float64 torch has no kernels of oneDNN: it writes the images of a whole batch out as the columns of one matrix, nine
+times their size for a kernel of 3 x 3, and that is what the step would need most of its memory for. So convolutions are
+computed some images at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,13 +22,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 from hocket.errors import CaptureError
 from hocket.heap import HeapTrimmer, trim_heap
 from hocket.tracing.captured import Captured
-from hocket.tracing.convolution_parts import convolution_in_parts
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.spill import ValueMemory
 from hocket.tracing.state import BatchLeaf
 
+_aten = torch.ops.aten
 WIDE = {
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
@@ -36,6 +40,8 @@ WIDE = {
 
 # Freed memory is given back each time this much was allocated, and as often where less may be held.
 MAX_UNTRIMMED_BYTES = 32 * 2**20
+# What the columns of some images may be together.
+MAX_COLUMNS_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -206,3 +212,66 @@ def _wide(value: Any, copy: bool = False) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return value.detach().to(WIDE.get(value.dtype, value.dtype), copy=copy)
+
+
+def convolution_in_parts(func: Any) -> Callable[..., Any] | None:
+    """Return a function that computes this ATen op some images at a time, or None if it is not a convolution.
+
+    The function has the arguments, the result and the layout of the op. Sums over images are added in another order.
+
+    Example:
+        >>> convolution_in_parts(torch.ops.aten.relu.default) is None
+        True
+    """
+    return _IN_PARTS.get(func)
+
+
+def _forward(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
+    result: Any = None
+    for begin, size in _parts(x, weight):
+        made = _aten.convolution.default(x.narrow(0, begin, size), weight, bias, *options)
+        if size == len(x):
+            return made
+        result = _put(result, made, begin, len(x))
+    return result
+
+
+def _backward(gradient: Any, x: Any, weight: Any, *options: Any) -> Any:
+    mask = options[-1]
+    images: Any = None
+    sums: list[Any] = [None, None]
+    for begin, size in _parts(x, weight):
+        parts = (each.narrow(0, begin, size) for each in (gradient, x))
+        made, *further = _aten.convolution_backward.default(*parts, weight, *options)
+        if size == len(x):
+            return made, *further
+        images = _put(images, made, begin, len(x)) if mask[0] else made
+        sums = [new if old is None or new is None else old.add_(new) for old, new in zip(sums, further, strict=True)]
+    return images, *sums
+
+
+_IN_PARTS: dict[Any, Callable[..., Any]] = {
+    _aten.convolution.default: _forward,
+    _aten.convolution_backward.default: _backward,
+}
+
+
+def _parts(x: torch.Tensor, weight: torch.Tensor) -> list[tuple[int, int]]:
+    """Where parts of a batch begin, and how many images they have."""
+    num_images = len(x) if x.dim() == weight.dim() else 1
+    if x.dtype is not torch.float64 or num_images < 2:
+        return [(0, len(x))]
+    # Of a strided convolution the columns are fewer, of a transposed one as many as its input has places.
+    columns_bytes = x.element_size() * math.prod(weight.shape[2:]) * x[0].numel()
+    size = max(1, MAX_COLUMNS_BYTES // max(1, columns_bytes))
+    return [(begin, min(size, num_images - begin)) for begin in range(0, num_images, size)]
+
+
+def _put(whole: Any, part: torch.Tensor, begin: int, num_images: int) -> torch.Tensor:
+    """A part of a batch put into the whole one, which is made for the first part, with its strides."""
+    if whole is None:
+        shape = (num_images, *part.shape[1:])
+        strides = (math.prod(part.shape[1:]), *part.stride()[1:])
+        whole = torch.empty_strided(shape, strides, dtype=part.dtype, device=part.device)
+    whole.narrow(0, begin, len(part)).copy_(part)
+    return whole

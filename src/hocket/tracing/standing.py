@@ -91,11 +91,7 @@ class Standing:
         return "its tensors do not share memory as they did when the step was captured"
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Return True if everything is as it was recorded.
-
-        Args:
-            values: of each slot.
-        """
+        """Return True if everything is as it was recorded."""
         if any(TensorKind.of(values[slot]) != kind for slot, kind in self.kinds.items()):
             return False
         first: dict[int, int] = {}

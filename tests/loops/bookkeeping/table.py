@@ -11,8 +11,6 @@ from torch import nn
 
 from loops.loop import Case, Loop, labelled, mlp
 
-__all__ = ["TABLE", "classifier", "parts", "row"]
-
 TABLE: dict[str, Case] = {}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hocket.ir import Costs, Machine
 from hocket.planning.critical_path.cores import core_plans
-from hocket.planning.critical_path.min_memory_order import min_memory_order
+from hocket.planning.critical_path.memory import min_memory_order
 from hocket.planning.critical_path.streams import step_order, streams_of
 from planning.critical_path.examples import network
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hocket.checking import check
 from hocket.ir import Graph, Lane, Plan
 from hocket.planning.channels import without_transfers
-from hocket.planning.critical_path.memory import held_back, peak_bytes, serial_peak_bytes
-from hocket.planning.critical_path.min_memory_order import min_memory_order
+from hocket.planning.critical_path.memory import held_back, min_memory_order, peak_bytes, serial_peak_bytes
 from hocket.planning.critical_path.streams import streams_of
 from invariants import direct_waits, held_bytes
 from planning.critical_path.examples import MB, network

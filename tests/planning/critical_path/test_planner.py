@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.checking import check, events_of, hazards
+from hocket.checking import check, hazards
 from hocket.errors import InputError
 from hocket.ir import Buffer, Costs, Device, Edge, Graph, Machine, Op, Plan, Share
 from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS, CriticalPath, serial_peak_bytes
-from hocket.planning.critical_path.min_memory_order import min_memory_order
+from hocket.planning.critical_path.memory import min_memory_order
 from hocket.planning.critical_path.priority_levels import METHODS as LEVELS
 from hocket.simulation import simulate
 from planning.critical_path.examples import branching, gpu_costs, network
@@ -61,7 +61,7 @@ def test_plans_for_cores_are_legal_and_never_longer_than_the_serial_one(data):
     wait_us = data.draw(st.sampled_from([0.0, 5.0]))
     found = made(graph, costs, machine, wait_us=wait_us)
     check(graph, found, machine)
-    hazards(graph, found, events_of(graph, found, joined=True))
+    hazards(graph, found)
     limits = bounds(graph, costs, machine)
     makespan_us = simulate(graph, found, costs, machine, wait_us).makespan_us
     assert limits.lower_us * (1 - 1e-9) <= makespan_us <= limits.upper_us * (1 + 1e-9)

@@ -20,11 +20,11 @@ from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Machine, Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
-from hocket.tracing.compiling.folder import Compiling, compiled_step
+from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.listing import FORMAT, load_listings
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
-from support.captures import closeness, one_lane
+from support.captures import closeness, compiled_step, one_lane
 from support.steps import training_step
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)

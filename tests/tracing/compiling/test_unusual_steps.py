@@ -21,9 +21,9 @@ from hocket.ir import Lane, Plan
 from hocket.job import Job
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
-from hocket.tracing.compiling.folder import compiled_step
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.request import request_of
+from support.captures import compiled_step
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
 

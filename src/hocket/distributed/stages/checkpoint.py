@@ -29,12 +29,6 @@ def part_state(
 ) -> dict[str, dict[str, Any]]:
     """The state of a rank: live tensors, and options of the optimizer.
 
-    Args:
-        model: the module, or a list.
-        optimizer: the optimizer, or a list.
-        entries: places of everything that outlives a step, by name.
-        kept: names of the places that have memory here.
-
     Raises:
         InputError: two optimizers keep state of one parameter, which is named.
     """

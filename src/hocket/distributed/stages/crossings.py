@@ -70,11 +70,7 @@ class Crossing:
 
 
 class Borders:
-    """Constraints and crossings of divisions of a captured step between ranks.
-
-    Args:
-        captured: the whole step.
-    """
+    """Constraints and crossings of divisions of a captured step between ranks."""
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured

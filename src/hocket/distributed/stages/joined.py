@@ -27,15 +27,7 @@ def link_name(home: int, to: int) -> str:
 def joined_plan(
     graph: Graph, order: Sequence[str], rank_of: Mapping[str, int], crossings: Sequence[Crossing], width: int
 ) -> Plan:
-    """The plan of all ranks.
-
-    Args:
-        graph: the whole step.
-        order: its ops, in a topological order.
-        rank_of: rank of each op.
-        crossings: values that ranks exchange.
-        width: number of threads of each rank.
-    """
+    """The plan of all ranks."""
     written = _written(graph, order)
     lanes = []
     for rank in sorted(set(rank_of.values())):

@@ -49,13 +49,7 @@ def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[fl
 
 
 def peaks_of(parts: Sequence[Captured], plan: Plan, order: Sequence[str]) -> tuple[float, ...]:
-    """The peak memory of each rank in bytes, over all runs that the joined plan allows.
-
-    Args:
-        parts: parts of all ranks.
-        plan: plan of all ranks.
-        order: all ops, transfers too (`joined_order`).
-    """
+    """The peak memory of each rank in bytes, over all runs that the joined plan allows."""
     return tuple(
         peak_bytes(part.graph, arrivals_apart(plan_of_rank(plan, rank)), _kept_order(part, order))
         for rank, part in enumerate(parts)

@@ -76,11 +76,6 @@ class Migration:
 def divided_again(job: StageJob, rank_of: Mapping[str, int], order: Sequence[str]) -> StageJob:
     """The job after a migration that has not happened yet.
 
-    Args:
-        job: the present job.
-        rank_of: new rank of each op.
-        order: all ops, in a topological order.
-
     Raises:
         InputError, PlanError: the division could not compute as the whole step does.
     """

@@ -70,11 +70,6 @@ def cpu_ticks(cpus: Collection[int], stat: Path = PROC_STAT) -> tuple[int, int] 
 class Rebalancer:
     """Decides which ops move. All ranks make the same decision.
 
-    Args:
-        rules: rules of rank 0.
-        rank: rank of this process.
-        every_steps: number of steps between two decisions.
-
     Attributes:
         shares: measurements of all ranks at the last decision.
     """

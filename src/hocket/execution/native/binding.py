@@ -21,19 +21,12 @@ from hocket.tracing.spent_graphs import SPENT
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
 
-__all__ = ["Binding"]
-
 _SIGNS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
 _KINDS = {"tensor": "d", "item": "i", "number": "n"}
 
 
 class Binding:
     """A captured step bound to a native core.
-
-    Args:
-        captured: the step, which has run on `core`.
-        core: the native lanes.
-        batch: one that the step ran on.
 
     Raises:
         TypeError, ValueError, LookupError: the native core cannot read a place of the step, or its batch.

@@ -17,12 +17,9 @@ from time import perf_counter_ns
 from typing import Any, TypeAlias
 
 from hocket.errors import ExecutionError
-from hocket.execution.base import Synchronisation
 from hocket.execution.channels import Channel, ChannelOps
-from hocket.ir import Plan
+from hocket.ir import Plan, Synchronisation
 from hocket.tracing.captured import Captured
-
-__all__ = ["NativeChannels"]
 
 _Frees: TypeAlias = "tuple[list[int], list[tuple[int, int]]]"
 
@@ -32,9 +29,6 @@ EXIT_S = 5.0
 
 class NativeChannels:
     """The channel lanes of a plan whose other lanes are native.
-
-    Args:
-        captured, plan, channels: as for `ChannelOps`.
 
     Attributes:
         ops: the channel ops.

@@ -19,13 +19,11 @@ from hocket.execution.native.channels import NativeChannels
 from hocket.execution.native.thread_assignment import Workers, workers_of
 from hocket.execution.process import cpus_of, forked
 from hocket.heap import trim_heap
-from hocket.ir import Graph, Machine, Plan, Span, Timeline
+from hocket.ir import Machine, Plan, Span, Timeline
 from hocket.native import available, load
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import Action, Call, Slot
 from hocket.tracing.scalars.tape import TapeRef
-
-__all__ = ["NativeLanes"]
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ class NativeLanes(Executor):
     """Runs a plan on native lanes: the same rules and errors as `ThreadLanes`, without Python between ops.
 
     Args:
-        captured, plan, machine, graph, channels: as for `ThreadLanes`.
+        captured, plan, machine, channels: as for `ThreadLanes`.
 
     Raises:
         ExecutionError: native lanes are not available here, or an op is none of torch's dispatcher.
@@ -50,10 +48,9 @@ class NativeLanes(Executor):
         captured: Captured,
         plan: Plan,
         machine: Machine | None = None,
-        graph: Graph | None = None,
         channels: Mapping[str, Channel] | None = None,
     ) -> None:
-        super().__init__(captured, plan, graph)
+        super().__init__(captured, plan)
         ready = available()
         if not ready:
             raise ExecutionError(ready.why)
@@ -63,7 +60,6 @@ class NativeLanes(Executor):
         lanes = [lane for lane in plan.lanes if lane.ops and lane.kind == "cores"]
         self._channels = NativeChannels(captured, plan, channels or {})
         self._cpus = {lane.name: sorted(cpus_of(lane, machine)) for lane in lanes}
-        self._graph = graph or captured.graph
         self._shared = self._divided()
         self._inputs = [slot for slot, _ in captured.inputs]
         self._kept = sorted(slot for slot in captured.program.kept if slot not in captured.program.inputs)
@@ -212,7 +208,7 @@ class NativeLanes(Executor):
 
     def _divided(self) -> Workers:
         self._usual = self._usual_width()
-        return workers_of(self._graph, self.plan, self.sync, self._usual)
+        return workers_of(self.captured.graph, self.plan, self.sync, self._usual)
 
     def _start(self) -> None:
         self._binding, self._num_bindings = None, 0

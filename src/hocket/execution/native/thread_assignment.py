@@ -20,10 +20,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.execution.base import Synchronisation, arrivals_apart, synchronisation
-from hocket.ir import Graph, Lane, Plan
-
-__all__ = ["Worker", "Workers", "workers_of"]
+from hocket.execution.base import arrivals_apart
+from hocket.ir import Graph, Lane, Plan, Synchronisation, synchronisation
 
 
 @dataclass(frozen=True)

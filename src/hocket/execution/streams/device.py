@@ -12,8 +12,6 @@ import torch
 
 from hocket.errors import ExecutionError
 
-__all__ = ["CudaDevice", "StreamDevice"]
-
 _OF_CAPTURES = -1  # the number of the stream on which graphs are captured, which no lane has
 
 

@@ -20,13 +20,10 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.execution.streams.device import StreamDevice
-from hocket.ir import Graph
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Call
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import BatchLeaf
-
-__all__ = ["GraphParts", "graph_parts", "host_ops", "input_tensors"]
 
 
 @dataclass(frozen=True)
@@ -38,15 +35,9 @@ class GraphParts:
     after: frozenset[str]
 
 
-def graph_parts(captured: Captured, device: StreamDevice, graph: Graph | None = None) -> GraphParts:
-    """Divide the ops of a step.
-
-    Args:
-        captured: the step.
-        device: runs it.
-        graph: the orders to keep, when they are not `captured.graph`'s.
-    """
-    graph = graph or captured.graph
+def graph_parts(captured: Captured, device: StreamDevice) -> GraphParts:
+    """Divide the ops of a step that `device` runs."""
+    graph = captured.graph
     of_host = host_ops(captured, device)
     left_out = of_host.union(action.name for action in captured.program.actions if _takes_numbers(action))
     before: set[str] = set()

@@ -25,11 +25,9 @@ from hocket.execution.streams.device import StreamDevice
 from hocket.execution.streams.graph_parts import graph_parts, input_tensors
 from hocket.execution.streams.lanes import Launch, StreamLanes
 from hocket.execution.streams.launch_plan import launch_plan_of
-from hocket.ir import Graph, Machine, Plan, Timeline
+from hocket.ir import Machine, Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.state import BatchLeaf
-
-__all__ = ["GraphedLanes", "as_launched"]
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +47,15 @@ class GraphedLanes(StreamLanes):
         captured: Captured,
         plan: Plan,
         machine: Machine | None = None,
-        graph: Graph | None = None,
         *,
         device: StreamDevice | None = None,
         timed: bool = False,
     ) -> None:
-        super().__init__(captured, plan, machine, graph, device=device, timed=timed)
+        super().__init__(captured, plan, machine, device=device, timed=timed)
         program, order = captured.program, self._whole.part.order
-        parts = graph_parts(captured, self.device, graph)
+        parts = graph_parts(captured, self.device)
         self._before, self._inside, self._after = (
-            Launch(self, launch_plan_of(program, self._graph, plan, [op for op in order if op in ops]))
+            Launch(self, launch_plan_of(program, captured.graph, plan, [op for op in order if op in ops]))
             for ops in (parts.before, parts.inside, parts.after)
         )
         needed = set(program.kept)
@@ -119,7 +116,7 @@ class GraphedLanes(StreamLanes):
         """
         if self.timed:
             return super().timeline()
-        timed = GraphedLanes(self.captured, self.plan, graph=self._graph, device=self.device, timed=True)
+        timed = GraphedLanes(self.captured, self.plan, device=self.device, timed=True)
         with self._random_numbers_kept():
             timed.run(self.captured.rehearse())
             found = timed.timeline()

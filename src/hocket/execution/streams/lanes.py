@@ -27,11 +27,9 @@ from hocket.errors import ExecutionError
 from hocket.execution.base import Executor, below_autograd
 from hocket.execution.streams.device import CudaDevice, StreamDevice
 from hocket.execution.streams.launch_plan import LaunchPlan, launch_plan_of
-from hocket.ir import Graph, Machine, Plan, Span, Timeline
+from hocket.ir import Machine, Plan, Span, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
-
-__all__ = ["Launch", "StreamLanes"]
 
 
 class StreamLanes(Executor):
@@ -41,7 +39,6 @@ class StreamLanes(Executor):
         captured: the step.
         plan: any plan whose lanes are streams.
         machine: not used. Other executors have it.
-        graph: the orders to keep, when they are not `captured.graph`'s (for tests of broken plans).
         device: the current CUDA device by default.
         timed: record events around every op, for `timeline`. This costs launch time.
 
@@ -55,18 +52,16 @@ class StreamLanes(Executor):
         captured: Captured,
         plan: Plan,
         machine: Machine | None = None,
-        graph: Graph | None = None,
         *,
         device: StreamDevice | None = None,
         timed: bool = False,
     ) -> None:
-        super().__init__(captured, plan, graph)
+        super().__init__(captured, plan)
         for lane in plan.lanes:
             if lane.ops and lane.kind != "stream":
                 raise ExecutionError(f"lane {lane.name!r} is a lane of {lane.kind}; stream lanes run streams only")
         self.device = device or CudaDevice()
         self.timed = self.keeps_time = timed
-        self._graph = graph or captured.graph
         priorities = [lane.priority for lane in plan.lanes]
         self._streams = [
             self.device.stream(priority, priorities[:number].count(priority))
@@ -74,7 +69,7 @@ class StreamLanes(Executor):
         ]
         self._begin = self.device.event()
         self._events: dict[str, Any] = {}
-        self._whole = Launch(self, launch_plan_of(captured.program, self._graph, plan))
+        self._whole = Launch(self, launch_plan_of(captured.program, captured.graph, plan))
         self._marks: dict[str, tuple[Any, Any]] = {}
         self._started: Any = None
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from hocket.ir import Graph, Op, Plan, Synchronisation, launch_order, synchronisation
 from hocket.tracing.program import Program
 
-__all__ = ["LaunchPlan", "drops", "launch_plan_of"]
-
 
 @dataclass(frozen=True)
 class LaunchPlan:

@@ -17,13 +17,7 @@ from hocket.planning.critical_path.streams import TASKS, Streams
 
 
 def layer_sync(graph: Graph, streams: Streams, device: str) -> Plan:
-    """A plan of up to three streams on a GPU, all of one priority.
-
-    Args:
-        graph: one step without transfers.
-        streams: gives the task of each op.
-        device: the GPU.
-    """
+    """A plan of up to three streams on a GPU, all of one priority."""
     lanes: dict[str, list[str]] = {task: [] for task in TASKS}
     after: dict[str, tuple[str, ...]] = {}
     before: dict[str, str] = {}  # for each lane the last op of the layer before

@@ -19,14 +19,15 @@ which depends only on the waits of `m`. `held_back` adds waits by this bound, op
     side       [ dW9         ][ dW8 ] ...                        enough bytes are free
 
 If `m` waits for all ops before it, its bound is that of running the ops one after another in that order. So every limit
-can be kept that the order itself keeps. The caller chooses the orders to try
-(`hocket.planning.critical_path.min_memory_order` gives one of small peak).
+can be kept that the order itself keeps. The caller chooses the orders to try,
+of which `min_memory_order` gives one of small peak.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -152,14 +153,7 @@ def _walk(
 
 
 class _Made:
-    """The buffers written so far, and the ops that may still use them.
-
-    Args:
-        graph: one step.
-        plan: gives the lanes.
-        order: the ops will start in this order.
-        place: the lane of each op and its position there.
-    """
+    """The buffers written so far, and the ops that may still use them."""
 
     def __init__(self, graph: Graph, plan: Plan, order: Sequence[str], place: dict[str, tuple[int, int]]) -> None:
         found = {buffer.name: buffer for buffer in graph.buffers if buffer.life in ("step", "kept")}
@@ -231,3 +225,58 @@ def lasting_bytes(graph: Graph) -> float:
     """Return the bytes that ops touch and that are the same memory in every step, and those of the batch."""
     touched = {name for op in graph.ops for name in (*op.reads, *op.writes)}
     return sum(b.size_bytes for b in graph.buffers if b.life in ("lasting", "input") and b.name in touched)
+
+
+def min_memory_order(graph: Graph) -> tuple[str, ...]:
+    """All ops in a topological order of small peak: always the ready op next that leaves the fewest bytes allocated.
+
+    It serves limits below eager's peak, which only another order can keep. It is a heuristic, since the best order is
+    NP-hard to find (Sethi: "Complete register allocation problems", 1975), so a limit that it misses may still be
+    possible. Among equals the first in program order runs next.
+
+    Example:
+        >>> from hocket.ir import Buffer, Edge, Op
+        >>> ops = (Op("a", writes=("x",)), Op("b", writes=("y",)), Op("use", reads=("x",)))
+        >>> min_memory_order(Graph(ops, (Edge("a", "use"),), buffers=(Buffer("x", 8.0), Buffer("y", 8.0, "kept"))))
+        ('a', 'use', 'b')
+    """
+    size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life in ("step", "kept")}
+    kept = {buffer.name for buffer in graph.buffers if buffer.life == "kept"}
+    users: dict[str, set[str]] = {}
+    for op in graph.ops:
+        for buffer in (*op.reads, *op.writes):
+            users.setdefault(buffer, set()).add(op.name)
+    made: set[str] = set()
+    place = {name: at for at, name in enumerate(graph.order)}
+
+    def leaves_behind(name: str) -> float:
+        op = graph[name]
+        found = sum(size[b] for b in set(op.writes) if b in size and b not in made)
+        touched = {*op.reads, *op.writes}
+        return found - sum(size[b] for b in touched if b in size and b not in kept and users[b] == {name})
+
+    waiting = {name: len(before) for name, before in graph.predecessors.items()}
+    ready = [(leaves_behind(name), place[name], name) for name, count in waiting.items() if not count]
+    heapify(ready)
+    order: dict[str, None] = {}
+    while ready:
+        behind, at, name = heappop(ready)
+        if name in order:
+            continue
+        now = leaves_behind(name)
+        if now != behind:  # another user of its buffers has run in the meantime
+            heappush(ready, (now, at, name))
+            continue
+        order[name] = None
+        made.update(graph[name].writes)
+        for buffer in {*graph[name].reads, *graph[name].writes}:
+            users[buffer].discard(name)
+            if len(users[buffer]) == 1:  # the last user now frees it
+                (other,) = users[buffer]
+                if not waiting[other] and other not in order:
+                    heappush(ready, (leaves_behind(other), place[other], other))
+        for after in graph.successors[name]:
+            waiting[after] -= 1
+            if not waiting[after]:
+                heappush(ready, (leaves_behind(after), place[after], after))
+    return tuple(order)

@@ -41,13 +41,7 @@ def in_ns(durations_us: Sequence[float]) -> list[int]:
 
 
 def ranked_paths(backbone: Backbone, block: Block, durations_ns: Sequence[int]) -> list[Path]:
-    """The paths of a block, the most critical first, where each op is on one of them.
-
-    Args:
-        backbone: the ops.
-        block: one of its blocks.
-        durations_ns: of all ops of the backbone.
-    """
+    """The paths of a block, the most critical first, where each op is on one of them."""
     inside = set(block.ops)
     above = {op: [other for other in backbone.above[op] if other in inside] for op in block.ops}
     below = {op: [other for other in backbone.below[op] if other in inside] for op in block.ops}

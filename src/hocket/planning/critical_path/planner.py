@@ -24,8 +24,7 @@ from hocket.planning.base import Planner, cpu_devices, gpu_of, misplaced
 from hocket.planning.channels import ROLES, transfers_of
 from hocket.planning.critical_path.cores import core_plans, switches_us
 from hocket.planning.critical_path.layer_sync import layer_sync
-from hocket.planning.critical_path.memory import ROUNDING, held_back, serial_peak_bytes
-from hocket.planning.critical_path.min_memory_order import min_memory_order
+from hocket.planning.critical_path.memory import ROUNDING, held_back, min_memory_order, serial_peak_bytes
 from hocket.planning.critical_path.priority_levels import METHODS as LEVEL_METHODS
 from hocket.planning.critical_path.priority_levels import stream_plan
 from hocket.planning.critical_path.reuse_distance import dependency_distance

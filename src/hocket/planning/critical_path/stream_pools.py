@@ -17,15 +17,9 @@ from __future__ import annotations
 from hocket.ir import Graph, Plan, launch_order, synchronisation
 from hocket.planning.critical_path.memory import lasting_bytes
 
-__all__ = ["pool_bytes"]
-
 
 def pool_bytes(graph: Graph, plan: Plan) -> float:
     """Return the bytes that all streams hold together, and what lasts from step to step.
-
-    Args:
-        graph: one step with buffers.
-        plan: its plan.
 
     Raises:
         PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.

@@ -2,8 +2,8 @@
 
 Planners give lanes neighbouring cores, which is best for threads that share data in one cache. Threads that each need a
 whole cache are faster in different caches (Liu et al., IPDPS 2019, sections III-B and III-C: every width is profiled
-with and without cache sharing). The costs say which was measured to be faster (`hocket.profiling.climbing`). A plan of
-scattered lanes is a plan of neighbours with its cores counted in another order::
+with and without cache sharing). The costs say which was measured to be faster (`hocket.profiling.hill_climb`). A plan
+of scattered lanes is a plan of neighbours with its cores counted in another order::
 
     caches       [0 1] [2 3] [4 5] [6 7]
     compact       0 1   2 3   4 5   6 7        a lane of cores 0-3 fills two caches

@@ -28,11 +28,6 @@ MAX_TENSORS = 12
 class PartPeaks:
     """The peaks of a graph's partitions.
 
-    Args:
-        graph: one step with buffers.
-        order: of all ops.
-        num_parts: the number of parts.
-
     Example:
         >>> from hocket.ir import Buffer, Edge, Op
         >>> ops = (Op("a", writes=("x",)), Op("b", reads=("x",), writes=("y",)), Op("c", reads=("y",)))

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import InputError
-from hocket.planning.partition.chain import cut_chain
 from hocket.planning.partition.pipeline_order import PipelineOrder, pipeline_step_us, rank_memory_bytes
 
 # The largest move of a cut, in places where a cut may be.
@@ -102,13 +101,6 @@ def cut_at(
     chain: Chain, begins: Sequence[int], order: PipelineOrder, latency_us: float, bytes_per_s: float
 ) -> PipelineCut:
     """The stages that begin at these ops, and their simulated step.
-
-    Args:
-        chain: the ops.
-        begins: the position of the first op of each stage but the first.
-        order: the schedule.
-        latency_us: of a transfer between stages.
-        bytes_per_s: of the same.
 
     Raises:
         InputError: another number of stages than the schedule has.
@@ -214,3 +206,70 @@ def _better(
                     if cost(tried) < known:
                         return tried
     return None
+
+
+def cut_chain(
+    takes_us: Sequence[float],
+    crossing_us: Sequence[float],
+    stages: int,
+    *,
+    kept_bytes: Sequence[float] | None = None,
+    saved_bytes: Sequence[float] | None = None,
+    in_flight: Sequence[int] | None = None,
+    memory_bytes: float | None = None,
+) -> tuple[int, ...]:
+    """The first op of each stage but the first, for the least time of the slowest stage with its border transfers.
+
+    By dynamic programming. A pipeline passes a tensor from stage to stage until its last reader, so the cost of a cut
+    does not depend on the other cuts, and the best cuts are exact.
+
+    Args:
+        takes_us: the duration of each op.
+        crossing_us: the cost on either side of a cut before each op, infinite where no cut may be.
+        stages: the number of stages.
+        kept_bytes: memory of each op between steps (parameters and their state).
+        saved_bytes: memory that each op saves for one micro-batch.
+        in_flight: the most micro-batches that each stage has begun and not finished.
+        memory_bytes: memory of a stage, unlimited by default.
+
+    Raises:
+        InputError: there are fewer places to cut than needed, or no cuts fit the memory.
+
+    Example:
+        >>> cut_chain([1.0, 1.0, 4.0, 1.0], [0.0, 0.0, 0.0, 9.0], 2)
+        (2,)
+    """
+    count = len(takes_us)
+    crossing = np.append(np.asarray(crossing_us, np.float64), 0.0)
+    crossing[:1] = 0.0
+    places = np.flatnonzero(np.isfinite(crossing))
+    if stages < 1 or stages > len(places) - 1 or count == 0:
+        raise InputError(
+            f"split: {stages} stages, and there are {max(len(places) - 2, 0)} places to cut {count} ops at"
+        )
+    before = np.concatenate([[0.0], np.cumsum(takes_us)])[places]
+    load = before[None, :] - before[:, None] + crossing[places][:, None] + crossing[places][None, :]
+    load[np.tri(len(places), dtype=np.bool_)] = np.inf
+    kept = _between(kept_bytes, count, places)
+    saved = _between(saved_bytes, count, places)
+    best = np.where(np.arange(len(places)) == 0, 0.0, np.inf)
+    choices = []
+    for stage in range(stages):
+        able = load
+        if memory_bytes is not None:
+            held = kept + saved * (1 if in_flight is None else in_flight[stage])
+            able = np.where(held <= memory_bytes, load, np.inf)
+        worst = np.maximum(best[:, None], able)
+        choices.append(worst.argmin(axis=0))
+        best = worst.min(axis=0)
+    if not np.isfinite(best[-1]):
+        raise InputError(f"split: no {stages} stages of {count} ops fit into {memory_bytes:,.0f} bytes each")
+    ends = [len(places) - 1]
+    for choice in reversed(choices):
+        ends.append(int(choice[ends[-1]]))
+    return tuple(int(places[end]) for end in reversed(ends[1:-1]))
+
+
+def _between(values: Sequence[float] | None, count: int, places: np.ndarray) -> np.ndarray:
+    sums = np.concatenate([[0.0], np.cumsum(np.zeros(count) if values is None else values)])[places]
+    return sums[None, :] - sums[:, None]

@@ -44,13 +44,7 @@ class Properties:
 
 
 class Outstanding:
-    """The recvs that are still to come.
-
-    Args:
-        receives: all recvs, and the work that waits for them.
-        times: of the recvs, in whole units.
-        works: of the groups, in whole units.
-    """
+    """The recvs that are still to come."""
 
     def __init__(self, receives: Receives, times: Sequence[int], works: Sequence[int]) -> None:
         self._count = len(receives)

@@ -6,7 +6,7 @@ number that changes between steps, ``{"dtype": "float32"}`` a constant of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,15 +71,6 @@ def dtype_of(name: str) -> torch.dtype:
     """The dtype of this name."""
     found: torch.dtype = decoded({"dtype": name}, lambda *_: None)
     return found
-
-
-def values_in(text: Any) -> Iterator[int]:
-    """Every value that a text refers to."""
-    if isinstance(text, list):
-        for element in text:
-            yield from values_in(element)
-    elif isinstance(text, dict) and "value" in text:
-        yield int(text["value"])
 
 
 def op_text(func: Any) -> str:

@@ -31,11 +31,6 @@ from hocket.tracing.scalars.tape import TapeRef
 def compiled_form(captured: Captured, request: CompileRequest, listings: tuple[Listing, Listing]) -> Captured:
     """The captured step in its compiled form, and in the same form in float64.
 
-    Args:
-        captured: the step that was asked for.
-        request: what was asked.
-        listings: what came back.
-
     Raises:
         CaptureError: the two do not belong together, or a kernel cannot be loaded.
     """

@@ -18,12 +18,7 @@ _ALLOCATION, _VIEW = "aten.empty_strided.default", "hocket.part.default"
 
 
 def arranged(notes: RecordedCalls, prefix: str) -> Event:
-    """One precision's part of a listing.
-
-    Args:
-        notes: what the wrapper did.
-        prefix: of the kernels' names in the library.
-    """
+    """One precision's part of a listing."""
     roots = [notes.root(value) for value in range(len(notes.values))]
     places = _places(notes)
     events = [_on_bases(event, places) if "kernel" in event else event for event in notes.events]

@@ -164,25 +164,3 @@ def _bound(folder: Path, newest: Path) -> None:
         if each != newest:
             remove(each)
             number, total_bytes = number - 1, total_bytes - size
-
-
-def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured:
-    """Return the compiled form of a captured step: the stored one, or one compiled now, which takes a while.
-
-    Args:
-        captured: the step, with its convolutions' backward as it stands.
-        folder: where compiled steps are kept.
-        threads: the most threads that a kernel may use.
-
-    Raises:
-        CaptureError: it cannot be compiled. The message says why in one line.
-    """
-    compiling = Compiling(captured, folder, threads=threads)
-    found = compiling.found()
-    if found is not None:
-        return found
-    try:
-        compiling.start()
-        return compiling.result()
-    finally:
-        compiling.close()

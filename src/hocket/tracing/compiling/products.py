@@ -13,13 +13,14 @@ microbatches) makes many small products, each of which reads the same matrix or 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import fx
+
+from hocket.ir import list_order
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default, _aten.convolution.default)
@@ -85,24 +86,12 @@ class _Making:
 
     def sort(self) -> None:
         """Sort nodes behind their inputs, else by position. Unused nodes are removed."""
-        waiting: dict[fx.Node, int] = {}
-        ready: list[tuple[float, int, fx.Node]] = []
         numbers = {node: number for number, node in enumerate(self.graph.nodes)}
-        drawn = [node for node in self.graph.nodes if self.is_random(node.target)]
-        after = dict(pairwise(drawn))
+        after = dict(pairwise(node for node in numbers if self.is_random(node.target)))
         behind = set(after.values())
-        for node in numbers:
-            waiting[node] = len(node.all_input_nodes) + (node in behind)
-            if not waiting[node]:
-                heapq.heappush(ready, (self.place[node], numbers[node], node))
-        order: list[fx.Node] = []
-        while ready:
-            *_, node = heapq.heappop(ready)
-            order.append(node)
-            for user in (*node.users, *([after[node]] if node in after else ())):
-                waiting[user] -= 1
-                if not waiting[user]:
-                    heapq.heappush(ready, (self.place[user], numbers[user], user))
+        waiting = {node: len(node.all_input_nodes) + (node in behind) for node in numbers}
+        followers = {node: (*node.users, *([after[node]] if node in after else ())) for node in numbers}
+        order = list(list_order(waiting, followers, lambda node: (self.place[node], numbers[node])))
         output = self.graph.output_node()
         for node in order:
             if node is not output:

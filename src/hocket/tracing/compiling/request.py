@@ -6,6 +6,13 @@ in the step's own dtype, and then converted), to be compared with eager in float
 
 An update by torch's own fused kernels (``_fused_adam_``) is left as it is, and comes after all that is compiled: it is
 as fast, and the compiler has a fraction of the ops to do.
+
+``unsafe_split``, which takes an LSTM cell's gates apart, returns results that share memory with its input, and its
+schema does not say so. What is then written in place into a part goes into the whole, too. The compiler believes the
+schema. In a captured step views come right behind what makes their base, so a write of the base that came before such a
+call now comes behind it, and would be missed. A split whose whole is not touched any more once a part of it was (that
+is what "unsafe" asks of its caller) is made where its parts are first used. They are then values of their own, and a
+write of one part is no write of the whole. Any other one is written as the view that it is.
 """
 
 from __future__ import annotations
@@ -13,8 +20,8 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,7 +29,6 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import encoded, op_text
-from hocket.tracing.compiling.sharing import with_told_views
 from hocket.tracing.program import Action, Call, Slot, slots_in
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
@@ -34,6 +40,13 @@ KNOWN_TORCH = ((2, 11), (2, 12), (2, 13))
 
 # Torch's kernels that make the update of a group of parameters.
 _UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
+_aten = torch.ops.aten
+# Such ops, and the same as views whose schema says so.
+_SPLITS = {
+    _aten.unsafe_split.Tensor: _aten.split.Tensor,
+    _aten.unsafe_split_with_sizes.default: _aten.split_with_sizes.default,
+}
+_VIEWS = {**_SPLITS, _aten._unsafe_view.default: _aten.view.default}
 
 
 @dataclass(frozen=True)
@@ -181,3 +194,54 @@ def _layout(value: torch.Tensor) -> tuple[list[int], list[int], str]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def with_told_views(calls: Sequence[Call], memory: Mapping[int, int], kept: Collection[int]) -> list[Call]:
+    """The same calls, so that each one does what its schema says.
+
+    Args:
+        calls: in their order.
+        memory: of slots. Two of the same number share it.
+        kept: slots that are needed afterwards.
+
+    Raises:
+        CaptureError: a call shares memory in silence, and is not known to.
+    """
+    told: list[Call] = []
+    late: dict[int, list[Call]] = {}
+    for at, call in enumerate(calls):
+        told += late.pop(at, [])
+        if call.func in _SPLITS and (place := _first_use(calls, at, memory, kept)) is not None:
+            late.setdefault(place, []).append(call)
+        elif call.func in _VIEWS:
+            told.append(replace(call, func=_VIEWS[call.func]))
+        elif _shares_in_silence(call, memory):
+            raise CaptureError(f"{call.func} returns memory that it is given, and does not say so")
+        else:
+            told.append(call)
+    return told
+
+
+def _first_use(calls: Sequence[Call], at: int, memory: Mapping[int, int], kept: Collection[int]) -> int | None:
+    """Return the first call that uses a part of this split. None if the whole is used afterwards, or no part is."""
+    parts = set(calls[at].outs.values())
+    whole = {memory.get(slot) for slot in parts}
+    place: int | None = None
+    for later in range(at + 1, len(calls)):
+        used = [slot for slot in calls[later].reads if memory.get(slot) in whole]
+        if place is None and not parts.isdisjoint(used):
+            place = later
+        if place is None:
+            continue
+        if not parts.issuperset(used):
+            return None
+        parts |= {slot for slot in calls[later].outs.values() if memory.get(slot) in whole}
+    return None if any(memory.get(slot) in whole and slot not in parts for slot in kept) else place
+
+
+def _shares_in_silence(call: Call, memory: Mapping[int, int]) -> bool:
+    returns: Any = call.func._schema.returns  # type: ignore[attr-defined]
+    if any(each.alias_info is not None for each in returns):
+        return False
+    given = {memory[slot] for slot in call.reads if slot in memory}
+    return any(memory.get(slot) in given for slot in call.outs.values())

@@ -57,11 +57,6 @@ def split_updates(
 
     A layer's update then waits for the gradients of that layer alone: it reads them while they are in a cache, and its
     traffic with memory goes on beside the products of another lane.
-
-    Args:
-        pieces: the calls of a step.
-        size_bytes: by slot, of its tensor.
-        roots: by slot, its memory.
     """
     result: list[AnnotatedCall] = []
     for piece in pieces:

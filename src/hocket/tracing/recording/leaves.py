@@ -36,12 +36,7 @@ class Leaf:
 
 
 class OutsideLeaves:
-    """The tensors of a step that cannot have a gradient by plan, as they are before it.
-
-    Args:
-        batch: the leaves of its batch.
-        places: what stands at its places.
-    """
+    """The tensors of a step that cannot have a gradient by plan, as they are before it."""
 
     def __init__(self, batch: Iterable[Any], places: Mapping[Any, torch.Tensor]) -> None:
         self._of_kind = {

@@ -11,10 +11,6 @@ import torch
 class ModuleTracker:
     """Tells which phase and module the step is in, by hooks on the user's modules and optimizers.
 
-    Args:
-        paths: the modules and their names.
-        optimizers: whose steps are updates.
-
     Attributes:
         on_update: called where the step of an optimizer begins and ends, with the optimizer and whether it begins.
     """

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,7 +29,6 @@ from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.state import BatchLeaf, Entry, Gradient
-from hocket.tracing.undo import Undo
 
 # What is kept in each step before a check, at the most.
 MAX_KEPT_BYTES = 2**20
@@ -42,13 +42,7 @@ _ARITHMETIC: dict[Any, Callable[..., torch.Tensor]] = {
 
 
 class Outcomes:
-    """Follows the branches of one recorded step.
-
-    Args:
-        ops: has recorded the step so far.
-        late: arithmetic on numbers of tensors.
-        gradients: gradients that there were before the step.
-    """
+    """Follows the branches of one recorded step."""
 
     def __init__(self, ops: OpRecorder, late: LateTape, gradients: Iterable[tuple[Gradient, torch.Tensor]]) -> None:
         self.ops = ops
@@ -156,3 +150,52 @@ class Outcomes:
 def _has_value(tensor: torch.Tensor) -> bool:
     """True if the host can look at a tensor without waiting for a device."""
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
+
+
+@dataclass(frozen=True)
+class Undo:
+    """The places and draws to keep in each step (see `hocket.tracing.recording.outcomes`).
+
+    Attributes:
+        written: places of tensors that are written before the last branch.
+        draws: random numbers are drawn before it.
+        gradients: gradients that are exchanged for others after it. A planned step drops them when it begins.
+    """
+
+    written: tuple[Any, ...]
+    draws: bool
+    gradients: tuple[Gradient, ...]
+
+    def keep(self) -> Kept:
+        """The content of all of it now."""
+        tensors = [source.get() for source in self.written]
+        return Kept(
+            [(tensor, tensor.detach().clone()) for tensor in tensors if tensor is not None],
+            torch.get_rng_state() if self.draws else None,
+            [(gradient, gradient.get()) for gradient in self.gradients],
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Contents from before a step.
+
+    Attributes:
+        tensors: tensors, each with its content.
+        random_state: of the default generator.
+        gradients: gradients, each with its tensor.
+    """
+
+    tensors: list[tuple[torch.Tensor, torch.Tensor]]
+    random_state: torch.Tensor | None
+    gradients: list[tuple[Gradient, Any]]
+
+    def put_back(self) -> None:
+        """Undo what the step has done since."""
+        with torch.no_grad():
+            for tensor, content in self.tensors:
+                tensor.copy_(content)
+        if self.random_state is not None:
+            torch.set_rng_state(self.random_state)
+        for gradient, value in self.gradients:
+            gradient.set(value)

@@ -246,7 +246,6 @@ class _Recording:
             with_grad,
             numbers,
             self.places,
-            self.spec,
             batch_leaves,
             ops.roots,
             ops.batch.guards(),

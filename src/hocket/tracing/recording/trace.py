@@ -15,11 +15,11 @@ from hocket.sinks import Sink
 from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.op_recorder import Note
+from hocket.tracing.recording.outcomes import Undo
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import Entry, Gradient, Inventory
-from hocket.tracing.undo import Undo
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ class Trace:
         kinds: type and layout of the tensor at each source, as it was before the step.
         order: the nodes of ops, in the order in which they ran.
         updates: the calls of optimizers.
-        batch_spec: the tree of the batch.
-        batch_leaves: its leaves. Those that are not tensors stand as they are.
+        batch_leaves: leaves of the batch. Those that are not tensors stand as they are.
         batch_guards: values that the step reads from its batch.
         appended: the lists that it appends to.
         sinks: the sinks that it calls, in order. Their arguments are leaves of the result.
@@ -99,7 +98,6 @@ class Trace:
     with_grad: frozenset[Entry]
     numbers: dict[Entry, TapeRef]
     places: Inventory
-    batch_spec: TreeSpec
     batch_leaves: tuple[Any, ...]
     roots: dict[fx.Node, int]
     batch_guards: BatchGuards

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hocket.tracing.compiling.decompositions import decompositions
+from hocket.tracing.compiling.inductor import decompositions
 
 aten = torch.ops.aten
 

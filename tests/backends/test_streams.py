@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hocket.backends.cuda import _by_properties, _published
+from hocket.backends.streams import _by_properties, _published
 from hocket.ir import Machine
 
 
