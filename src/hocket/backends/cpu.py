@@ -11,9 +11,9 @@ from hocket.backends.base import ROUNDING, Backend
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.ir.placement import scattered
 from hocket.planning import planners
 from hocket.planning.base import cpu_devices
-from hocket.planning.moldable.placement import scattered
 from hocket.profiling.exact_widths import ExactWidths
 from hocket.profiling.hill_climb import FEW_CORES, RUNS, Setting, climbing
 from hocket.profiling.tracer import costs_of, default_widths, serial_plan

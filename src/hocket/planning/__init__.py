@@ -10,13 +10,13 @@ from typing import Any
 from hocket.errors import InputError
 from hocket.heap import collections_held
 from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.ir.placement import scattered
 from hocket.planning.base import Planner
 from hocket.planning.bounds import Bounds, bounds, efficiency, potential
 from hocket.planning.concurrency import Concurrency
 from hocket.planning.critical_path import CriticalPath
 from hocket.planning.exact import Exact
 from hocket.planning.list_scheduler import ListScheduler
-from hocket.planning.moldable.placement import scattered
 from hocket.planning.partition import PartitionPlanner
 from hocket.planning.phases import Phases
 from hocket.planning.serial import Serial

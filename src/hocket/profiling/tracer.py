@@ -16,9 +16,8 @@ from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.execution.streams import GraphedLanes, StreamDevice
 from hocket.execution.streams.graph_parts import input_tensors
-from hocket.ir import Costs, Lane, Machine, Plan, Timeline, one_by_one
-from hocket.planning.base import cpu_devices
-from hocket.planning.moldable.placement import scattered
+from hocket.ir import Costs, Device, Lane, Machine, Plan, Timeline, one_by_one
+from hocket.ir.placement import scattered
 from hocket.profiling.hill_climb import COMPACT, FEW_CORES, SCATTER, Setting, climbing
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import compile_action
@@ -40,7 +39,7 @@ def serial_plan(
         machine: the cores.
         exact: for each op the widths that it may have. One that may not have this width takes the nearest.
     """
-    device = next(device for device in machine.devices if device.kind == "cpu")
+    device = _cpu(machine)
     widths = dict.fromkeys(captured.graph.order, width)
     for op, possible in (exact or {}).items():
         widths[op] = min(possible, key=lambda other: (abs(other - width), -other))
@@ -65,8 +64,12 @@ def trace_costs(
 
     with torch.random.fork_rng(devices=()):
         if widths is None and cores > FEW_CORES:
-            return _climbed(climbing(captured.graph.ops, cpu_devices(machine)[0], runs), timed)
+            return _climbed(climbing(captured.graph.ops, _cpu(machine), runs), timed)
         return costs_of({width: timed(width) for width in chosen})
+
+
+def _cpu(machine: Machine) -> Device:
+    return next(device for device in machine.devices if device.kind == "cpu")
 
 
 def _climbed(climb: Generator[Setting, Timeline, Costs], timed: Callable[[int, str], list[Timeline]]) -> Costs:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Plan
+from hocket.ir.placement import lane_name
 from hocket.planning.ranks import upward_ranks
 
 
@@ -218,14 +219,3 @@ def as_plan(
         for cores in widest_first
     ]
     return Plan(tuple(made), after, planner)
-
-
-def lane_name(cores: Sequence[int], device: Device) -> str:
-    """The name of a lane on these cores, such as ``cpu0.4-7`` or ``cpu0.4-5+8-9``."""
-    runs: list[list[int]] = []
-    for core in cores:
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return f"{device.name}." + "+".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)

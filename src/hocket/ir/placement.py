@@ -14,10 +14,10 @@ Lanes that share a core still do so afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hocket.ir import Device, Lane, Machine, Plan
-from hocket.planning.moldable.instance import lane_name
 
 
 def scattered_cores(device: Device) -> tuple[int, ...]:
@@ -53,3 +53,14 @@ def _moved(lane: Lane, device: Device | None) -> Lane:
     return replace(
         lane, cores=cores, name=lane_name(cores, device) if lane.name == lane_name(lane.cores, device) else lane.name
     )
+
+
+def lane_name(cores: Sequence[int], device: Device) -> str:
+    """The name of a lane on these cores, such as ``cpu0.4-7`` or ``cpu0.4-5+8-9``."""
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return f"{device.name}." + "+".join(f"{r[0]}-{r[-1]}" if len(r) > 1 else f"{r[0]}" for r in runs)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hocket.checking import check
 from hocket.ir import Costs, Device, Edge, Graph, Machine, Op, Plan
+from hocket.ir.placement import scattered, scattered_cores
 from hocket.planning import plan
-from hocket.planning.moldable.placement import scattered, scattered_cores
 from hocket.simulation import simulate
 from strategies import moldable_cases
 
