@@ -53,7 +53,7 @@ test-all: install  ## all tests; those that need a GPU skip themselves where the
 # Python itself was not built with a sanitizer, so its library has to be loaded first. Python's own leaks are not ours.
 sanitize: install  ## the tests of the C++ cores under AddressSanitizer and UndefinedBehaviorSanitizer
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/build/sanitized PYTHONPATH=tests $(BIN)/python -m support.sanitized address
-	LD_PRELOAD="$$(for name in libasan.so libubsan.so libstdc++.so.6; do g++ -print-file-name=$$name; done)" \
+	LD_PRELOAD="$$(for name in libasan.so libubsan.so libstdc++.so.6; do g++ -print-file-name=$$name; done | paste -sd:)" \
 	ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 \
 	TORCH_EXTENSIONS_DIR=$(CURDIR)/build/sanitized PYTHONPATH=tests $(BIN)/python -m pytest \
 		-p support.sanitized -m "not slow and not gpu" tests/native tests/execution \

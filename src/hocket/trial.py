@@ -165,6 +165,8 @@ def try_out(
             f"({other.relative:.1g} relative): what another number of threads does to sums"
         )
     timelines, gains, record = _analysis(backend, candidate, eager, following, comparison, runs, clock)
+    parts = [f"{gain.name} {'about ' if gain.is_estimate else ''}{-gain.saved_ms:+.2f} ms" for gain in gains]
+    notes.append(f"from eager to planned: {'; '.join(parts)}")
     if record is not None:
         notes.append(
             "the timelines are those of the fastest steps; eager's was recorded under torch's profiler "
