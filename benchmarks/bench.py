@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from hocket.cli.arguments import Argument, arg, count, output
 from hocket.cli.console import Bar, emit
 from hocket.cli.files import output_file, written
-from hocket.reporting._files import write_text
+from hocket.ir._fields import write_text
 
 __all__ = ["BUDGET", "SEVERAL", "Bench", "Save", "ratios", "targets"]
 
