@@ -20,7 +20,7 @@ from hocket.errors import InputError
 from hocket.planning.partition import PartitionProblem, equal_devices, partitioned, problem_of
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, loads_us, part_cycle, simulated_us, work_of_parts
-from hocket.planning.partition.schedule import schedule
+from hocket.planning.partition.partitioned import schedule
 from hocket.planning.partition.starts import metis_start, mtkahypar_start
 
 __all__ = ["EPSILON", "ZOO", "run"]

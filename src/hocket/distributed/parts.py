@@ -58,14 +58,12 @@ class Assignment:
         pushes: values that workers send.
         worker_ops: names of the ops that workers run.
         server_ops: for each server the names of the ops that it runs.
-        num_shards: number of shards, and so the largest useful number of servers.
     """
 
     pulls: tuple[Exchanged, ...]
     pushes: tuple[Exchanged, ...]
     worker_ops: frozenset[str]
     server_ops: tuple[frozenset[str], ...]
-    num_shards: int
 
     @cached_property
     def by_name(self) -> Mapping[str, Exchanged]:
@@ -121,7 +119,6 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
         tuple(pushes),
         frozenset(op.name for op in graph.ops if op.name not in served),
         tuple(frozenset(op for op in served if home[op] == number) for number in range(num_servers)),
-        len(shards),
     )
 
 

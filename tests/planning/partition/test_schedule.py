@@ -10,7 +10,7 @@ from tests.planning.partition.cases import random_problem
 
 from hocket.planning.partition import PartitionProblem, Tensor, partitioned
 from hocket.planning.partition.evaluation import simulated_us
-from hocket.planning.partition.schedule import schedule
+from hocket.planning.partition.partitioned import schedule
 
 RATIOS = (0.1, 0.3, 1.0, 3.0, 10.0)
 
