@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -223,7 +223,8 @@ class Calls:
                     raise
                 found, failed = Unfused(str(error)), error
         try:
-            out = plain(values)
+            with nullcontext() if is_seen else self._watched(values):
+                out = plain(values)
         except FAILURES:
             if failed is None:
                 raise
@@ -231,6 +232,10 @@ class Calls:
         self._say(found)
         world.calls[key] = KnownCall(kind.own, plain, None)
         return out
+
+    def _watched(self, values: list[Any]) -> AbstractContextManager[None]:
+        """Look on while models run as they are, unless they would see that."""
+        return nullcontext() if self.programs.asks_who_watches() else self.store.originals.refused(values)
 
     def _say(self, found: Unfused) -> None:
         """Warn that models run one after another, once."""

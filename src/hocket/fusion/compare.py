@@ -139,8 +139,8 @@ def _check_layers(models: Sequence[nn.Module]) -> None:
         for path, value in _held_by_functions(model):
             if id(value) in own:
                 raise InputError(
-                    f"model {index}: {path}: a function that holds the model or a part of it, which no copy of the "
-                    "model would take along; make it a method, or hand it the model"
+                    f"model {index}: {path}: a function or weak reference that holds the model or a part of it, which "
+                    "no copy of the model would take along; make it a method, or hand it the model"
                 )
 
 

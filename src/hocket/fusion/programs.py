@@ -254,6 +254,10 @@ class Programs:
         """True if the forwards ask their parameters for gradients and the like."""
         return self._watch.names(ASKED)
 
+    def asks_who_watches(self) -> bool:
+        """True if the forwards ask whether they are recorded."""
+        return self._watch.names(BETRAYING)
+
     def made(self) -> list[FusedProgram]:
         """The programs of the world at hand, the one that was used last first."""
         return self._worlds[0].programs()
@@ -286,20 +290,20 @@ class Programs:
     def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
         """Run the plain models, record them and make a program. Returns the output, `Stacked` where models differ."""
         store, traces = self._store, list[RecordedForward]()
-        separate = frozenset(store.separate_index)
+        separate, originals = frozenset(store.separate_index), store.originals.known(values)
 
         def call(watched: Callable[[], AbstractContextManager[frozenset[int]]]) -> Any:
             def one(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 if traces and self._has_one_graph:
                     return model(*args, **kwargs)
                 with watched() as known:
-                    traces.append(recorded(model, args, kwargs, separate, known.union(self._met)))
+                    traces.append(recorded(model, args, kwargs, separate, known.union(self._met), originals))
                 return traces[-1].out
 
             with calls_recorded():
                 return one_by_one(store, kind.call.spec, values, one)
 
-        if self._watch.names(BETRAYING):
+        if self.asks_who_watches():
             world.keep(kind, LAYOUT, Unfused("the forward asks who watches it"))
             return one_by_one(store, kind.call.spec, values)
 

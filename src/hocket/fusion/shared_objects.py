@@ -9,6 +9,7 @@ A copy of the models holds the same objects. Shared memory is refused, because s
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -65,7 +66,7 @@ def held_by(function: Any) -> list[Any]:
 
 
 def held(value: Any, depth: int = 8) -> Iterator[Any]:
-    """The objects that a function holds in closures and defaults, with what functions in these hold."""
+    """Objects that a function holds in closures and defaults, with what functions in these hold, or a reference."""
     if is_a(value, MethodType):
         value = value.__func__
     if is_a(value, FunctionType) and depth:
@@ -74,6 +75,8 @@ def held(value: Any, depth: int = 8) -> Iterator[Any]:
             yield from held(each, depth - 1)
     elif is_a(value, partial):
         yield from held(value.func, depth)
+    elif is_a(value, weakref.ref) and is_a(value(), nn.Module):  # torch's own are of parameters, and made anew
+        yield value()
 
 
 def _is_empty(cell: Any) -> bool:

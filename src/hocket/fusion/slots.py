@@ -80,6 +80,7 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
             group[model] = copy.deepcopy(module)
             store.separate[place] = nn.ModuleList(group)
             mark(group)
+    store.originals.add(new, model)
     if not only_values:
         store.templates[model] = store.template_of(new, model)
         store.templates[model].train(training)

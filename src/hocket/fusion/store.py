@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.gradients import GradientMemory, Parts
+from hocket.fusion.originals import Originals, stray
+from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import attributes_of, held_in_common, named_tensors, reached
 from hocket.fusion.stacked import Stacked
 
@@ -42,6 +44,7 @@ class Store:
         self.seeds = None if seeds is None else [int(seed) for seed in seeds]
         self.generators: dict[torch.device, tuple[torch.Generator, ...]] = {}
         self.memory = GradientMemory()  # for gradients of parameters, kept from step to step
+        self.originals = Originals(models)
         self._fill(models)
 
     def _fill(self, models: list[nn.Module]) -> None:
@@ -252,8 +255,21 @@ def _copied(model: nn.Module, memo: dict[int, Any], index: int) -> nn.Module:
         found = copy.deepcopy(model, memo)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"model {index}: cannot be copied: {error}") from error
+    _check_copy(model, found, memo, index)
     _match_flat_weights(found)
     return found
+
+
+def _check_copy(model: nn.Module, copied: nn.Module, memo: dict[int, Any], index: int) -> None:
+    """Check that a copy has parts of its own, all of them: a class of the user's may say how it is copied."""
+    kept = [module for module in model.modules() if memo.get(id(module)) is module]  # separate blocks, as they are
+    same = {id(part) for each in kept for part in (*each.modules(), *each.parameters(), *each.buffers())}
+    own: dict[str, Any] = dict([*copied.named_modules(remove_duplicate=False), *named_tensors(copied)])
+    for name, part in (*model.named_modules(remove_duplicate=False), *named_tensors(model)):
+        found = own.get(name)
+        is_shared = found is part and id(part) not in same
+        if found is None or is_shared or found is not memo.get(id(part), found):
+            raise stray(index, where(name))
 
 
 def _match_flat_weights(model: nn.Module) -> None:
