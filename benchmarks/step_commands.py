@@ -154,8 +154,9 @@ def _versions_tables(_: Namespace, result: dict[str, Any]) -> Iterator[Table]:
         other, this = row["other"], row["this"]
         spread = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
         verdicts = f"{other['verdict']}, {this['verdict']}"
-        rows.append((name, f"{other['step_ms']:.3f}", f"{this['step_ms']:.3f}", spread, verdicts))
-    columns = ("target", "other ms", "this ms", "other over this", "verdicts")
+        first = f"{row['first_ratio']:.2f}" if "first_ratio" in row else "-"
+        rows.append((name, f"{other['step_ms']:.3f}", f"{this['step_ms']:.3f}", spread, first, verdicts))
+    columns = ("target", "other ms", "this ms", "other over this", "first call", "verdicts")
     yield table(f"another version's steps; geometric mean {result['geometric_mean']:.3f}", columns, rows)
 
 
@@ -241,7 +242,7 @@ VERBS = (
         "versions",
         Bench("versions", "prepare each target in two processes, and make steps in turns", _versions, _versions_tables),
         "scheduled or fused steps of another version's sources and of these, in turns",
-        "python -m benchmarks versions ../older/src mlp lenet mlp-32:8 -o versions.json",
+        "python -m benchmarks versions ../older/src mlp lenet own-mlp-32:8 -o versions.json",
         (
             arg("sources", type=Path, metavar="SOURCES", help="the folder that the other package is in"),
             arg(
@@ -249,7 +250,8 @@ VERBS = (
                 nargs="*",
                 default=["mlp", "lenet", "digits-cnn"],
                 metavar="TARGET",
-                help="zoo names, NAME:MODELS of fuse, or search-NAME:TRIALS",
+                help="zoo names, NAME:MODELS of fuse, or search-NAME:TRIALS; own-NAME has own rates, lengths-NAME 40 "
+                "lengths of batches",
             ),
             arg("--rounds", type=count, default=10, metavar="N", help="blocks of steps of each kind (10)"),
             output("the result as JSON"),

@@ -2,9 +2,12 @@
 
 A target is a zoo entry, whose step is scheduled, or one of the fuse bench with a number of models, as in ``mlp-32:8``,
 whose models are fused, by what ``backend="auto"`` chooses; or ``search-mlp-32:12``, a search of that number of trials.
+``own-mlp-32:8`` gives each model a rate of its own. ``lengths-mlp-32:8`` and ``search-lengths-mlp-32:12`` train with
+batches of 40 lengths.
+
 Each process prepares the step with its own sources and then makes a block of steps whenever it is asked to; the two
 never run at the same time. What is compared is what a caller pays: whole calls of the schedule, whole steps from
-`zero_grad` to the optimizer's, or whole searches.
+`zero_grad` to the optimizer's, or whole searches. The first step of fresh models, or the first search, is timed apart.
 """
 
 from __future__ import annotations
@@ -27,8 +30,10 @@ from hocket.reporting import lower_quartile
 __all__ = ["measure", "run"]
 
 STEPS_IN_A_ROW = 10
-SEARCH = "search-"  # before the name of a target, one of whose searches is a step
+# Before the name of a target: one of its searches is a step, its models have rates of their own, its batches lengths.
+SEARCH, OWN, LENGTHS = "search-", "own-", "lengths-"
 SEARCHES_IN_A_ROW = 1
+NUM_LENGTHS = 40
 
 # These run in both processes, so they ask for nothing that an older version lacks.
 _SCHEDULED = """
@@ -46,56 +51,72 @@ plain = job.step
 """
 _FUSED = """
 import json, sys
+from statistics import median
 from time import perf_counter
 import torch
 import hocket
 from hocket import optim, zoo
 from torch.nn.functional import cross_entropy
-entry, kind, size, batch_size, options = json.loads(sys.argv[1])
+entry, kind, size, batch_size, options, owns_rates, lengths = json.loads(sys.argv[1])
 jobs = [zoo.load(entry, seed=n, batch_size=batch_size, num_batches=1, **options) for n in range(size)]
 loss = {
     "classifier": cross_entropy,
     "words": lambda out, words: cross_entropy(out.flatten(0, 1), words.flatten()),
     "own": lambda out: out.loss,
 }[kind]
-job, number, calls = jobs[0], 0, 60
+job, number, calls = jobs[0], 0, 60 + 4 * lengths
+if lengths:
+    rows = zoo.load(entry, seed=0, batch_size=lengths + 8, num_batches=1, **options).batch(0)
+    class job:
+        batch = staticmethod(lambda number: tuple(each[: 8 + number % lengths] for each in rows))
 def step_of(model, optimizer, losses):
     def step(batch):
         optimizer.zero_grad()
         losses(batch).sum().backward()
         optimizer.step()
     return step
-def plain_step(model):
+rates = [1e-3 * (1 + number / size) if owns_rates else 1e-3 for number in range(size)]
+def plain_step(model, rate):
     def losses(batch):
         return loss(model(**batch)) if kind == "own" else loss(model(batch[0]), batch[1])
-    return step_of(model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9), losses)
-array = hocket.fuse([model for own in jobs for model in own.models], shared=True)
-fast = step_of(
-    array,
-    optim.SGD(array.parameters(), lr=1e-3, momentum=0.9),
-    lambda batch: array.losses(loss, batch) if kind == "own" else array.losses(loss, batch[0], batch[1]),
-)
-singles = [plain_step(model) for own in jobs for model in own.models]
+    return step_of(model, torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9), losses)
+models, firsts_ms = [model for own in jobs for model in own.models], []
+for _ in range(6):  # the first one imports what is not imported yet
+    start = perf_counter()
+    array = hocket.fuse(models, shared=True)
+    fast = step_of(
+        array,
+        optim.SGD(array.parameters(), lr=rates if owns_rates else 1e-3, momentum=0.9),
+        lambda batch: array.losses(loss, batch) if kind == "own" else array.losses(loss, batch[0], batch[1]),
+    )
+    fast(job.batch(0))
+    firsts_ms.append((perf_counter() - start) * 1e3)
+singles = list(map(plain_step, models, rates))
 def plain(batch):
     for single in singles:
         single(batch)
-for _ in range(calls):  # by which choices are made
-    fast(job.batch(0))
+for each in range(calls):  # by which choices are made
+    fast(job.batch(each if lengths else 0))
 plain(job.batch(0))
-said = {"calls": calls, "verdict": "fused", "why": str([str(getattr(each, "winner", each)) for each in array.choices])}
+why = str([str(getattr(each, "winner", each)) for each in array.choices])
+said = {"first_ms": median(firsts_ms[1:]), "calls": calls, "verdict": "fused", "why": why}
 """
 _SEARCHED = """
 import copy, json, sys
+from time import perf_counter
 from types import SimpleNamespace
 import optuna, torch
 import hocket
 from hocket import zoo
 from optuna.distributions import FloatDistribution, IntDistribution
 from torch.nn.functional import cross_entropy
-entry, kind, trials, batch_size, options = json.loads(sys.argv[1])
+entry, kind, trials, batch_size, options, _, lengths = json.loads(sys.argv[1])
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-loaded, number = zoo.load(entry, seed=0, batch_size=batch_size, num_batches=24, **options), 0
+many, sized = max(16, lengths), lengths + 8 if lengths else batch_size
+loaded, number = zoo.load(entry, seed=0, batch_size=sized, num_batches=many + 8, **options), 0
 batches = list(loaded.batches)
+if lengths:
+    batches = [tuple(each[: 8 + place % lengths] for each in batch) for place, batch in enumerate(batches)]
 space = {
     "lr": FloatDistribution(1e-4, 1e-2, log=True),
     "weight_decay": FloatDistribution(1e-5, 1e-2, log=True),
@@ -105,14 +126,16 @@ def train(params):
     model = copy.deepcopy(loaded.models[0])
     optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"], weight_decay=params["weight_decay"])
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, params["period"], 0.5)
-    return hocket.Training(model, optimizer, cross_entropy, batches[:16], cross_entropy, scheduler, batches[16:])
+    return hocket.Training(model, optimizer, cross_entropy, batches[:many], cross_entropy, scheduler, batches[many:])
 def searched(executor):
     sampler, pruner = optuna.samplers.RandomSampler(seed=0), optuna.pruners.NopPruner()
     study = optuna.create_study(sampler=sampler, pruner=pruner)
     hocket.tune(train, space, trials, 8, study=study, executor=executor)
     return study.best_value
 fast, plain, job = lambda _: searched("auto"), lambda _: searched("serial"), SimpleNamespace(batch=lambda number: None)
-said = {"calls": 1, "verdict": "searched", "why": str(searched("auto"))}
+start = perf_counter()
+why = str(searched("auto"))
+said = {"first_ms": (perf_counter() - start) * 1e3, "calls": 1, "verdict": "searched", "why": why}
 """
 # A line in, a line of milliseconds out.
 _BLOCKS = """
@@ -156,9 +179,11 @@ def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
     Returns:
         For ``other`` and ``this``: ``calls`` until the decision, its ``verdict`` and ``why``, ``step_ms`` and
         ``eager_ms``, of the plain step, the plain models or trials one after another (lower quartiles); ``ratio``, the
-        other's time over this one's, and ``low`` and ``high``, the quartiles of the ratios of single rounds.
+        other's time over this one's, and ``low`` and ``high``, the quartiles of the ratios of single rounds. Of fused
+        models and searches also ``first_ms``, and ``first_ratio``, of these.
     """
     in_a_row = SEARCHES_IN_A_ROW if target.startswith(SEARCH) else STEPS_IN_A_ROW
+    in_a_row = NUM_LENGTHS if target.startswith(LENGTHS) else in_a_row
     here = Path(hocket.__file__).parents[1]
     with ExitStack() as stack:
         # One after the other: a search beside another one would decide by what it disturbs.
@@ -177,8 +202,10 @@ def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
         row["eager_ms"] = lower_quartile(eager[name])
     ratios = sorted(median(a) / median(b) for a, b in zip(times["other"], times["this"], strict=True))
     quarter = (len(ratios) - 1) // 4
+    firsts = [row["first_ms"] for row in found.values() if "first_ms" in row]
     return {
         **found,
+        **({"first_ratio": firsts[0] / firsts[1]} if firsts else {}),
         "ratio": found["other"]["step_ms"] / found["this"]["step_ms"],
         "low": ratios[quarter],
         "high": ratios[-1 - quarter],
@@ -219,9 +246,15 @@ def _worker(sources: Path, target: str) -> Iterator[subprocess.Popen[str]]:
 
 def _fused(name: str, size: str) -> str:
     """Return the argument of `_FUSED` and `_SEARCHED`."""
+    owns_rates, has_lengths = name.startswith(OWN), name.startswith(LENGTHS)
+    name = name.removeprefix(OWN).removeprefix(LENGTHS)
     target = TARGETS.get(name, Target(name))
+    if has_lengths and target.kind != "classifier":
+        raise InputError(f"versions: expected a classifier, whose batches may have any length, got {name}")
     if not size.isdecimal() or target.kind == "gan":
         raise InputError(
             f"versions: expected a target with one model and a number, such as mlp-32:8, got {name}:{size}"
         )
-    return json.dumps([target.entry, target.kind, int(size), target.batch_size, dict(target.options)])
+    lengths = NUM_LENGTHS * has_lengths
+    options = dict(target.options)
+    return json.dumps([target.entry, target.kind, int(size), target.batch_size, options, owns_rates, lengths])

@@ -5,14 +5,15 @@
     (a closure, a default argument, a class, a cache, a weak reference, a helper that copies share: the same)
 
 `copy.deepcopy` shares what code holds, and nothing says beforehand what a forward will reach. So the first calls of a
-kind look at what each function of torch is given, and at the modules that are called.
+kind look at the modules that are called, and at tensors: a recorder at those that are no part of the model it records,
+plain runs at all that functions of torch are given.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +28,9 @@ from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import named_tensors
 from hocket.pystate.places import is_a
 
-__all__ = ["Originals", "stray"]
+__all__ = ["Known", "Originals", "check_part", "stray"]
+
+Known = Mapping[Any, tuple[int, str]]  # models and names, by what `_keys` gives
 
 
 def stray(model: int, place: str) -> InputError:
@@ -36,6 +39,17 @@ def stray(model: int, place: str) -> InputError:
         f"model {model}, {place}: no copy of the model takes it along: a closure, a global, a class, a cache or an "
         "object that copies share holds it, or its class says how it is copied; reach it through self, by attributes"
     )
+
+
+def check_part(known: Known, part: Any) -> None:
+    """Check that a module or tensor is none of these, and shares no memory with them.
+
+    Raises:
+        InputError: it is. The message names it.
+    """
+    for key in _keys(part):
+        if key in known:
+            raise stray(*known[key])
 
 
 class Originals:
@@ -55,19 +69,23 @@ class Originals:
     def __reduce__(self) -> tuple[Any, ...]:
         return Originals, ((),)  # a saved array has copies alone
 
+    def known(self, inputs: Any) -> Known:
+        """The parts that still live, but for inputs, which may be any tensors."""
+        given = {key for leaf in pytree.tree_leaves(inputs) for key in _keys(leaf)}
+        self._parts = [each for each in self._parts if each[1]()]
+        return {key: (index, place) for key, _, index, place in self._parts if key not in given}
+
     @contextmanager
     def refused(self, inputs: Any) -> Iterator[None]:
         """Refuse calls that reach parts of the originals, or memory of these, while the block lasts.
 
         Args:
-            inputs: a tree of what the models are called with, which may be anything.
+            inputs: a tree of what the models are called with.
 
         Raises:
             InputError: one does, whatever the user's code makes of the error. The message names the part.
         """
-        given = {key for leaf in pytree.tree_leaves(inputs) for key in _keys(leaf)}
-        self._parts = [each for each in self._parts if each[1]()]
-        known = {key: (index, place) for key, _, index, place in self._parts if key not in given}
+        known = self.known(inputs)
         if not known:
             yield
             return
@@ -83,7 +101,7 @@ class Originals:
 class _Watch(TorchFunctionMode):
     """Looks at what functions of torch and calls of modules are given."""
 
-    def __init__(self, known: dict[Any, tuple[int, str]]) -> None:
+    def __init__(self, known: Known) -> None:
         super().__init__()
         self._known = known
         self.error: InputError | None = None
@@ -91,8 +109,9 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            self._check(leaf)
+        for leaf in (*args, *(kwargs or {}).values()):
+            for part in leaf if type(leaf) in (tuple, list) else (leaf,):
+                self._check(part)
         return func(*args, **(kwargs or {}))
 
     @contextmanager
@@ -112,10 +131,11 @@ class _Watch(TorchFunctionMode):
             nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def _check(self, part: Any) -> None:
-        for key in _keys(part):
-            if key in self._known:
-                self.error = self.error or stray(*self._known[key])
-                raise self.error
+        try:
+            check_part(self._known, part)
+        except InputError as error:
+            self.error = error
+            raise
 
 
 def _keys(part: Any) -> dict[Any, Callable[[], bool]]:

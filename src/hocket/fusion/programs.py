@@ -290,14 +290,14 @@ class Programs:
     def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
         """Run the plain models, record them and make a program. Returns the output, `Stacked` where models differ."""
         store, traces = self._store, list[RecordedForward]()
-        separate = frozenset(store.separate_index)
+        separate, originals = frozenset(store.separate_index), store.originals.known(values)
 
         def call(watched: Callable[[], AbstractContextManager[frozenset[int]]]) -> Any:
             def one(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 if traces and self._has_one_graph:
                     return model(*args, **kwargs)
                 with watched() as known:
-                    traces.append(recorded(model, args, kwargs, separate, known.union(self._met)))
+                    traces.append(recorded(model, args, kwargs, separate, known.union(self._met), originals))
                 return traces[-1].out
 
             with calls_recorded():

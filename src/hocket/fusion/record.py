@@ -30,6 +30,7 @@ from hocket.fusion import known_functions as functions
 from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.gradients import as_leaf
 from hocket.fusion.known_functions import TRACEABLE_FORWARDS
+from hocket.fusion.originals import Known, check_part
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import named_tensors
@@ -43,10 +44,15 @@ _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtyp
 
 
 def recorded(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], separate: frozenset[str], known: frozenset[int]
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    separate: frozenset[str],
+    known: frozenset[int],
+    originals: Known,
 ) -> RecordedForward:
     """Call a model and record the functions of torch that its forward calls, inside of `calls_recorded`."""
-    recorder = _Recorder(model, separate, pytree.tree_leaves((args, kwargs)), known)
+    recorder = _Recorder(model, separate, pytree.tree_leaves((args, kwargs)), known, originals)
     _current.recorder = recorder
     try:
         with recorder:
@@ -59,6 +65,8 @@ def recorded(
         raise InputError(f"{place}: {error}") from error
     finally:
         _current.recorder = None
+        if recorder.stray is not None:
+            raise recorder.stray from None  # whatever the user's code has made of it
     traced = recorder.traced(out) if not recorder.reason else None
     reason = recorder.reason
     may_pass = reason.startswith(_UNKNOWN)
@@ -68,15 +76,19 @@ def recorded(
 class _Recorder(TorchFunctionMode):
     """Writes down calls."""
 
-    def __init__(self, model: nn.Module, separate: frozenset[str], leaves: list[Any], known: frozenset[int]) -> None:
+    def __init__(
+        self, model: nn.Module, separate: frozenset[str], leaves: list[Any], known: frozenset[int], originals: Known
+    ) -> None:
         super().__init__()
         self.reason = ""  # why the forward has no graph; the first one found, empty if there is none
         self.looks = functions.NOTHING  # how far it has looked at its tensors
+        self.stray: InputError | None = None  # a part of another model that the forward has reached
         self.failures: dict[int, str] = {}  # the layers and ops that have raised, by the id of the exception
         self._graph = fx.Graph()
         self._model = model
         self._separate = separate
         self._known = known
+        self._originals = originals
         self._paths = {id(module): name for name, module in model.named_modules()}
         self._stack: list[str] = []
         self._is_whole = False  # in a block that is one node
@@ -164,6 +176,8 @@ class _Recorder(TorchFunctionMode):
     def layer(self, module: nn.Module, usual: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module of the model, or of one that it makes."""
         path = self._paths.get(id(module))
+        if path is None:
+            self._check(module)
         if path is None or self._is_whole:
             return usual(module, *args, **kwargs)
         self._stack.append(path)
@@ -189,6 +203,13 @@ class _Recorder(TorchFunctionMode):
         return self._record("call_function", apply, args, kwargs, result)
 
     # ---------------------------------------------------------------------------------------------------- internals
+
+    def _check(self, part: Any) -> None:
+        try:
+            check_part(self._originals, part)
+        except InputError as error:
+            self.stray = error
+            raise
 
     def _cannot(self, reason: str) -> None:
         if not self.reason:
@@ -302,6 +323,7 @@ class _Recorder(TorchFunctionMode):
             node = self._graph.get_attr(name)
             self._tensors[node] = name
         else:
+            self._check(leaf)
             if id(leaf) not in self._known:
                 self.unknown.append(leaf)
                 self._cannot(_UNKNOWN)

@@ -262,10 +262,13 @@ def _copied(model: nn.Module, memo: dict[int, Any], index: int) -> nn.Module:
 
 def _check_copy(model: nn.Module, copied: nn.Module, memo: dict[int, Any], index: int) -> None:
     """Check that a copy has parts of its own, all of them: a class of the user's may say how it is copied."""
+    kept = [module for module in model.modules() if memo.get(id(module)) is module]  # separate blocks, as they are
+    same = {id(part) for each in kept for part in (*each.modules(), *each.parameters(), *each.buffers())}
     own: dict[str, Any] = dict([*copied.named_modules(remove_duplicate=False), *named_tensors(copied)])
     for name, part in (*model.named_modules(remove_duplicate=False), *named_tensors(model)):
         found = own.get(name)
-        if found is None or found is part or found is not memo.get(id(part), found):
+        is_shared = found is part and id(part) not in same
+        if found is None or is_shared or found is not memo.get(id(part), found):
             raise stray(index, where(name))
 
 
