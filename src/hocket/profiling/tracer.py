@@ -7,6 +7,7 @@ over the runs is the oracle's value (noise on a shared machine only ever adds), 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -17,8 +18,6 @@ from hocket.execution.base import Executor
 from hocket.execution.streams import GraphedLanes, StreamDevice
 from hocket.execution.streams.graph_parts import input_tensors
 from hocket.ir import Costs, Lane, Machine, Plan, Timeline, one_by_one
-from hocket.planning.base import cpu_devices
-from hocket.planning.moldable.placement import scattered
 from hocket.profiling.climbing import FEW_CORES, climbing
 from hocket.profiling.hill_climb import COMPACT, SCATTER, Setting
 from hocket.tracing.captured import Captured
@@ -59,14 +58,18 @@ def trace_costs(
     if runs < 1:
         raise InputError(f"profile: expected at least one run, got {runs}")
 
+    device = next(device for device in machine.devices if device.kind == "cpu")
+
     def timed(width: int, affinity: str = COMPACT) -> list[Timeline]:
         plan = serial_plan(captured, width, machine)
-        lanes = executor(captured, scattered(plan, machine) if affinity == SCATTER else plan, machine, kind=kind)
-        return _timed(captured, lanes, runs)
+        if affinity == SCATTER:  # at widths up to the number of caches, so there is one for each thread
+            apart = tuple(range(0, device.cores, device.cores_per_cache))[:width]
+            plan = replace(plan, lanes=tuple(replace(lane, cores=apart) for lane in plan.lanes))
+        return _timed(captured, executor(captured, plan, machine, kind=kind), runs)
 
     with torch.random.fork_rng(devices=()):
         if widths is None and cores > FEW_CORES:
-            return _climbed(climbing(captured.graph.ops, cpu_devices(machine)[0], runs), timed)
+            return _climbed(climbing(captured.graph.ops, device, runs), timed)
         return costs_of({width: timed(width) for width in chosen})
 
 
