@@ -14,7 +14,10 @@ from typing import Any
 from hocket.cli.console import UsageError
 from hocket.errors import HocketError
 
-__all__ = ["Argument", "ArgumentGroup", "Verb", "arg", "count", "make_parser_of", "output", "run_command"]
+__all__ = [
+    *("Argument", "ArgumentGroup", "Verb", "arg", "count", "counts_of", "make_parser_of", "output", "run_command"),
+    "setting",
+]
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
@@ -139,6 +142,24 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return number
+
+
+def counts_of(text: str) -> list[int]:
+    """Parse ``1,2,4``, the smallest first."""
+    return sorted({count(word) for word in text.split(",")})
+
+
+def setting(text: str) -> tuple[str, int | float | str]:
+    """Parse ``KEY=VALUE``."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, such as image_size=64, got {text!r}")
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    return key, value
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
