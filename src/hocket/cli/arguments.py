@@ -139,6 +139,24 @@ def count(text: str) -> int:
     return number
 
 
+def counts_of(text: str) -> list[int]:
+    """Parse ``1,2,4``, the smallest first."""
+    return sorted({count(word) for word in text.split(",")})
+
+
+def setting(text: str) -> tuple[str, int | float | str]:
+    """Parse ``KEY=VALUE``."""
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, such as image_size=64, got {text!r}")
+    for kind in (int, float):
+        try:
+            return key, kind(value)
+        except ValueError:
+            continue
+    return key, value
+
+
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> int:
     """Parse `argv` (the process's own arguments if None) and do the work. Without a verb, print the help.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hocket.cli import files, partitions, pipelines, servers, steps
 from hocket.cli.about import SHELLS, VersionAction, print_completion
-from hocket.cli.arguments import Argument, ArgumentGroup, Verb, arg, count, make_parser_of, output
+from hocket.cli.arguments import Argument, ArgumentGroup, Verb, arg, count, counts_of, make_parser_of, output, setting
 from hocket.errors import HocketError
 from hocket.ir import Machine
 from hocket.planning import planners
@@ -63,30 +63,12 @@ def gpu_machine(text: str) -> Machine:
         raise argparse.ArgumentTypeError(f"{error}; or a machine file") from None
 
 
-def counts_of(text: str) -> list[int]:
-    """Parse ``1,2,4``, the smallest first."""
-    return sorted({count(word) for word in text.split(",")})
-
-
 def strategies_of(text: str) -> list[int]:
     """Parse ``1,2,3``, numbers of the strategies of the planner `concurrency`."""
     found = counts_of(text)
     if found[-1] > NUM_STRATEGIES:
         raise argparse.ArgumentTypeError(f"expected some of 1, 2, 3 and 4, got {text!r}")
     return found
-
-
-def setting(text: str) -> tuple[str, int | float | str]:
-    """Parse ``KEY=VALUE``."""
-    key, equals, value = text.partition("=")
-    if not equals or not key or not value:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, such as image_size=64, got {text!r}")
-    for kind in (int, float):
-        try:
-            return key, kind(value)
-        except ValueError:
-            continue
-    return key, value
 
 
 def _target(name: str = "TARGET", *more: Argument) -> tuple[Argument, ArgumentGroup]:
@@ -236,12 +218,7 @@ def _verbs_of_files() -> tuple[Verb, ...]:
                 _choice("--planner", tuple(planners()), "list", f"{', '.join(planners())} (list)"),
                 arg("--lanes", type=count, metavar="N", help="this many lanes on each CPU device (planner list)"),
                 _choice("--order", ORDERS, None, orders),
-                arg(
-                    "--strategies",
-                    type=strategies_of,
-                    metavar="1,2,3",
-                    help="the paper's plan by these of its four strategies, not searched on (planner concurrency)",
-                ),
+                arg("--strategies", type=strategies_of, metavar="1,2", help="by these alone (planner concurrency)"),
                 output("the plan"),
             ),
             "The plan goes to stdout, or into the file of -o; what it is predicted to take\ngoes to stderr.",

@@ -33,6 +33,7 @@ from hocket.cache_folder import (
     remove,
     seal,
 )
+from hocket.ir.limits import free_bytes
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,8 @@ _FOLDER = Path(__file__).parent
 # Cores that came with the package (`make wheels`), each for one version of torch and of Python.
 PREBUILT = _FOLDER / "prebuilt"
 PROGRESS_S = 3.0
+# Compiling the largest source takes 1.8 GiB (g++ 12). A process of a group that takes more than it may is killed.
+COMPILE_BYTES = 2 * 2**30
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
 _HEADERS = sorted(_FOLDER.glob("*.h"))
 # OpenMP is torch's own: the symbols are found in the library that it has loaded, and no second one is linked.
@@ -71,7 +74,7 @@ def available() -> Availability:
         load()
     except NoCompilerError as error:
         return Availability(False, f"native lanes need {error}; Python lanes are used")
-    except (RuntimeError, OSError, ImportError, subprocess.CalledProcessError) as error:
+    except (RuntimeError, OSError, ImportError, MemoryError, subprocess.CalledProcessError) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         return Availability(False, f"native lanes could not be built ({first[0]}); Python lanes are used")
     return Availability(True)
@@ -84,6 +87,7 @@ def load() -> Any:
     Raises:
         NoCompilerError: it would have to be built, and there is no compiler.
         RuntimeError: it does not build. The message has the compiler's output.
+        MemoryError: the limit of this process's group leaves too little for the compiler.
     """
     name = core_name()
     shipped = PREBUILT / f"{name}.so"
@@ -98,13 +102,42 @@ def load() -> Any:
             return _imported(name, built)
         if find_compiler() is None:
             raise NoCompilerError("a C++ compiler (apt install g++)")
+        jobs = _jobs(free_bytes())
         for left in directory.iterdir():  # by a build that was killed, or on a disk that was full
             if left.name != LOCK:
                 remove(left)
-        module = build(name, directory)
+        with _at_most(jobs):
+            module = build(name, directory)
         seal(built)
         bound_builds(cached("native")[1], directory)
         return module
+
+
+def _jobs(free: int | None) -> int | None:
+    """How many files may be compiled at a time in this memory, None for any number.
+
+    Raises:
+        MemoryError: not even one.
+    """
+    if free is None:
+        return None
+    if free < COMPILE_BYTES:
+        needed, left = COMPILE_BYTES // 2**20, free // 2**20
+        raise MemoryError(f"the compiler takes up to {needed} MiB, and this process's group has {left} MiB left")
+    return free // COMPILE_BYTES
+
+
+@contextmanager
+def _at_most(jobs: int | None) -> Iterator[None]:
+    """Bound the jobs of torch's extension loader, unless the user does."""
+    if jobs is None or "MAX_JOBS" in os.environ:
+        yield
+        return
+    os.environ["MAX_JOBS"] = str(min(jobs, os.cpu_count() or 1))
+    try:
+        yield
+    finally:
+        del os.environ["MAX_JOBS"]
 
 
 def core_name() -> str:
