@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import hocket
+from hocket.autotune import admission
 from hocket.pystate.findings import FINDINGS
 from hocket.tracing.reasons import REASONS
 from support.steps import update
@@ -102,7 +103,8 @@ def test_every_reason_has_a_case():
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_reason_names_the_line_the_object_and_a_cure(kind):
+def test_a_reason_names_the_line_the_object_and_a_cure(kind, monkeypatch):
+    monkeypatch.setattr(admission, "MAX_IDLE", 1)  # a step that runs no ops is not waited for
     case, body = CASES[kind], function_of(kind)
     make = program(body)
     fast = ran(make, case.batch, 18)

@@ -19,7 +19,7 @@ from typing import Any
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness
 from hocket.autotune.compiling import FormCompiler
-from hocket.autotune.items import Item, RecordedStep, SampledForms, VerifiedStep, WatchedStep
+from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
 from hocket.autotune.recording import RecordedForm
 from hocket.autotune.rewriting import MAX_OPS, rewritten_forms
 from hocket.autotune.runner import RefusedError
@@ -38,6 +38,9 @@ WATCHED_STEPS = 3
 VERIFIED_STEPS = 3
 # Steps that are recorded until one did nothing for the first time.
 MAX_RECORDED = 3
+# A call that runs no op is no step yet, as while a memory to learn from fills. The pauses between records of such calls
+# double, so that the last ones are some 8,000 calls after the first.
+MAX_IDLE = 12
 
 
 class Admission:
@@ -132,12 +135,33 @@ class Admission:
         raise RefusedError(f"it ran code for the first time in each of {MAX_WATCHED} steps")
 
     def _recorded(self, form: str) -> Generator[Item, Any, RecordedForm]:
-        for _ in range(MAX_RECORDED):
-            found: RecordedForm = yield RecordedStep(form)
+        found: RecordedForm = yield RecordedStep(form)
+        if found.is_idle:
+            yield from self._idle(form, found)
+            yield from self._watched()  # the first step with ops may have imported something, and made state
+            found = yield RecordedStep(form)
+        for _ in range(MAX_RECORDED - 1):
             if found.is_settled:
                 break
+            found = yield RecordedStep(form)
         self.guards = found.guards
         return found
+
+    def _idle(self, form: str, found: RecordedForm) -> Generator[Item, Any, None]:
+        """Let ordinary calls pass until one runs ops. In `found` none did.
+
+        Raises:
+            RefusedError: none did.
+        """
+        log.info("hocket: %s; until one runs ops, calls are watched from time to time", found.reason)
+        for number in range(1, MAX_IDLE):
+            for _ in range(1 << number):
+                yield TimedStep(stage=WatchedStep.stage)
+            again: RecordedForm = yield RecordedStep(form)
+            if not again.is_idle:
+                return
+        self.guards = found.guards
+        raise RefusedError(found.reason)
 
     def _verified(self, form: str, captured: Captured) -> Generator[Item, Any, None]:
         """One ordinary step, made again by the plan of eager's order."""

@@ -26,7 +26,7 @@ from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.variant import Variant
 from hocket.errors import CaptureError
-from hocket.pystate.cuts import StepParts
+from hocket.pystate.cuts import StepParts, is_end
 from hocket.pystate.parts import split
 from hocket.pystate.watch import PurityWatch
 
@@ -133,7 +133,7 @@ class PartedPool:
             self._asked,
             step=spreading(self._parts.middle),
             places=places,
-            watch=PurityWatch(self._parts.middle, (*places.models, *places.optimizers)),
+            watch=PurityWatch(self._parts.middle, (*places.models, *places.optimizers), self._parts.code),
             leaves={},
             strict=False,
             is_tentative=True,
@@ -158,6 +158,8 @@ class PartedPool:
         parts = self._parts
         assert parts is not None
         own, kept = parts.begin(batch)
+        if is_end(kept):
+            return own
         live = middle(own)
         refused = middle.current.is_refused and not middle.has_plan
         why = middle.current.decision.reason if refused else ""

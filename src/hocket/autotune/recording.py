@@ -39,6 +39,7 @@ class RecordedForm:
         captured: the step as a graph, or None if it cannot be one.
         reason: why not, in words.
         is_settled: False where the step did something for the first time, so that it has to be recorded once more.
+        is_idle: no op ran, as while a memory to learn from is not full.
     """
 
     result: Any
@@ -46,6 +47,7 @@ class RecordedForm:
     captured: Captured | None = None
     reason: str = ""
     is_settled: bool = True
+    is_idle: bool = False
 
 
 def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
@@ -119,8 +121,13 @@ def _judged(
         return RecordedForm(seen.result, guards, reason=in_words(seen.findings))
     if trace is None:
         reason = recorded.reason or Reason("trains unseen", shown(recorded.leaves[0]), step_line(config.step))
-        is_settled = not recorded.makes_state and not are_new
-        return RecordedForm(seen.result, guards, reason=f"it could not be captured: {reason}", is_settled=is_settled)
+        return RecordedForm(
+            seen.result,
+            guards,
+            reason=f"it could not be captured: {reason}",
+            is_settled=not recorded.makes_state and not are_new,
+            is_idle=reason.kind == "runs no ops",
+        )
     unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
     if not seen.settled:
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.

@@ -235,7 +235,8 @@ class Calls:
 
     def _watched(self, values: list[Any]) -> AbstractContextManager[None]:
         """Look on while models run as they are, unless they would see that."""
-        return nullcontext() if self.programs.asks_who_watches() else self.store.originals.refused(values)
+        is_left_alone = not self.programs.has_own_code or self.programs.asks_who_watches()
+        return nullcontext() if is_left_alone else self.store.originals.refused(values)
 
     def _say(self, found: Unfused) -> None:
         """Warn that models run one after another, once."""

@@ -139,7 +139,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _keys(part: Any) -> dict[Any, Callable[[], bool]]:
-    """Return the keys by which a tensor, its memory or a module is recognised, each with a check that it still lives."""
+    """Return the keys by which a tensor, its memory or a module is recognised, each with a check that it lives."""
     if not is_a(part, (nn.Module, Tensor)):
         return {}
     reference = weakref.ref(part)

@@ -233,16 +233,20 @@ class World:
 
 
 class Programs:
-    """Records models, and keeps what was made of them."""
+    """Records models, and keeps what was made of them.
+
+    Attributes:
+        has_own_code: some model has code of the user's, which may look around. Layers of torch's own do not.
+    """
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
         self._templates = store.templates
-        self._has_own_code = any(map(has_own_code, self._templates))
+        self.has_own_code = any(map(has_own_code, self._templates))
         # Layers of torch's own are compared by their options, but for those that rules take for each model.
         rates = list(map(own_options, self._templates))
-        self._has_one_graph = not self._has_own_code and all(own == rates[0] for own in rates)
+        self._has_one_graph = not self.has_own_code and all(own == rates[0] for own in rates)
         self._watch = ForwardWatch(self._templates)
         self._worlds: list[World] = [World()]
         self._num_short = 0
@@ -252,11 +256,11 @@ class Programs:
 
     def asks_leaves(self) -> bool:
         """True if the forwards ask their parameters for gradients and the like."""
-        return self._watch.names(ASKED)
+        return self.has_own_code and self._watch.names(ASKED)
 
     def asks_who_watches(self) -> bool:
         """True if the forwards ask whether they are recorded."""
-        return self._watch.names(BETRAYING)
+        return self.has_own_code and self._watch.names(BETRAYING)
 
     def made(self) -> list[FusedProgram]:
         """The programs of the world at hand, the one that was used last first."""
@@ -308,7 +312,7 @@ class Programs:
             return one_by_one(store, kind.call.spec, values)
 
         with collections_held():  # of the many objects that a walk makes, none is garbage yet
-            seen = self._watch.run(call) if self._has_own_code else None
+            seen = self._watch.run(call) if self.has_own_code else None
         result = call(lambda: nullcontext(frozenset())) if seen is None else seen.result
         looks = max(each.looks for each in traces)
         for each in traces:

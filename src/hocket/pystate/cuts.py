@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from hocket.arguments import packed, unpacked
@@ -15,7 +16,7 @@ from hocket.pystate.bodies import SCOPES, Body, Statement, is_plain, names_of
 
 # Keyword arguments of the parts.
 BEFORE, LIVE = "_hocket_before", "_hocket_live"
-# The middle returns it after the step's result where no part comes after.
+# A part returns it after the step's result where no other comes after.
 RETURNED = "_hocket_returned"
 _DRAWN = "_hocket_drawn_{}"
 _UNSURE = "_hocket_unsure_{}"
@@ -29,22 +30,26 @@ class StepParts:
     """A step in three parts.
 
     Attributes:
-        before: called with the step's arguments. Returns the values that the middle
-            and the last part need. None if nothing comes before.
+        before: called with the step's arguments. Returns the values that the middle and the last part need, or the
+            step's result and `RETURNED` where the step ends there. None if nothing comes before.
         middle: called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple: what the last
             part needs, or the step's result and `RETURNED` where the step ends there.
         after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
             middle as `LIVE`. Returns the step's result.
         lines: of the user's code that is not in the middle.
+        code: of the step.
     """
 
     before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
     middle: Callable[..., tuple[Any, ...]]
     after: Callable[..., Any]
     lines: str
+    code: CodeType
 
     def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run what comes before: the batch of the middle, and what the last part gets.
+
+        The step's result and `RETURNED` where the step ends there.
 
         Args:
             batch: the arguments of the step, as `hocket.arguments.packed` makes them.
@@ -53,11 +58,13 @@ class StepParts:
             return batch, ()
         args, kwargs = unpacked(batch)
         drawn, kept = self.before(*args, **kwargs)
+        if is_end(kept):
+            return drawn, kept
         return (packed(args, {**kwargs, BEFORE: drawn}) if drawn else batch), kept
 
     def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
         """Run the last part with the result of the middle, and return the step's result."""
-        if len(live) == 2 and type(live[1]) is str and live[1] == RETURNED:
+        if len(live) == 2 and is_end(live[1]):
             return live[0]
         args, kwargs = unpacked(batch)
         return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
@@ -66,6 +73,11 @@ class StepParts:
         """The parts as a method's, or with arguments that are given already."""
         before = None if self.before is None else bind(self.before)
         return replace(self, before=before, middle=bind(self.middle), after=bind(self.after))
+
+
+def is_end(value: Any) -> bool:
+    """Return True for `RETURNED`."""
+    return type(value) is str and value == RETURNED
 
 
 class BodyCut:
@@ -119,7 +131,7 @@ class BodyCut:
         taken = [_unpack(each, source) for each, source in ((early, BEFORE), ([*sure, *kept], LIVE)) if each]
         bound = list(map(_bound_if_kept, unsure, kept))
         after = self.body.compiled([*taken, *bound, *(s.node for s in self.after)], (BEFORE, LIVE))
-        return StepParts(before, middle, after, self._lines())
+        return StepParts(before, middle, after, self._lines(), self.body.function.__code__)
 
     def _is_worth_it(self) -> bool:
         """True if more comes after than a result."""
@@ -134,7 +146,7 @@ class BodyCut:
         stored = [name for s in self.middle for name in s.stores]
         for statement, runs_op in zip(self.middle, self.runs_op, strict=False):
             node = copy.deepcopy(statement.node)
-            is_first = self.takes_all and plain and not (runs_op or statement.returns or is_plain(node, self.body))
+            is_first = self.takes_all and plain and not (runs_op or is_plain(node, self.body))
             if is_first and statement.loads - statement.stores <= ready:
                 self._move(statement, node, ready, stored)
                 continue
@@ -181,7 +193,7 @@ class BodyCut:
 
     def _move(self, statement: Statement, node: ast.stmt, ready: set[str], stored: Sequence[str]) -> None:
         """Move a whole statement to the first part. In its place the middle binds the names that it bound."""
-        self.front.append(node)
+        self.front.append(_Early().visit(node))
         self.drawing.append(node)
         sure = statement.stores & (ready | statement.binds)
         self.unsure |= statement.stores - sure

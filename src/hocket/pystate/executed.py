@@ -102,11 +102,13 @@ class ExecutedCode:
         asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
         strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
+        divided: the code that the watched step is a part of, which counts only if it runs.
         num_new: how many pieces of code the last watched step ran for the first time.
         num_new_of_user: those of them that are neither torch's nor Python's own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, divided: CodeType | None = None) -> None:
+        self.divided = divided
         self.names: set[str] = set()
         self.user_names: set[str] = set()
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -152,10 +152,10 @@ class PurityWatch:
         appended: lists that the step appends to, by identity.
     """
 
-    def __init__(self, step: Callable[..., Any], roots: Iterable[Any]) -> None:
+    def __init__(self, step: Callable[..., Any], roots: Iterable[Any], divided: CodeType | None = None) -> None:
         self.step = step
         self.roots = tuple(roots)
-        self.executed = ExecutedCode()
+        self.executed = ExecutedCode(divided)
         self.num_watched = 0
         self.rebound: dict[Any, Place] = {}
         self.moving: dict[Any, Place] = {}
