@@ -242,7 +242,7 @@ VERBS = (
         "versions",
         Bench("versions", "prepare each target in two processes, and make steps in turns", _versions, _versions_tables),
         "scheduled or fused steps of another version's sources and of these, in turns",
-        "python -m benchmarks versions ../older/src mlp lenet own-mlp-32:8 -o versions.json",
+        "python -m benchmarks versions ../older/src mlp own-mlp-32:8 -o FILE",
         (
             arg("sources", type=Path, metavar="SOURCES", help="the folder that the other package is in"),
             arg(

@@ -64,8 +64,8 @@ class Calls:
     def __init__(self, store: Store, settings: Settings) -> None:
         self.settings = settings
         self.store = store
-        self._choices: dict[int, Choice] = {}  # by their numbers, as the oldest ones go
-        self._num_choices = 0
+        self.choices: list[Choice] = []  # for the last kinds of calls
+        self._num_dropped = 0  # choices before these
         self.form: str | None = None  # how to compute while somebody captures or verifies a step; see `forms`
         self.forget()
 
@@ -76,20 +76,15 @@ class Calls:
         self.programs = Programs(self.store, self.settings)
         self._intervals = Intervals()
         self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
-        self._counted_from = self._num_choices  # earlier choices say nothing of later calls
-
-    @property
-    def choices(self) -> list[Choice]:
-        """The plans timed and chosen, for the last kinds of calls."""
-        return list(self._choices.values())
+        self._counted_from = self._num_dropped + len(self.choices)  # earlier choices say nothing of later calls
 
     def __getstate__(self) -> dict[str, Any]:
         choices = [replace(choice, kind=choice.kind[0]) for choice in self.choices]  # a loss function's code stays here
-        return {"settings": self.settings, "store": self.store, "_choices": dict(enumerate(choices))}
+        return {"settings": self.settings, "store": self.store, "choices": choices}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, form=None)  # it was asked of this array, for a while
-        self._num_choices = len(self._choices)
+        self._num_dropped = 0
         self.forget()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -269,20 +264,19 @@ class Calls:
         size = sum(value.tensor.numel() if isinstance(value, Stacked) else value.numel() for value in _tensors(values))
         alike = [
             choice
-            for number, choice in self._choices.items()
-            if number >= self._counted_from
-            and choice.kind == kind
-            and max(size, choice.size) <= LIKE * min(size, choice.size)
+            for choice in self.choices[max(0, self._counted_from - self._num_dropped) :]
+            if choice.kind == kind and max(size, choice.size) <= LIKE * min(size, choice.size)
         ]
         if alike:
             settled = Counter(choice.winner for choice in alike if choice.is_settled)
             plan = settled.most_common(1)[0][0] if settled else alike[0].winner
             return self._by(program, plan, with_losses)
         plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
-        number, self._num_choices = self._num_choices, self._num_choices + 1
-        self._choices[number] = Choice(kind, plans[0], {}, len(plans) == 1, size)
-        if len(self._choices) > MAX_PROGRAMS:
-            del self._choices[next(iter(self._choices))]
+        number = self._num_dropped + len(self.choices)
+        self.choices.append(Choice(kind, plans[0], {}, len(plans) == 1, size))
+        if len(self.choices) > MAX_PROGRAMS:
+            del self.choices[0]
+            self._num_dropped += 1
         if len(plans) == 1:
             return self._by(program, plans[0], with_losses)
         runs = {plan: partial(self._by, program, plan, with_losses) for plan in plans}
@@ -292,10 +286,11 @@ class Calls:
 
     def _timed(self, number: int, winner: ExecutionPlan, times_s: Mapping[ExecutionPlan, float], is_over: bool) -> None:
         """Real calls have shown which plan is the fastest so far for those of this choice."""
-        if number not in self._choices:
+        place = number - self._num_dropped
+        if place < 0:
             return
         times_us = {plan: time_s * 1e6 for plan, time_s in times_s.items() if time_s < math.inf}
-        self._choices[number] = replace(self._choices[number], winner=winner, times_us=times_us, is_settled=is_over)
+        self.choices[place] = replace(self.choices[place], winner=winner, times_us=times_us, is_settled=is_over)
 
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
