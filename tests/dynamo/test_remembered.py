@@ -50,7 +50,7 @@ def test_what_load_left_open_is_searched_again(tmp_path: Path) -> None:
     assert second["counts"]["search_again"] == 0  # the regions' own decisions were clear
 
 
-@pytest.mark.parametrize("outcome", ["faster", "slower"])
+@pytest.mark.parametrize("outcome", ["faster", pytest.param("slower", marks=pytest.mark.slow)])
 def test_another_process_recalls(outcome: str, tmp_path: Path) -> None:
     first, second = _by_process(outcome, str(tmp_path)), _by_process(outcome, str(tmp_path))
     assert first["counts"]["_turns"] == 1

@@ -19,6 +19,7 @@ from torch import nn
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.kinds import reachable
 from hocket.pystate.places import are_like, describe, same, shown
+from quick import covering
 from support.steps import update
 from support.twins import Program, captured
 
@@ -108,8 +109,7 @@ OBJECTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OBJECTS)
-@pytest.mark.parametrize("place", ["model", "list"])
+@pytest.mark.parametrize(("name", "place"), covering(OBJECTS, ["model", "list"]))
 def test_a_step_that_can_reach_it_is_captured(name, place):
     def make() -> Program:
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import hocket
+from quick import covering
 from session.between_calls import CALLS, CASES, CHANGES, Program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -63,8 +64,7 @@ def _same(first: Any, second: Any) -> bool:
     return bool(first == second)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "mode"), covering(CASES, MODES))
 def test_each_call_is_eager_s(name: str, mode: str) -> None:
     torch.manual_seed(0)
     eager = list(_told(CASES[name](), None))

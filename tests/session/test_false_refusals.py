@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from quick import covering
 from support.steps import update
 from support.twins import Program, captured, ran
 
@@ -264,8 +265,13 @@ class Counter:
     number = 0
 
 
-@pytest.mark.parametrize("rate", [cosine, linear, warm_up_and_cosine, polynomial, inverse_root, staircase])
-@pytest.mark.parametrize("place", ["argument", "keyword", "global", "dict", "attribute", "counted inside"])
+@pytest.mark.parametrize(
+    ("rate", "place"),
+    covering(
+        [cosine, linear, warm_up_and_cosine, polynomial, inverse_root, staircase],
+        ["argument", "keyword", "global", "dict", "attribute", "counted inside"],
+    ),
+)
 def test_a_rate_that_the_step_computes_from_its_number_is_read_anew(rate, place):
     def make() -> Program:
         model, optimizer = parts()

@@ -22,6 +22,7 @@ from torch import nn
 
 import hocket
 from hocket.autotune.verification import differ
+from quick import covering
 from support.steps import update
 
 Span = datetime.timedelta
@@ -102,9 +103,7 @@ class Program:
         return [("", value) for value in (*self.model.parameters(), *tensors, self.table["n"], self.unseen[0])]
 
 
-@pytest.mark.parametrize("first", [1, 4])
-@pytest.mark.parametrize("number", range(len(OPTIONS)))
-@pytest.mark.parametrize("name", TAKERS)
+@pytest.mark.parametrize(("name", "number", "first"), covering(TAKERS, range(len(OPTIONS)), [1, 4]))
 def test_a_number_that_c_code_refuses_costs_no_second_call_and_no_error(name, number, first):
     moves = number != 1
     eager, scheduled = (Program(TAKERS[name], first, moves) for _ in range(2))

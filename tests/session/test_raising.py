@@ -82,11 +82,14 @@ class Counting:
         return [(name, value.clone() if isinstance(value, torch.Tensor) else value) for name, value in state]
 
 
-@pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("planner", ["serial", "list"])
-@pytest.mark.parametrize("fault", ["inputs", "words", "targets"])
 @pytest.mark.parametrize(
-    "options", [{}, {"guard": False}, {"numerics": "close"}], ids=["default", "unguarded", "close"]
+    ("fault", "options", "planner", "draws"),
+    covering(
+        ["inputs", "words", "targets"],
+        [pytest.param({}), pytest.param({"guard": False}), pytest.param({"numerics": "close"})],
+        ["serial", "list"],
+        [False, True],
+    ),
 )
 def test_what_the_step_did_before_an_op_raised_stays_done(options, fault: str, planner: str, draws: bool) -> None:
     faulty = (1, 3, 5, 9, 43, 44, 50, 57)
