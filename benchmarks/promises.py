@@ -10,7 +10,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +69,8 @@ def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
     """
     job = job_of(target)
     found: dict[str, Any] = {}
-    with _training() as start:
-        if neighbour == "before":
+    with _training() if neighbour != "none" else nullcontext() as start:
+        if start is not None and neighbour == "before":
             start.set()
         fast = hocket.schedule(job.step, job.model, job.optimizer, cache=False)
         number = 0
@@ -80,7 +80,7 @@ def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
         decision = fast.decision
         found |= {"verdict": str(fast.verdict), "why": fast.why, "calls": number}
         found |= {"promised": decision.speedup, "low": decision.low, "high": decision.high}
-        if neighbour == "after":
+        if start is not None and neighbour == "after":
             start.set()
         if str(fast.verdict) != "planned":
             fast.close()
@@ -109,20 +109,22 @@ def _block(step: Callable[[Any], Any], job: Job, steps: int) -> list[float]:
 
 @contextmanager
 def _training() -> Iterator[Event]:
-    """Another training of this machine's cores: it begins when the event that is given is set."""
+    """Another training of this machine's cores, which is loaded and begins when the event that is given is set."""
     spawn = multiprocessing.get_context("spawn")
-    start = spawn.Event()
-    process = spawn.Process(target=_train, args=(start,), daemon=True)
+    start, ready = spawn.Event(), spawn.Event()
+    process = spawn.Process(target=_train, args=(start, ready), daemon=True)
     process.start()
     try:
+        ready.wait(TIMEOUT_S)
         yield start
     finally:
         process.kill()
         process.join()
 
 
-def _train(start: Event) -> None:
+def _train(start: Event, ready: Event) -> None:
     job = zoo.load("mlp")
+    ready.set()
     start.wait()
     number = 0
     while True:
