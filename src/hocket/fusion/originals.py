@@ -11,7 +11,6 @@ plain runs at all that functions of torch are given.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion.module_calls import calls_given
 from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import named_tensors
 from hocket.pystate.places import is_a
@@ -91,7 +91,7 @@ class Originals:
             return
         watch = _Watch(known)
         try:
-            with watch, watch.calls():
+            with calls_given(watch), watch:
                 yield
         finally:
             if watch.error is not None:
@@ -114,21 +114,16 @@ class _Watch(TorchFunctionMode):
                 self._check(part)
         return func(*args, **(kwargs or {}))
 
-    @contextmanager
-    def calls(self) -> Iterator[None]:
-        """While this is open, calls of modules in this thread are looked at."""
-        call, thread = nn.Module.__call__, threading.get_ident()
+    def layer(self, module: nn.Module, usual: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module."""
+        self._check(module)
+        return usual(module, *args, **kwargs)
 
-        def checked(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                self._check(module)
-            return call(module, *args, **kwargs)
-
-        nn.Module.__call__ = checked  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            nn.Module.__call__ = call  # type: ignore[method-assign]
+    def function(self, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a `torch.autograd.Function`, whose arguments the mode does not see."""
+        for part in (*args, *kwargs.values()):
+            self._check(part)
+        return apply(*args, **kwargs)
 
     def _check(self, part: Any) -> None:
         try:

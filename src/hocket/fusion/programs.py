@@ -27,7 +27,7 @@ from hocket.fusion.gradients import ASKED
 from hocket.fusion.known_functions import LAYOUT, NOTHING, SHAPE
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.record import calls_recorded, recorded
+from hocket.fusion.record import recorded
 from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import unwatched
 from hocket.fusion.steps import Settings
@@ -304,8 +304,7 @@ class Programs:
                     traces.append(recorded(model, args, kwargs, separate, known.union(self._met), originals))
                 return traces[-1].out
 
-            with calls_recorded():
-                return one_by_one(store, kind.call.spec, values, one)
+            return one_by_one(store, kind.call.spec, values, one)
 
         if self.asks_who_watches():
             world.keep(kind, LAYOUT, Unfused("the forward asks who watches it"))

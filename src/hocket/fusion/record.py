@@ -15,9 +15,7 @@ rules know. Blocks that stay separate are one node each. Some layers of torch ru
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +28,7 @@ from hocket.fusion import known_functions as functions
 from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.gradients import as_leaf
 from hocket.fusion.known_functions import TRACEABLE_FORWARDS
+from hocket.fusion.module_calls import calls_given
 from hocket.fusion.originals import Known, check_part
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
@@ -37,7 +36,7 @@ from hocket.fusion.shared_objects import named_tensors
 from hocket.fusion.traced import RecordedForward, Traced
 from hocket.pystate.origins import user_line
 
-__all__ = ["calls_recorded", "recorded"]
+__all__ = ["recorded"]
 
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
 _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device))
@@ -51,11 +50,10 @@ def recorded(
     known: frozenset[int],
     originals: Known,
 ) -> RecordedForward:
-    """Call a model and record the functions of torch that its forward calls, inside of `calls_recorded`."""
+    """Call a model and record the functions of torch that its forward calls."""
     recorder = _Recorder(model, separate, pytree.tree_leaves((args, kwargs)), known, originals)
-    _current.recorder = recorder
     try:
-        with recorder:
+        with without_checkpoints(), calls_given(recorder), recorder:
             out = model(*args, **kwargs)
     except (HocketError, torch.OutOfMemoryError):
         raise
@@ -64,7 +62,6 @@ def recorded(
             raise
         raise InputError(f"{place}: {error}") from error
     finally:
-        _current.recorder = None
         if recorder.stray is not None:
             raise recorder.stray from None  # whatever the user's code has made of it
     traced = recorder.traced(out) if not recorder.reason else None
@@ -353,36 +350,3 @@ def _mode_of_torch() -> tuple[bool, ...]:
     """Modes that a ``with`` inside of a forward may change."""
     found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
     return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
-
-
-class _Current(threading.local):
-    """The recorder of this thread."""
-
-    recorder: _Recorder | None = None
-
-
-_current = _Current()
-
-
-@contextmanager
-def calls_recorded() -> Iterator[None]:
-    """While this is open, calls of modules and of `torch.autograd.Function` go to the recorder of their thread."""
-    call = nn.Module.__call__
-    usual: Mapping[str, Any] = {"apply": torch.autograd.Function.__dict__["apply"]}
-
-    def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        recorder = _current.recorder
-        return call(module, *args, **kwargs) if recorder is None else recorder.layer(module, call, args, kwargs)
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder, function = _current.recorder, usual["apply"].__get__(None, cls)
-        return function(*args, **kwargs) if recorder is None else recorder.function(function, args, kwargs)
-
-    nn.Module.__call__ = call_module  # type: ignore[method-assign]
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign, assignment]
-    try:
-        with without_checkpoints():
-            yield
-    finally:
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        torch.autograd.Function.apply = usual["apply"]  # type: ignore[method-assign]
