@@ -63,8 +63,8 @@ def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
     """Decide one target in this process, and time 200 planned steps in turns with eager ones.
 
     Returns:
-        ``verdict`` and ``why``; ``promised``, ``low``, ``high``: the speedup that was promised, with its interval;
-        ``met``: the ratio of lower quartiles afterwards; ``kept``: it is at least ``low``, or nothing was promised;
+        ``verdict`` and ``why``. ``promised``, ``low``, ``high``: the speedup that was promised, with its interval.
+        ``met``: the ratio of lower quartiles afterwards. ``kept``: it is at least ``low``, or nothing was promised.
         ``noticed``: the schedule has decided anew, or has gone eager, within these steps.
     """
     job = job_of(target)

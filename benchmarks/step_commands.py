@@ -214,7 +214,7 @@ VERBS = (
         "python -m benchmarks promises mlp gpt2 --runs 5 -o promises.json",
         (
             arg("--runs", type=count, default=20, metavar="N", help="processes of each kind (20)"),
-            arg("--neighbour", action="append", metavar="KIND", help="none, before or after (all three)"),
+            arg("--neighbour", action="append", choices=("none", "before", "after"), help="only this kind (all three)"),
             _AFTER_EACH,
             targets(_BATCHES),
         ),

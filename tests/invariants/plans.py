@@ -108,7 +108,7 @@ def _threads(lane: Lane, machine: Machine | None) -> set[int]:
 
 
 def lost_orders(graph: Graph, plan: Plan, waits, carried) -> list[str]:
-    """Which pairs that touch the same memory could change places, if two steps ran with these waits alone."""
+    """Return pairs that touch the same memory and could change places, if two steps ran with these waits alone."""
     runs = {(step, op): set() for step in (0, 1) for op in plan.lane_of}
     for lane in plan.lanes:
         chain = [(step, op) for step in (0, 1) for op in lane.ops]

@@ -114,7 +114,7 @@ def load() -> Any:
 
 
 def _jobs(free: int | None) -> int | None:
-    """How many files may be compiled at a time in this memory, None for any number.
+    """Return the number of files that may be compiled at a time in this memory, None for any number.
 
     Raises:
         MemoryError: not even one.

@@ -257,7 +257,7 @@ _IN_PARTS: dict[Any, Callable[..., Any]] = {
 
 
 def _parts(x: torch.Tensor, weight: torch.Tensor) -> list[tuple[int, int]]:
-    """Where parts of a batch begin, and how many images they have."""
+    """Return the first image of each part of a batch, and the number of its images."""
     num_images = len(x) if x.dim() == weight.dim() else 1
     if x.dtype is not torch.float64 or num_images < 2:
         return [(0, len(x))]
