@@ -132,6 +132,34 @@ def test_a_middle_may_end_the_step(x: torch.Tensor, capsys: pytest.CaptureFixtur
         assert outcome(lambda parts=parts: in_parts(parts, x), capsys) == outcome(lambda: ends_early(x), capsys)  # type: ignore[misc]
 
 
+FILLED: list[float] = []
+
+
+def waits(x: torch.Tensor) -> Any:
+    if len(FILLED) < 3:
+        print("waiting")
+        return "not yet", len(FILLED)
+    scale = sum(random.sample(FILLED, 2))
+    y = (x * scale).sum()
+    print(y.item())
+    return y
+
+
+def test_what_comes_before_may_end_the_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.FILLED", [1.0, 2.0, 4.0])
+    x = torch.ones(3)
+    found = ways(waits, x)
+    capsys.readouterr()
+    assert found
+    for filled in ([], [1.0, 2.0], [1.0, 2.0, 4.0, 8.0]):
+        monkeypatch.setattr(f"{__name__}.FILLED", filled)
+        expected = outcome(lambda: waits(x), capsys)
+        for parts in found:
+            assert outcome(lambda parts=parts: in_parts(parts, x), capsys) == expected  # type: ignore[misc]
+
+
 def test_a_draw_after_what_may_end_the_step_stays_there(capsys: pytest.CaptureFixture[str]) -> None:
     for parts in ways(ends_early_before_a_draw, torch.ones(3)):
         assert parts.before is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hocket.arguments import packed
-from hocket.pystate.cuts import BEFORE, StepParts
+from hocket.arguments import packed, unpacked
+from hocket.pystate.cuts import StepParts, is_end
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.parts import split
 
@@ -19,6 +19,9 @@ def ways(step: Callable[..., Any], *args: Any) -> list[StepParts]:
 
 
 def in_parts(parts: StepParts, *args: Any) -> Any:
-    drawn, kept = parts.before(*args) if parts.before is not None else ((), ())
-    live = parts.middle(*args, **({BEFORE: drawn} if drawn else {}))
-    return parts.end(packed(args, {}), kept, live)
+    batch = packed(args, {})
+    own, kept = parts.begin(batch)
+    if is_end(kept):
+        return own
+    given, named = unpacked(own)
+    return parts.end(batch, kept, parts.middle(*given, **named))
