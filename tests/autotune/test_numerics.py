@@ -172,7 +172,7 @@ def test_an_audit_that_could_not_be_made_is_put_off(monkeypatch: pytest.MonkeyPa
     result, problem = auditor.step(best, made.batch(0), made.step)
     assert problem is None
     assert isinstance(result, torch.Tensor)
-    assert auditor.audit.num_audits == 1
+    assert auditor.audit.num_done == 1
 
 
 def test_numerics_are_checked() -> None:

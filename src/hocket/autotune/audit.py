@@ -1,22 +1,21 @@
-"""Audits compare a planned step with eager after the decision: at steps 1, 2, 4, 8, ..., and then rarely.
+"""Audits compare a planned step with eager after the decision, first often and then rarely (`hocket.autotune.upkeep`).
 
 A verified plan may become wrong later: by a branch that no watched step took, or by state that no guard can see, such
 as that of a C extension. An audited step runs as the user's own Python and, from the same state, by the plan. Eager's
-results are kept. The first audits may cost as much as `START_STEPS` planned steps together, all others `MAX_SHARE` of
-the time.
+results are kept.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hocket.autotune.candidate import Candidate
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, sample
 from hocket.autotune.runner import InexactError, RefusedError
+from hocket.autotune.upkeep import Upkeep
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import ROUNDING, Backend
 from hocket.errors import CaptureError, StaleCaptureError
@@ -32,44 +31,11 @@ START_STEPS = 25
 MAX_SHARE = 0.0025
 
 
-@dataclass
-class Audit:
-    """When the next audit is due, by what audits have cost so far.
-
-    Attributes:
-        num_steps: planned steps since the decision.
-        due: the step that is audited next.
-        num_audits: how many there were.
-    """
-
-    num_steps: int = 0
-    due: int = 1
-    num_audits: int = 0
-    _spent_steps: float = 0.0
-    _pid: int = field(default_factory=os.getpid)
-
-    def counts(self) -> bool:
-        """Count a planned step, and return True if it has to be audited.
-
-        A forked child has no audits: eager ops on several threads of OpenMP would wait for threads that are gone.
-        """
-        self.num_steps += 1
-        return self.num_steps >= self.due and os.getpid() == self._pid
-
-    def ended(self, duration_s: float, step_s: float) -> None:
-        """Note what an audit took, where a planned step takes `step_s`, and when the next one is due."""
-        self.num_audits += 1
-        self._spent_steps += max(duration_s / step_s - 1, 0.0) if step_s > 0 else 0.0
-        each = self._spent_steps / self.num_audits
-        over = self._spent_steps + each - START_STEPS
-        self.due = max(2 * self.num_steps, int(over / MAX_SHARE)) if over > 0 else 2 * self.num_steps
-
-
 class Auditor:
     """Audits the plan of one variant."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float]) -> None:
-        self.audit = Audit()
+        self.audit = Upkeep(START_STEPS, MAX_SHARE)
         self._backend = backend
         self._clock = clock
         self._tolerance = backend.tolerance

@@ -2,7 +2,8 @@
 
 Each contender runs four steps per round. The first of them is a warm-up and not counted, since caches and threads are
 as another contender left them. After each round the confidence interval of the speedup (eager over the best plan) is
-computed. The comparison ends once the interval excludes 1. If it never does, the step stays eager.
+computed from whole rounds, since steps in a row are slow together when another program runs. The comparison ends once
+the interval excludes 1. If it never does, the step stays eager.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from hocket.adaptation import CoRun
 from hocket.autotune.candidate import Candidate, rank_of
@@ -18,6 +20,8 @@ from hocket.backends import Backend
 from hocket.ir import Timeline
 from hocket.reporting import lower_quartile
 
+# A few steps of a plan may look slower by this than it is.
+MAX_SLOWDOWN = 1.1
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
 STEPS_IN_A_ROW = 4
@@ -63,29 +67,41 @@ def compare_steps(
     candidates: Sequence[Candidate], backend: Backend, after_eager: Callable[[], None]
 ) -> Generator[TimedStep, float, StepComparison]:
     """Compare eager with these candidates. Yields steps to run, and is sent the duration of each."""
-    eager_ms: list[float] = []
-    steps_ms: list[list[float]] = [[] for _ in candidates]
+    eager_ms: list[list[float]] = []
+    rounds_ms: list[list[list[float]]] = [[] for _ in candidates]
     timelines: list[list[Timeline]] = [[] for _ in candidates]
     left = list(range(len(candidates)))
     for round_ in range(MAX_ROUNDS):
-        eager_ms += yield from take_turn(None, after_eager)
+        eager_ms.append((yield from take_turn(None, after_eager)))
         for number in left:
             candidate = candidates[number]
-            steps_ms[number] += yield from take_turn(candidate, _keeping(candidate, timelines[number]))
+            rounds_ms[number].append((yield from take_turn(candidate, _keeping(candidate, timelines[number]))))
             backend.release(candidate.executor)
-        best = min(left, key=lambda number: lower_quartile(steps_ms[number]))
-        low, high = speedup_interval(eager_ms, steps_ms[best])
-        left = [n for n in left if lower_quartile(steps_ms[n]) <= HOPELESS * lower_quartile(steps_ms[best])]
+        quartile_ms = {number: lower_quartile([*chain(*rounds_ms[number])]) for number in left}
+        left.sort(key=quartile_ms.__getitem__)
+        best = left[0]
+        low, high = speedup_interval(eager_ms, rounds_ms[best])
+        left = [number for number in left if quartile_ms[number] <= HOPELESS * quartile_ms[best]]
         if round_ + 1 >= MIN_ROUNDS:
             if not low <= 1 <= high:
                 break
-            left = sorted(left, key=lambda number: lower_quartile(steps_ms[number]))[:2]
+            left = left[:2]
     measured = tuple(
-        replace(candidate, steps_ms=tuple(times), timelines=tuple(lines))
-        for candidate, times, lines in zip(candidates, steps_ms, timelines, strict=True)
+        replace(candidate, steps_ms=tuple(chain(*rounds)), timelines=tuple(lines))
+        for candidate, rounds, lines in zip(candidates, rounds_ms, timelines, strict=True)
     )
     others = sorted((one for number, one in enumerate(measured) if number != best), key=rank_of)
-    return StepComparison(tuple(eager_ms), (measured[best], *others), low, high)
+    return StepComparison(tuple(chain(*eager_ms)), (measured[best], *others), low, high)
+
+
+def glance(
+    candidate: Candidate, backend: Backend, after_eager: Callable[[], None]
+) -> Generator[TimedStep, float, float]:
+    """Yield a few steps of a plan and as many of eager. Return the plan's time over eager's."""
+    planned_ms = yield from take_turn(candidate, lambda: None)
+    backend.release(candidate.executor)
+    eager_ms = yield from take_turn(None, after_eager)
+    return lower_quartile(planned_ms) / lower_quartile(eager_ms)
 
 
 def take_turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Generator[TimedStep, float, list[float]]:
@@ -107,17 +123,22 @@ def _keeping(candidate: Candidate, timelines: list[Timeline]) -> Callable[[], No
     return lambda: timelines.append(candidate.executor.timeline())
 
 
-def speedup_interval(eager_ms: Sequence[float], planned_ms: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% confidence interval of the ratio of lower quartiles, by bootstrap (Efron 1979).
+def speedup_interval(eager_ms: Sequence[Sequence[float]], planned_ms: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the 95% confidence interval of the ratio of lower quartiles, by bootstrap of rounds (Efron 1979).
+
+    Args:
+        eager_ms: durations of eager's steps, by round.
+        planned_ms: those of the plan's steps in the same rounds.
 
     Example:
-        >>> speedup_interval([3.0, 3.0, 3.0], [2.0, 2.0, 2.0])
+        >>> speedup_interval([[3.0, 3.0], [30.0, 30.0]], [[2.0, 2.0], [20.0, 20.0]])
         (1.5, 1.5)
     """
     draw = random.Random(0)
-    ratios = sorted(
-        lower_quartile(draw.choices(eager_ms, k=len(eager_ms)))
-        / lower_quartile(draw.choices(planned_ms, k=len(planned_ms)))
-        for _ in range(RESAMPLES)
-    )
+    rounds = list(zip(eager_ms, planned_ms, strict=True))
+    ratios = []
+    for _ in range(RESAMPLES):
+        eager, planned = zip(*draw.choices(rounds, k=len(rounds)), strict=True)
+        ratios.append(lower_quartile([*chain(*eager)]) / lower_quartile([*chain(*planned)]))
+    ratios.sort()
     return ratios[RESAMPLES // 40], ratios[-1 - RESAMPLES // 40]

@@ -76,6 +76,17 @@ class Decision:
         """Speedup over eager of the steps that it leads to, 1 if these are eager."""
         return max(1.0, self.speedup or 1.0) if self.best is not None else 1.0
 
+    def is_kept(self, slowdown: float, tolerance: float) -> bool:
+        """Return True if steps of its first candidate that take `slowdown` of eager's time are as it says.
+
+        Args:
+            slowdown: the plan's time over eager's, from a few steps.
+            tolerance: a few steps may be off by this factor.
+        """
+        if self.best is None:
+            return slowdown * tolerance >= 1
+        return slowdown <= tolerance and slowdown * (self.low or 0) <= tolerance
+
     def close(self) -> None:
         """End the threads of all executors."""
         for candidate in self.candidates:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig
-from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
+from hocket.autotune.comparison import MAX_SLOWDOWN, StepComparison, compare_steps, glance
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.remembered import Remembered, RememberedPlan, about_step
@@ -21,15 +21,10 @@ from hocket.backends import Backend
 from hocket.checking import check
 from hocket.errors import FormatError, HocketError
 from hocket.ir import Plan
-from hocket.reporting import lower_quartile
 from hocket.tracing.captured import relowered
 from hocket.tracing.variants import reference_of
 
 log = logging.getLogger(__name__)
-
-# A remembered plan may look slower by this in a few steps. Slower than eager, plans are searched anew; slower than its
-# interval says, its plan is compared anew.
-MAX_SLOWDOWN = 1.1
 
 
 class Recall:
@@ -79,14 +74,12 @@ class Recall:
         if not known.is_clear:
             return (yield from compare_steps([candidate], self._backend, after_eager))
         if self._config.guard:
-            planned_ms = yield from take_turn(candidate, lambda: None)
-            self._backend.release(candidate.executor)
-            eager_ms = yield from take_turn(None, after_eager)
-            slowdown = lower_quartile(planned_ms) / lower_quartile(eager_ms)
+            slowdown = yield from glance(candidate, self._backend, after_eager)
             if slowdown > MAX_SLOWDOWN:
+                # Other plans may be faster. Where it is slower than its interval says, only its promise is renewed.
                 log.info("hocket: the remembered plan takes %.2fx of eager's time now; plans are searched", slowdown)
                 return None
-            if known.low is not None and slowdown * known.low > MAX_SLOWDOWN:  # slower than its interval says
+            if known.low is not None and slowdown * known.low > MAX_SLOWDOWN:
                 return (yield from compare_steps([candidate], self._backend, after_eager))
         return _decision(known, candidate)
 

@@ -21,10 +21,14 @@ class PlanSearch:
     Attributes:
         begin: starts the tuner. It raises if the step may not be captured.
         spent_s: time of the calls that belong to it.
+        num_calls: how many these were.
+        is_look: it is a look at a decision that stands.
     """
 
     begin: Callable[[], Generator[Item, Any, Decision]]
     spent_s: float = 0.0
+    num_calls: int = 0
+    is_look: bool = False
     _tuner: Generator[Item, Any, Decision] | None = None
     _item: Item | None = None
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ import torch
 from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
-from hocket.autotune.comparison import StepComparison, compare_steps, take_turn
+from hocket.autotune.comparison import MAX_SLOWDOWN, StepComparison, compare_steps, glance, take_turn
 from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -49,6 +49,17 @@ SLOWER_FORM = 1.1
 # A step of which the longest chain of ops leaves less than this share of eager's time is decided at once; eager steps
 # to see whether are spent where the chain leaves less than the other of the fastest profiled step.
 NOTHING_LEFT, HARDLY_ANYTHING_LEFT = 0.02, 0.1
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A decision that was not kept `num_steps` after it: the plan took `slowdown` of eager's time."""
+
+    slowdown: float
+    num_steps: int
+
+    def __str__(self) -> str:
+        return f"plan took {self.slowdown:.2f}x of eager's time {self.num_steps} steps after the verdict"
 
 
 class Tuner:
@@ -104,6 +115,19 @@ class Tuner:
                 raise
             log.info("hocket: %s; searching again with all ops at eager's number of threads", error)
             return (yield from self._searched(drift))
+
+    def look(self, decision: Decision, num_steps: int) -> Generator[Item, Any, Decision]:
+        """Compare the candidates of a decision with eager once more, `num_steps` after it.
+
+        Returns: `decision` itself where a few steps of its best plan are as it says, else what they show now.
+        """
+        slowdown = yield from glance(decision.candidates[0], self._backend, self.admission.expect_no_writes)
+        if decision.is_kept(slowdown, MAX_SLOWDOWN):
+            return decision
+        missed = Missed(slowdown, num_steps)
+        log.info("hocket: %s: the plans are compared again", missed)
+        found = yield from compare_steps(decision.candidates, self._backend, self.admission.expect_no_writes)
+        return self._decided(replace(found, co_runs=decision.co_runs), None, missed)
 
     def _searched(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
         if self.compiler is not None and self.compiler.is_done:
@@ -276,7 +300,7 @@ class Tuner:
         log.info("hocket: %d pair(s) of ops interfered: a plan that keeps them apart is tried", len(avoid))
         return self._candidate(made), pairs
 
-    def _decided(self, found: StepComparison, apart: Candidate | None, drift: Drift | None) -> Decision:
+    def _decided(self, found: StepComparison, apart: Candidate | None, cause: Drift | Missed | None) -> Decision:
         best = found.best
         reason = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s)"
         if len(self.admission.forms) > 1:
@@ -287,7 +311,7 @@ class Tuner:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:
             reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
-        reason += _because(drift)
+        reason += _because(cause)
         planned = found.is_clear and found.speedup > 1
         return Decision(
             "planned" if planned else "eager",
@@ -308,8 +332,8 @@ def _compiles(config: TunerConfig, backend: Backend) -> bool:
     return config.numerics == "close" and config.guard and config.plan is None and isinstance(backend, CpuBackend)
 
 
-def _because(drift: Drift | None) -> str:
-    return f"; measured again because the {drift}" if drift is not None else ""
+def _because(cause: Drift | Missed | None) -> str:
+    return f"; measured again because the {cause}" if cause is not None else ""
 
 
 def _alike(first: Plan, second: Plan) -> bool:

@@ -22,6 +22,7 @@ from hocket.autotune.options import backend_of, unplannable
 from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager
 from hocket.autotune.searching import PlanSearch, Progress
 from hocket.autotune.tuner import Tuner
+from hocket.autotune.upkeep import Upkeep
 from hocket.autotune.verification import Difference
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
 from hocket.pystate.guards import Guards
@@ -37,6 +38,8 @@ MAX_DIRECT = 25
 # up to `MAX_RECORDED` times.
 MAX_BRANCHES, BRANCH_STEPS = 8, 64
 MAX_RECORDED = 3
+# Looks at a decision that stands: the first ones may take as much as so many planned steps, all others this share.
+LOOK_STEPS, LOOK_SHARE, FIRST_LOOK = 25, 0.005, 25
 
 
 class Variant:
@@ -67,13 +70,14 @@ class Variant:
         self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
         self._watch: DriftDetector | None = None
+        self._looks: Upkeep | None = None
         self._branched_at: list[int] = []  # the last steps that took another branch, by number
         self._num_recorded = 1
 
     @property
     def settled(self) -> bool:
-        """True if a decision stands, and no search is under way."""
-        return self._search is None
+        """True if a decision stands, and no search is under way. A look at the decision is no search."""
+        return self._search is None or self._search.is_look
 
     @property
     def guards(self) -> Guards | None:
@@ -112,7 +116,7 @@ class Variant:
     @property
     def is_eager(self) -> bool:
         """True if a call runs the user's own step and nothing else."""
-        return self.settled and self.decision.best is None
+        return self._search is None and self.decision.best is None
 
     @property
     def is_final(self) -> bool:
@@ -130,9 +134,15 @@ class Variant:
             StaleCaptureError: the capture is no longer valid. Nothing was run, and a search is over.
             Exception: whatever the step raises. It ends a search. An earlier decision stands then.
         """
+        best = self.decision.best
+        if self._search is not None and best is not None:
+            moved = best.captured.moved(batch)
+            if moved:
+                return self._moved(best, batch, moved)
+        if self._search is None and self._looks is not None and self._looks.counts():
+            self._search = PlanSearch(self._look, is_look=True)
         if self._search is not None:
             return self._searched(self._search, batch)
-        best = self.decision.best
         if best is None:
             return self._config.step(batch) if self._watch is None else self._observed(self._config.step, batch)
         if self._auditor.audit.counts():
@@ -141,9 +151,9 @@ class Variant:
             return self._observed(best.executor, batch)
         except StaleCaptureError:
             moved = best.captured.moved(batch)
-            if not moved or not moved.isdisjoint(self._followed_wrongly):
+            if not moved:
                 raise
-            return self._proven(best, batch, moved)
+            return self._moved(best, batch, moved)
         except Exception as error:  # noqa: BLE001  # raised again, unless eager can make the step
             failure = error
         return self.made_again(failure, batch)
@@ -167,20 +177,25 @@ class Variant:
             recognised: native check that recognises calls of this variant's signature.
         """
         best = self.decision.best
-        num_calls = self.calls_until_audit(MAX_DIRECT)
+        num_calls = self.calls_until_upkeep(MAX_DIRECT)
         if recognised is None or best is None or num_calls < 1 or self._config.clock is not perf_counter:
             return None
         guards = () if self.guards is None else (self.guards.condition,)
         return best.executor.direct((recognised, *guards), num_calls)
 
-    def calls_until_audit(self, limit: int) -> int:
-        """Planned calls, at most `limit`, that need nothing of Python before the next audit."""
+    def calls_until_upkeep(self, limit: int) -> int:
+        """Planned calls, at most `limit`, that need nothing of Python before the next audit or look."""
+        return min(limit, *(one.due - one.num_steps - 1 for one in self._upkeep)) if self._search is None else 0
+
+    @property
+    def _upkeep(self) -> tuple[Upkeep, ...]:
         audit = self._auditor.audit
-        return min(audit.due - audit.num_steps - 1, limit) if self.settled else 0
+        return (audit,) if self._looks is None else (audit, self._looks)
 
     def note_direct(self, times_ms: Sequence[float], error: BaseException | None) -> None:
         """Direct calls took these times, and the last one ended with an error."""
-        self._auditor.audit.num_steps += len(times_ms)
+        for one in self._upkeep:
+            one.num_steps += len(times_ms)
         for time_ms in times_ms:
             self._note(time_ms)
         if error is not None and self.decision.best is not None:
@@ -189,7 +204,7 @@ class Variant:
     def compile(self) -> bool:
         """Compile further forms now and wait for them. Return True if there are any, which the next calls try."""
         compiler = self._tuner.compiler
-        if compiler is None or not self.settled or self._watch is None:
+        if compiler is None or self._search is not None or self._watch is None:
             return False
         compiler.start()
         compiler.wait()
@@ -247,11 +262,21 @@ class Variant:
             raise RefusedError(self._refused)
         return self._tuner.search()
 
-    def _proven(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
+    def _look(self) -> Generator[Item, Any, Decision]:
+        """Begin to compare the decision that stands with what steps take now."""
+        assert self._looks is not None
+        return self._tuner.look(self.decision, self._looks.num_steps)
+
+    def _moved(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
         """A step in which numbers have values that were never compared with eager: they are now.
 
         Where the plan does not follow them, it is good for the values that it was recorded with.
+
+        Raises:
+            StaleCaptureError: that is known already. Nothing was run.
         """
+        if not moved.isdisjoint(self._followed_wrongly):
+            raise StaleCaptureError("captured for other values of numbers that the plan does not follow")
         self._runner.start()
         result, error = self._auditor.step(best, batch, self._runner.eager)
         if error is not None or not moved.isdisjoint(best.captured.moved(batch)):
@@ -261,7 +286,7 @@ class Variant:
 
     def _searched(self, search: PlanSearch, batch: Any) -> Any:
         """Make a step of the search."""
-        clock, runner = self._config.clock, self._runner
+        clock, runner, before = self._config.clock, self._runner, self.decision
         start = clock()
         runner.start()
         if self._config.is_region:
@@ -278,23 +303,37 @@ class Variant:
             self._failed(search, error, batch)
         finally:
             search.spent_s += clock() - start
-            can_drift = self._config.guard and self.decision.eager_ms and not self.backend.is_asynchronous
-            if self.settled and can_drift:
-                # Another search could find another answer.
-                self._watch = DriftDetector(self.decision.expected_ms, search.spent_s * 1e3, self._config.drift)
+            search.num_calls += 1
+            if self._search is None:
+                self._keep_up(search, before)
         return runner.result
+
+    def _keep_up(self, search: PlanSearch, before: Decision) -> None:
+        """`search` is over, and `before` stood at its last step: watch what steps take from now on."""
+        decision = self.decision
+        if not self._config.guard or not decision.eager_ms or self.backend.is_asynchronous:
+            self._looks = None
+            return
+        if self._looks is not None and search.is_look:
+            self._looks.ended(search.spent_s, decision.expected_ms / 1e3, search.num_calls)
+        if not (search.is_look and decision is before):
+            self._watch = DriftDetector(decision.expected_ms, search.spent_s * 1e3, self._config.drift)
+        if self._looks is None and decision.candidates and not self._config.is_region:
+            self._looks = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK)
 
     def _go_on(self, search: PlanSearch, batch: Any) -> None:
         """Carry out items of the search until one of them has made the step of this call."""
         runner = self._runner
-        while not runner.is_done and not self.settled:
+        while not runner.is_done and self._search is not None:
             item = search.item
             try:
                 found = runner.perform(item, batch)
             except InexactError as error:
                 found = error
             decision = search.answer(found)
-            if decision is not None:
+            if decision is self.decision:
+                self._search = None  # a look: it stands
+            elif decision is not None:
                 self._settle(decision)
                 if not decision.is_recalled:
                     self._tuner.recall.keep(decision)
@@ -345,7 +384,7 @@ class Variant:
         log.info("hocket: the step has another branch now, and is recorded again: %s", text.splitlines()[0])
         self._num_recorded += 1
         self.decision.close()
-        self.decision, self._watch = UNDECIDED, None
+        self.decision, self._watch, self._looks = UNDECIDED, None, None
         self._tuner = Tuner(self._config, self.backend)
         self._auditor = Auditor(self.backend, self._config.clock)
         self._search = PlanSearch(self._begin)

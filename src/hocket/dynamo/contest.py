@@ -241,7 +241,11 @@ class _Cycle:
 def _speedup(original_ms: Sequence[float], compiled_ms: Sequence[float]) -> tuple[float, float, float]:
     """The speedup of the compiled graph, and its interval."""
     speedup = lower_quartile(original_ms) / lower_quartile(compiled_ms)
-    return speedup, *speedup_interval(original_ms, compiled_ms)
+    rounds = [
+        [times[start : start + BLOCK - 1] for start in range(0, len(times), BLOCK - 1)]
+        for times in (original_ms, compiled_ms)
+    ]
+    return speedup, *speedup_interval(*rounds)
 
 
 def _turns(seed: str) -> list[tuple[str, bool]]:

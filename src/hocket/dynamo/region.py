@@ -223,7 +223,7 @@ class _FastCall:
     def of(pool: VariantPool, outputs: Outputs) -> _FastCall | None:
         """None where the pool has to make the next call."""
         variant = pool.current
-        left = variant.calls_until_audit(MAX_FAST)
+        left = variant.calls_until_upkeep(MAX_FAST)
         best, check = variant.decision.best, pool.recognised
         if left < 1 or best is None or check is None:
             return None
