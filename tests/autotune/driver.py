@@ -14,6 +14,7 @@ from hocket.autotune.store import DecisionStore
 from hocket.autotune.tuner import Tuner
 from hocket.backends import CpuBackend
 from hocket.session import Schedule
+from support.schedules import Alone
 
 # More items than any search asks for.
 MANY = 400
@@ -27,6 +28,7 @@ def searched(
     **options: Any,
 ) -> tuple[Decision, list[Item]]:
     """A new search for this job, as by a new process: what was decided, and what was asked for."""
+    options = {"cpu_use": Alone, **options}
     fast = Schedule(job.step, job.model, job.optimizer, machine=hocket.Machine.of(cores=cores), cache=cache, **options)
     config = fast._pool.config
     assert isinstance(config.store, DecisionStore)

@@ -18,6 +18,7 @@ from hocket.autotune.admission import RefusedError
 from hocket.autotune.items import TimedStep
 from hocket.autotune.verification import Difference
 from hocket.ir import Plan
+from support.schedules import Alone
 
 SEARCH = ["watch 3", "capture 1", "verify 3", "profile 4"]
 
@@ -93,6 +94,37 @@ def test_eager_where_it_was_clearly_faster_costs_one_step(tmp_path):
     assert stages(items) == ["watch 3", "capture 1", "compare eager 1"]
     assert (again.kind, again.best, again.is_recalled) == ("eager", None, True)
     assert again.candidate is not None, "the plan that lost can still be looked at"
+
+
+class BesideAnother(Alone):
+    others = 0.9
+
+
+def test_eager_beside_another_program_is_compared_anew(tmp_path):
+    """It was clearly faster then. With the machine to itself the plan is."""
+    first, _ = searched(mlp(), taking(2.0, 3.0), tmp_path, cpu_use=BesideAnother)
+    assert first.kind == "eager"
+    assert "beside programs that used 0.9 of 1 cores" in first.reason
+    again, items = searched(mlp(), taking(3.0, 2.0), tmp_path)
+    assert stages(items) == ["watch 3", "capture 1", "verify 1", *["compare eager 4", "compare 4"] * 3]
+    assert again.kind == "planned"
+    assert "beside" not in again.reason
+
+
+def test_eager_at_once_beside_another_program_is_searched_anew(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+
+    def job() -> hocket.Job:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return hocket.Job(lambda batch: model(batch).detach(), model, optimizer, [torch.ones(2, 4)])
+
+    first, _ = searched(job(), taking(0.001, 0.001), tmp_path, cpu_use=BesideAnother)
+    assert (first.kind, first.candidate) == ("eager", None)
+    again, _ = searched(job(), taking(0.001, 0.001), tmp_path)
+    assert not again.is_recalled
+    once_more, _ = searched(job(), taking(0.001, 0.001), tmp_path)
+    assert once_more.is_recalled
 
 
 def test_what_made_no_difference_is_compared_again_and_may_turn_out_faster(tmp_path):

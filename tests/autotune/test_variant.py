@@ -13,11 +13,11 @@ import hocket
 from execution.probe import KINDS, forget, look, meanwhile, meanwhile_in_eager, probing_job
 from hocket import zoo
 from hocket.adaptation import DriftLimits
-from hocket.autotune import variant
+from hocket.autotune import looks
 from hocket.autotune.verification import differ
 from hocket.execution.base import synchronisation
 from hocket.session import Schedule
-from support.schedules import MANY, decide, state
+from support.schedules import MANY, Alone, decide, state
 
 # Calls after which the first look at a verdict is over.
 AFTER_A_LOOK = 40
@@ -134,7 +134,7 @@ class Clock:
 def scheduled(clock: Clock, **options) -> tuple[hocket.Job, Schedule]:
     torch.manual_seed(0)
     job = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
-    options = {"planner": "serial", "drift": LIMITS, **options}
+    options = {"planner": "serial", "drift": LIMITS, "cpu_use": Alone, **options}
     return job, Schedule(clock.eager(job.step), job.model, job.optimizer, clock=clock, **options)
 
 
@@ -206,7 +206,7 @@ TURNS = [
 
 @pytest.mark.parametrize(("before_ms", "after_ms", "expected"), TURNS)
 def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, expected, monkeypatch):
-    monkeypatch.setattr(variant, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
+    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
     clock = Clock()
     clock.planned_ms, clock.eager_ms = before_ms
     job, fast = scheduled(clock, drift=DriftLimits())

@@ -38,6 +38,7 @@ class Decision:
         co_runs: pairs of ops that ran side by side, as they were measured.
         is_recalled: it was made by an earlier search and remembered.
         left_out: forms that were not compared, each with the reason.
+        cores_of_others: what other programs used of the machine meanwhile.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Decision:
     co_runs: tuple[CoRun, ...] = ()
     is_recalled: bool = False
     left_out: tuple[tuple[str, str], ...] = ()
+    cores_of_others: float = 0.0
 
     @property
     def verdict(self) -> Verdict:

@@ -1,8 +1,8 @@
 """A decision met again: its plan is checked, one step verified, a few compared, and then it runs.
 
 What was clear before only has to hold in one short comparison, which begins with the plan. What was not clear, a plan
-that made no difference, is compared in full, without a search. A plan that no longer checks, or that now loses, is
-searched for as if nothing had been remembered.
+that made no difference or eager beside other programs, is compared in full, without a search. A plan that no
+longer checks, or that now loses, is searched for as if nothing had been remembered.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Recall:
         if known is None:
             return None
         if known.plan is None:
+            if known.was_beside_others:
+                return None
             yield TimedStep()
             return _decision(known, None)
         try:
@@ -64,14 +66,14 @@ class Recall:
     def _checked(
         self, known: Remembered, candidate: Candidate
     ) -> Generator[Item, Any, Decision | StepComparison | None]:
-        if known.kind == "eager" and known.is_clear:
+        if known.kind == "eager" and known.is_clear and not known.was_beside_others:
             yield TimedStep()
             return _decision(known, candidate)
         yield from self._admission.verify(1)
         if candidate.form not in self._admission.forms:
             return None
         after_eager = self._admission.expect_no_writes
-        if not known.is_clear:
+        if not known.is_clear or known.kind == "eager":
             return (yield from compare_steps([candidate], self._backend, after_eager))
         if self._config.guard:
             slowdown = yield from glance(candidate, self._backend, after_eager)
@@ -103,6 +105,7 @@ class Recall:
                 *(decision.speedup, decision.low, decision.high),
                 decision.eager_ms,
                 plan,
+                decision.cores_of_others,
             ),
         )
 

@@ -4,7 +4,8 @@ A document is read strictly, and nothing in it is run or unpickled::
 
     {"format": "hocket-decision/1",
      "about": {"graphs": {"": "5f0c..."}, "machine": {...}, "threads": 2, "torch": "2.13.0", ...},
-     "decision": {"kind": "planned", "reason": "...", "speedup": 1.7, "low": 1.6, "high": 1.8, "eager_ms": [...]},
+     "decision": {"kind": "planned", "reason": "...", "speedup": 1.7, "low": 1.6, "high": 1.8, "eager_ms": [...],
+                  "cores_of_others": 0.0},
      "plan": {"form": "", "split": false, "text": "...", "steps_ms": [...], "costs": {"format": "hocket-costs/1", ...}}}
 """
 
@@ -24,6 +25,8 @@ from hocket.ir.limits import processor_name
 from hocket.version import VERSION
 
 FORMAT = "hocket-decision/1"
+# Other programs that use less of the machine make no difference.
+MAX_CORES_OF_OTHERS = 0.25
 # They set how long idle threads of OpenMP spin, and so who is faster.
 _SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
@@ -52,6 +55,7 @@ class Remembered:
     """A decision as it is kept (see `hocket.autotune.decision.Decision`): its figures and its best plan, if any.
 
     The kind ``"regions"`` is that of a graph of Dynamo's whose regions are faster than the graph as it stands.
+    `cores_of_others` is what other programs used of the machine meanwhile.
     """
 
     kind: str
@@ -61,11 +65,17 @@ class Remembered:
     high: float | None
     eager_ms: tuple[float, ...]
     plan: RememberedPlan | None
+    cores_of_others: float = 0.0
 
     @property
     def is_clear(self) -> bool:
         """True if one was faster, or nothing had to be compared."""
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
+
+    @property
+    def was_beside_others(self) -> bool:
+        """True if other programs used the machine meanwhile: who is faster may hold only as long as they do."""
+        return self.cores_of_others > MAX_CORES_OF_OTHERS
 
 
 def about_step(
@@ -100,6 +110,7 @@ def document_of(about: Mapping[str, Any], found: Remembered) -> dict[str, Any]:
             "low": found.low,
             "high": found.high,
             "eager_ms": list(found.eager_ms),
+            "cores_of_others": found.cores_of_others,
         },
         "plan": None
         if plan is None
@@ -125,7 +136,7 @@ def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
     if reader["about"].mapping() != about:
         raise reader["about"].fail("it is about another step, machine or version")
     decision = reader["decision"]
-    decision.only("kind", "reason", "speedup", "low", "high", "eager_ms")
+    decision.only("kind", "reason", "speedup", "low", "high", "eager_ms", "cores_of_others")
     kind = decision["kind"].text()
     plan = None if reader["plan"].value is None else _read_plan(reader["plan"])
     if kind not in ("planned", "eager", "regions") or (kind == "planned" and plan is None):
@@ -141,6 +152,7 @@ def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
         decision["high"].optional_number(),
         eager_ms,
         plan,
+        decision.get("cores_of_others", 0.0).number(),
     )
 
 

@@ -6,6 +6,7 @@ exactly once, and an error of the user's own step has to reach him. So every ste
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,8 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.raising import OTHER_BRANCH, is_other_branch
 from hocket.tracing.variants import in_form
 
+log = logging.getLogger(__name__)
+
 
 class RefusedError(HocketError):
     """The step stays eager, for this reason."""
@@ -36,6 +39,16 @@ class PlanFailedError(HocketError):
 
 class InexactError(RefusedError):
     """A plan's first step has other bits than eager, where every bit has to be eager's. The step was made eagerly."""
+
+
+def refusal(error: Exception) -> str:
+    """Return why a step stays eager for which this error was raised."""
+    if isinstance(error, CaptureError):
+        return f"it could not be captured: {error}"
+    if isinstance(error, RefusedError):
+        return str(error)
+    log.debug("hocket: the search for a plan failed", exc_info=error)
+    return f"the search for a plan failed: {type(error).__name__}: {error}"
 
 
 class StepRunner:

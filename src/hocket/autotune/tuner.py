@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from hocket.adaptation import CoRun, Drift, co_runs, interfering
+from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
 from hocket.autotune.comparison import MAX_SLOWDOWN, StepComparison, compare_steps, glance, take_turn
@@ -29,6 +30,7 @@ from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.recall import Recall
+from hocket.autotune.remembered import MAX_CORES_OF_OTHERS
 from hocket.autotune.runner import InexactError, RefusedError
 from hocket.autotune.shortlist import Profile, Proposal, finalists, longest_chain, profile_of
 from hocket.backends import Backend, CpuBackend
@@ -72,6 +74,7 @@ class Tuner:
     """
 
     compiler: FormCompiler | None = None
+    _cpu_use: CpuUse
 
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
         if _compiles(config, backend):
@@ -88,6 +91,7 @@ class Tuner:
             RefusedError: the step stays eager, for this reason.
         """
         yield from self.admission.capture()
+        self._cpu_use = self._config.cpu_use()
         try:
             recalled = yield from self.recall.search()
         except InexactError:
@@ -121,6 +125,7 @@ class Tuner:
 
         Returns: `decision` itself where a few steps of its best plan are as it says, else what they show now.
         """
+        self._cpu_use = self._config.cpu_use()
         slowdown = yield from glance(decision.candidates[0], self._backend, self.admission.expect_no_writes)
         if decision.is_kept(slowdown, MAX_SLOWDOWN):
             return decision
@@ -130,6 +135,7 @@ class Tuner:
         return self._decided(replace(found, co_runs=decision.co_runs), None, missed)
 
     def _searched(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
+        self._cpu_use = self._config.cpu_use()
         if self.compiler is not None and self.compiler.is_done:
             yield from self.admission.verify_compiled(self.compiler.take())
         profiles = yield from self._profiles()
@@ -231,7 +237,9 @@ class Tuner:
             reason += f"op {chain.op!r} alone takes {chain.op_ms / lower_quartile(eager_ms):.0%}"
         else:
             reason += f"ops that wait for each other take {chain.duration_ms / lower_quartile(eager_ms):.0%}"
-        return Decision("eager", reason + _because(drift), eager_ms=tuple(eager_ms))
+        others = self._cpu_use.cores_of_others()
+        reason += _beside(others, self._backend.num_cores) + _because(drift)
+        return Decision("eager", reason, eager_ms=tuple(eager_ms), cores_of_others=others)
 
     def _propose(self, profile: Profile, proposals: list[Proposal]) -> None:
         """Add every planner's plan that differs from the present ones, or the given plan."""
@@ -311,7 +319,8 @@ class Tuner:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:
             reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
-        reason += _because(cause)
+        others = self._cpu_use.cores_of_others()
+        reason += _beside(others, self._backend.num_cores) + _because(cause)
         planned = found.is_clear and found.speedup > 1
         return Decision(
             "planned" if planned else "eager",
@@ -324,12 +333,17 @@ class Tuner:
             found.eager_ms,
             found.co_runs,
             left_out=tuple(self.admission.left_out.items()),
+            cores_of_others=others,
         )
 
 
 def _compiles(config: TunerConfig, backend: Backend) -> bool:
     """Return True if compiled forms may be tried. Their kernels need native lanes."""
     return config.numerics == "close" and config.guard and config.plan is None and isinstance(backend, CpuBackend)
+
+
+def _beside(cores: float, num_cores: int) -> str:
+    return f"; beside programs that used {cores:.1f} of {num_cores} cores" if cores > MAX_CORES_OF_OTHERS else ""
 
 
 def _because(cause: Drift | Missed | None) -> str:

@@ -1,7 +1,7 @@
 """When a plan in use is examined next: at steps 1, 2, 4, 8, ... of it, and then as seldom as its share of time allows.
 
 Two things are examined. An audit asks whether a planned step still computes what eager computes
-(`hocket.autotune.audit`), and a look whether it is still as fast as its verdict says (`hocket.autotune.tuner`). The
+(`hocket.autotune.audit`), and a look whether it is still as fast as its verdict says (`hocket.autotune.looks`). The
 first examinations may cost as much as `start_steps` planned steps together, all others `max_share` of the time.
 """
 
@@ -36,6 +36,7 @@ class Upkeep:
     num_steps: int = 0
     num_done: int = 0
     _spent_steps: float = 0.0
+    _last: int = 0
     _pid: int = field(default_factory=os.getpid)
 
     def counts(self) -> bool:
@@ -46,9 +47,15 @@ class Upkeep:
         self.num_steps += 1
         return self.num_steps >= self.due and os.getpid() == self._pid
 
+    def hasten(self, gap: int) -> None:
+        """Examine the next step, unless the last examination is less than `gap` steps ago."""
+        if self.num_steps - self._last >= gap:
+            self.due = self.num_steps + 1
+
     def ended(self, duration_s: float, step_s: float, num_made: int = 1) -> None:
         """Note what an examination took that made `num_made` steps, where a planned step takes `step_s`."""
         self.num_done += 1
+        self._last = self.num_steps
         self._spent_steps += max(duration_s / step_s - num_made, 0.0) if step_s > 0 else 0.0
         each = self._spent_steps / self.num_done
         over = self._spent_steps + each - self.start_steps

@@ -13,13 +13,14 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-from hocket.adaptation import Drift, DriftDetector
+from hocket.adaptation import Drift
 from hocket.autotune.audit import Auditor
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
+from hocket.autotune.looks import StepWatch
 from hocket.autotune.options import backend_of, unplannable
-from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager
+from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager, refusal
 from hocket.autotune.searching import PlanSearch, Progress
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.upkeep import Upkeep
@@ -38,8 +39,6 @@ MAX_DIRECT = 25
 # up to `MAX_RECORDED` times.
 MAX_BRANCHES, BRANCH_STEPS = 8, 64
 MAX_RECORDED = 3
-# Looks at a decision that stands: the first ones may take as much as so many planned steps, all others this share.
-LOOK_STEPS, LOOK_SHARE, FIRST_LOOK = 25, 0.005, 25
 
 
 class Variant:
@@ -69,8 +68,7 @@ class Variant:
         self._search: PlanSearch | None = PlanSearch(self._begin)
         self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
-        self._watch: DriftDetector | None = None
-        self._looks: Upkeep | None = None
+        self._watch: StepWatch | None = None
         self._branched_at: list[int] = []  # the last steps that took another branch, by number
         self._num_recorded = 1
 
@@ -139,8 +137,8 @@ class Variant:
             moved = best.captured.moved(batch)
             if moved:
                 return self._moved(best, batch, moved)
-        if self._search is None and self._looks is not None and self._looks.counts():
-            self._search = PlanSearch(self._look, is_look=True)
+        if self._search is None and self._watch is not None and (num_steps := self._watch.counts()):
+            self._search = PlanSearch(lambda: self._tuner.look(self.decision, num_steps), is_look=True)
         if self._search is not None:
             return self._searched(self._search, batch)
         if best is None:
@@ -189,8 +187,8 @@ class Variant:
 
     @property
     def _upkeep(self) -> tuple[Upkeep, ...]:
-        audit = self._auditor.audit
-        return (audit,) if self._looks is None else (audit, self._looks)
+        looks = None if self._watch is None else self._watch.upkeep
+        return (self._auditor.audit,) if looks is None else (self._auditor.audit, looks)
 
     def note_direct(self, times_ms: Sequence[float], error: BaseException | None) -> None:
         """Direct calls took these times, and the last one ended with an error."""
@@ -234,7 +232,9 @@ class Variant:
         compiler = self._tuner.compiler
         if compiler is not None and self._watch is not None and self.settled:
             self._search_compiled(compiler.note(step_ms, self.decision.ahead))
-        if self._watch is not None and self.settled and (drift := self._watch.observe(step_ms)):
+        if self._watch is None or self._search is not None:
+            return
+        if drift := self._watch.note(step_ms):
             log.info("hocket: %s: the step is profiled and plans are tried again", drift)
             self._search_anew(drift)
 
@@ -261,11 +261,6 @@ class Variant:
         if self._refused:
             raise RefusedError(self._refused)
         return self._tuner.search()
-
-    def _look(self) -> Generator[Item, Any, Decision]:
-        """Begin to compare the decision that stands with what steps take now."""
-        assert self._looks is not None
-        return self._tuner.look(self.decision, self._looks.num_steps)
 
     def _moved(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
         """A step in which numbers have values that were never compared with eager: they are now.
@@ -312,14 +307,12 @@ class Variant:
         """`search` is over, and `before` stood at its last step: watch what steps take from now on."""
         decision = self.decision
         if not self._config.guard or not decision.eager_ms or self.backend.is_asynchronous:
-            self._looks = None
+            self._watch = None
             return
-        if self._looks is not None and search.is_look:
-            self._looks.ended(search.spent_s, decision.expected_ms / 1e3, search.num_calls)
-        if not (search.is_look and decision is before):
-            self._watch = DriftDetector(decision.expected_ms, search.spent_s * 1e3, self._config.drift)
-        if self._looks is None and decision.candidates and not self._config.is_region:
-            self._looks = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK)
+        if self._watch is None:
+            looks = bool(decision.candidates) and not self._config.is_region
+            self._watch = StepWatch(self._config.drift, looks=looks)
+        self._watch.decided(decision, before, search)
 
     def _go_on(self, search: PlanSearch, batch: Any) -> None:
         """Carry out items of the search until one of them has made the step of this call."""
@@ -384,19 +377,14 @@ class Variant:
         log.info("hocket: the step has another branch now, and is recorded again: %s", text.splitlines()[0])
         self._num_recorded += 1
         self.decision.close()
-        self.decision, self._watch, self._looks = UNDECIDED, None, None
+        self.decision, self._watch = UNDECIDED, None
         self._tuner = Tuner(self._config, self.backend)
         self._auditor = Auditor(self.backend, self._config.clock)
         self._search = PlanSearch(self._begin)
 
     def _refuse(self, error: Exception) -> None:
         """Stay eager as long as the guards hold, or for good if there are none."""
-        reason = str(error)
-        if isinstance(error, CaptureError):
-            reason = f"it could not be captured: {error}"
-        elif not isinstance(error, RefusedError):
-            reason = f"the search for a plan failed: {type(error).__name__}: {error}"
-            log.debug("hocket: the search for a plan failed", exc_info=error)
+        reason = refusal(error)
         level = logging.INFO if self._config.is_tentative else logging.WARNING
         log.log(level, "hocket: the step stays eager: %s", reason)
         self.is_refused = True

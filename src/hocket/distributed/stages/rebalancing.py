@@ -9,9 +9,7 @@ each time, since a search costs as much as a step of a large model.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ import torch
 from hocket.adaptation import AssistantRules, DeviceShare, OpMove, assistant_rules, decide, shares_of
 from hocket.adaptation.assistant_rules import RESOURCES, RuledFlow, RuledOp
 from hocket.adaptation.assistants import order_of, predicted_step_us, transfer_delay
+from hocket.adaptation.cpu_use import CpuUse
 from hocket.adaptation.units import units_of
 from hocket.distributed.stages.crossings import rank_name
 from hocket.distributed.stages.migration import Migration, MovedOps, compare_plans, divided_again, migrated
@@ -33,38 +32,6 @@ NUM_SHARES = len(RESOURCES) + 2
 MEASURED_STEPS = 5
 # Relative change of a rank's speed after which ops may move again, doubled after each decision to leave all ops.
 SAME = 0.1
-PROC_STAT = Path("/proc/stat")
-# Columns of a line of /proc/stat: user nice system idle iowait irq softirq steal. Guests are in user and nice already.
-IDLE = (3, 4)
-COLUMNS = 8
-
-
-class CpuUse:
-    """Measures the use of the CPUs that this process may run on, by all processes."""
-
-    def __init__(self) -> None:
-        self._last = cpu_ticks(os.sched_getaffinity(0))
-
-    def since_last(self) -> float | None:
-        """The share of time, from 0 to 1, that the CPUs were busy since the last call, or None if it is unknown."""
-        before, self._last = self._last, cpu_ticks(os.sched_getaffinity(0))
-        if before is None or self._last is None or self._last[1] <= before[1]:
-            return None
-        return min(1.0, max(0.0, (self._last[0] - before[0]) / (self._last[1] - before[1])))
-
-
-def cpu_ticks(cpus: Collection[int], stat: Path = PROC_STAT) -> tuple[int, int] | None:
-    """Busy ticks and all ticks of some CPUs since the system began, or None if the system does not report them."""
-    try:
-        lines = stat.read_text().splitlines()
-    except OSError:
-        return None
-    wanted = {f"cpu{cpu}" for cpu in cpus}
-    rows = [list(map(int, line.split()[1 : COLUMNS + 1])) for line in lines if line.split(" ", 1)[0] in wanted]
-    if not rows or any(len(row) < COLUMNS for row in rows):
-        return None
-    whole = sum(map(sum, rows))
-    return whole - sum(row[column] for row in rows for column in IDLE), whole
 
 
 class Rebalancer:

@@ -1,13 +1,14 @@
-"""How busy the CPUs of a process are, whoever uses them."""
+"""How busy the CPUs of a process are, and what other programs use of them."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
-from hocket.distributed.stages import rebalancing
-from hocket.distributed.stages.rebalancing import CpuUse, cpu_ticks
+from hocket.adaptation import cpu_use
+from hocket.adaptation.cpu_use import CpuUse, cpu_ticks
 
 BEFORE = "cpu  9 0 0 9 0 0 0 0 0 0\ncpu0 100 0 20 300 40 0 5 0 7 0\ncpu1 1 0 1 90 0 0 0 0 0 0\nintr 5\n"
 
@@ -25,11 +26,26 @@ def test_ticks_are_those_of_the_cpus_asked_for(tmp_path):
 
 def test_the_share_is_of_what_has_passed(tmp_path, monkeypatch):
     told = iter([(125, 465), (200, 565), (200, 565), None])
-    monkeypatch.setattr(rebalancing, "cpu_ticks", lambda cpus: next(told))
+    monkeypatch.setattr(cpu_use, "cpu_ticks", lambda cpus: next(told))
     use = CpuUse()
     assert use.since_last() == 0.75
     assert use.since_last() is None  # no time has passed
     assert use.since_last() is None  # the system says nothing
+
+
+def test_what_this_process_used_itself_is_not_of_others(monkeypatch):
+    hertz, cpus = 100, 2
+    monkeypatch.setattr(os, "sysconf", lambda name: hertz)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cpus))
+    ticks = iter(
+        [(0, 0), (150, 200), (150, 200), (150, 204)]
+    )  # a second of two CPUs, of which one and a half were busy
+    monkeypatch.setattr(cpu_use, "cpu_ticks", lambda cpus: next(ticks))
+    own_s = iter([0.0, 1.2, 1.2, 1.2])
+    monkeypatch.setattr(cpu_use, "process_time", lambda: next(own_s))
+    use = CpuUse()
+    assert use.cores_of_others() == pytest.approx(0.3)
+    assert CpuUse().cores_of_others() == 0.0  # nothing is known of two ticks
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

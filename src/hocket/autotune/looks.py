@@ -1,0 +1,57 @@
+"""What follows a verdict: the times of steps are watched, and now and then the verdict is looked at again.
+
+A verdict is a comparison made once, and what it compared changes: another program comes or goes, a processor becomes
+warmer, batches become longer. Step times alone show some of it (`hocket.adaptation.drift`), and then plans are searched
+again. They do not show an eager step that became faster. So a look times a few planned steps and a few eager ones
+(`hocket.autotune.tuner.Tuner.look`); where the verdict is not kept, its plans are compared in full. Looks come at steps
+25, 50, 100, ... after the first verdict, and at once where step times have changed. They may take 0.5% of the time.
+"""
+
+from __future__ import annotations
+
+from hocket.adaptation import Drift, DriftDetector, DriftLimits
+from hocket.autotune.decision import Decision
+from hocket.autotune.searching import PlanSearch
+from hocket.autotune.upkeep import Upkeep
+
+# The first looks may take as much as so many planned steps, all others this share of the time.
+LOOK_STEPS, LOOK_SHARE, FIRST_LOOK = 25, 0.005, 25
+# Changed step times bring on a look at once, unless the last one is not this many steps ago.
+LOOK_GAP = 200
+
+
+class StepWatch:
+    """Follows the steps after a verdict that another search or look could turn round.
+
+    Args:
+        limits: of the drift.
+        looks: the verdict is looked at again, too.
+
+    Attributes:
+        upkeep: when the next look is due.
+    """
+
+    def __init__(self, limits: DriftLimits, *, looks: bool) -> None:
+        self.upkeep: Upkeep | None = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK) if looks else None
+        self._limits = limits
+        self._drift: DriftDetector | None = None
+
+    def counts(self) -> int:
+        """Count a step. Return how many there were if a look is due now, else 0."""
+        return self.upkeep.num_steps if self.upkeep is not None and self.upkeep.counts() else 0
+
+    def decided(self, decision: Decision, before: Decision, search: PlanSearch) -> None:
+        """`search` is over: `decision` stands now, where `before` stood."""
+        if search.is_look and self.upkeep is not None:
+            self.upkeep.ended(search.spent_s, decision.expected_ms / 1e3, search.num_calls)
+        if not (search.is_look and decision is before):
+            self._drift = DriftDetector(decision.expected_ms, search.spent_s * 1e3, self._limits)
+
+    def note(self, step_ms: float) -> Drift | None:
+        """Record the time of a step, and return a `Drift` when it is time to search again."""
+        if self._drift is None:
+            return None
+        drift = self._drift.observe(step_ms)
+        if drift is None and self._drift.has_departed and self.upkeep is not None:
+            self.upkeep.hasten(LOOK_GAP)
+        return drift
