@@ -25,7 +25,7 @@ torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
 def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
-    """A schedule of this job that has decided, and is not audited while it is measured.
+    """A schedule of this job that has decided, and is neither audited nor looked at while it is measured.
 
     Args:
         job: not trained yet.
@@ -36,7 +36,8 @@ def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
     number = _until_decided(fast, job, 0)
     if compiled and fast.compile():
         _until_decided(fast, job, number)
-    fast._pool.current._auditor.audit.due = sys.maxsize
+    for upkeep in fast._pool.current._upkeep:
+        upkeep.due = sys.maxsize
     return fast
 
 
