@@ -44,10 +44,9 @@ def decide(fast: hocket.Schedule, job: hocket.Job) -> int:
 
 
 def pass_audits(fast: hocket.Schedule, job: hocket.Job) -> None:
-    """Call until the next planned step is not compared with eager (see `hocket.autotune.audit`)."""
+    """Call until the next step is neither audited nor part of a look (see `hocket.autotune.upkeep`)."""
     for _ in range(MANY):
-        audit = fast._pool.current._auditor.audit
-        if not fast.decided or audit.num_steps + 1 < audit.due:
+        if not fast.decided or fast._pool.current.calls_until_upkeep(1):
             return
         fast(job.batch(0))
     raise AssertionError(f"each of {MANY} steps was audited")
