@@ -94,9 +94,20 @@ def test_graphs_are_bounded_by_their_ops_and_what_was_forgotten_is_recalled(monk
     assert fast.decision.is_recalled
 
 
+def test_lanes_of_small_batches_of_many_sizes_stay_open():
+    fast, eager = made()
+    for size in range(1, 2 * pool.MAX_OPEN):
+        for batch in batches(size, ENOUGH):
+            assert torch.equal(fast(batch), eager(batch))
+    lanes = [variant.decision.best.executor for variant in fast._pool.active._recent if variant.decision.best]
+    assert len(lanes) > pool.MAX_OPEN
+    assert all(lane._core is not None for lane in lanes)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_lanes_that_were_used_last_stay_open(monkeypatch, kind):
     monkeypatch.setattr(pool, "MAX_OPEN", 2)
+    monkeypatch.setattr(pool, "MAX_OPEN_BYTES", 0)
     fast, eager = made(executor=kind)
     for _ in range(2):
         for size in range(1, 6):

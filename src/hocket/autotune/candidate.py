@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -14,6 +15,7 @@ from hocket.autotune.store import DecisionStore
 from hocket.backends import Backend
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.planning.critical_path.memory import lasting_bytes, serial_peak_bytes
 from hocket.pystate.watch import PurityWatch
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
@@ -97,6 +99,11 @@ class Candidate:
     def rank_ms(self) -> float:
         """Sort key: the lower quartile of its steps, or the predicted duration before any was measured."""
         return lower_quartile(self.steps_ms) if self.steps_ms else self.predicted.makespan_us / 1e3
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """The bytes that its lanes keep between two steps, about."""
+        return serial_peak_bytes(self.captured.graph) - lasting_bytes(self.captured.graph)
 
     @property
     def co_runs(self) -> bool:

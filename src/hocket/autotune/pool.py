@@ -44,8 +44,9 @@ MIN_REPEATS = 3
 MAX_REFUSED = 50
 # Signatures of which it is remembered how often they came.
 MAX_COUNTED = 1000
-# Variants whose lanes stay open. A closed one maps its memory anew when it is called, as eager does in every step.
-MAX_OPEN = 8
+# Variants whose lanes stay open: a few in any case, and more while all of them together keep little memory. To open
+# lanes again takes some 0.1 ms an op, so batches of many lengths in turns would pay more for that than planning gains.
+MAX_OPEN, MAX_OPEN_BYTES = 8, 256 * 2**20
 # A captured op takes about 14 KB of Python objects: some 400 MB.
 MAX_HELD_OPS = 30_000
 
@@ -69,6 +70,7 @@ class VariantPool:
         self._signatures = Signatures()
         self._variants: dict[Signature, list[Variant]] = {}
         self._recent: dict[Variant, None] = {}  # all of them, the one used last at the end
+        self._open: dict[Variant, None] = {}  # those whose lanes may be open, the one used last at the end
         self._num_met: Counter[Signature] = Counter()  # calls of signatures that are not watched yet
         self._num_leaves = 0  # those of `config.leaves` that are in its places
         self._failed = False  # the last call raised
@@ -170,6 +172,7 @@ class VariantPool:
     def _clear(self) -> None:
         self._variants.clear()
         self._recent.clear()
+        self._open.clear()
         self._num_met.clear()
         self._num_refused = 0
 
@@ -253,8 +256,12 @@ class VariantPool:
         if variant in self._recent:
             del self._recent[variant]
             self._recent[variant] = None
-        if len(self._recent) > MAX_OPEN:
-            list(self._recent)[-MAX_OPEN - 1].close()
+        self._open.pop(variant, None)
+        self._open[variant] = None
+        while len(self._open) > MAX_OPEN and sum(map(_kept_bytes, self._open)) > MAX_OPEN_BYTES:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.close()
 
     def _another(self, key: Signature, batch: Any) -> Variant | None:
         """Return a new variant if none of this signature is valid now, or None if it is too early for one."""
@@ -323,4 +330,10 @@ class VariantPool:
                 if not variants:
                     del self._variants[key]
         self._recent.pop(variant, None)
+        self._open.pop(variant, None)
         variant.close()
+
+
+def _kept_bytes(variant: Variant) -> float:
+    best = variant.decision.best
+    return best.kept_bytes if best is not None else 0.0
