@@ -83,6 +83,8 @@ def scheduled(step: Any, model: Any, optimizer: Any, device: StrictCuda, **optio
     clock = SimulatedClock()
 
     class OnStrict(SimulatedBackend):
+        is_asynchronous = True  # as CUDA is: a verdict on it is not looked at again
+
         def __init__(self) -> None:
             super().__init__(A100, clock)
             self.device = device

@@ -27,7 +27,7 @@ MAX_ROUNDS = 6
 STEPS_IN_A_ROW = 4
 # A contender slower than the fastest by this factor leaves after a round.
 HOPELESS = 1.4
-RESAMPLES = 500
+RESAMPLES = 200
 
 
 @dataclass(frozen=True)

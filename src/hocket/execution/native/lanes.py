@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class NativeLanes(Executor):
         self._inputs = [slot for slot, _ in captured.inputs]
         self._kept = sorted(slot for slot in captured.program.kept if slot not in captured.program.inputs)
         self._busy = threading.Lock()
+        self._script: _Script | None = None
         self._core: Any = None
         self._pid = 0
         self._runs = 0
@@ -213,7 +215,17 @@ class NativeLanes(Executor):
     def _start(self) -> None:
         self._binding, self._num_bindings = None, 0
         if self._usual_width() != self._usual:
-            self._shared = self._divided()
+            self._shared, self._script = self._divided(), None
+        script = self._script = self._script or self._written()
+        core = load().Core(self.captured.program.num_slots, len(script.words) + 1, script.num_users)
+        for name, arguments in script.commands:
+            getattr(core, name)(*arguments)
+        core.start()
+        self._channels.start(core, script.words, self._shared.sync, script.freed)
+        self._core, self._pid = core, os.getpid()
+
+    def _written(self) -> _Script:
+        """All that a core has to be told, which is the same each time the lanes are opened."""
         program, sync, asleep = self.captured.program, self._shared.sync, self._shared.asleep
         release = releases(program, sync)
         counter = {slot: number for number, slot in enumerate(release.shared)}
@@ -225,17 +237,18 @@ class NativeLanes(Executor):
         awaited |= self._channels.awaited(sync)
         # Whoever reads a view of an input waits for the prologue, on whatever worker it is.
         words = {name: number + 1 for number, name in enumerate(sorted(awaited))}
-        core = load().Core(program.num_slots, len(words) + 1, [len(users) for users in release.shared.values()])
+        commands: list[tuple[str, tuple[Any, ...]]] = []
         early = set(program.prologue.fills)
         moved = {op for lane in self._channels.ops.lanes for op in lane.ops}  # what arrives is slept for
         for number, worker in enumerate(self._shared.workers):
-            core.add_worker()
+            commands.append(("add_worker", ()))
             if number == 0:
                 width, cpus = torch.get_num_threads(), []
                 if worker.lanes:
                     width, cpus = worker.lanes[0].width, self._cpus[worker.lanes[0].name]
-                core.add_action("hocket: views of inputs", width, cpus, False, [], [], 0, [], [])
-                _add_calls(core, program.prologue)
+                label = "hocket: views of inputs"
+                commands.append(("add_action", (label, width, cpus, False, [], [], 0, [], [])))
+                commands += _calls_of(program.prologue)
             told = number == 0
             for name, lane in zip(worker.ops, worker.lanes, strict=True):
                 action = program.by_name[name]
@@ -247,24 +260,40 @@ class NativeLanes(Executor):
                     waits.append(0)
                     told = True
                 own, frees = words.get(name, -1), list(release.frees.get(name, ()))
-                cpus = self._cpus[lane.name]
                 label = f"hocket: {name}" + (f" ({action.layer})" if action.layer else "")
-                after = counted.get(name, [])
-                core.add_action(label, lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, after)
-                _add_calls(core, action)
-        core.start()
+                after, cpus = counted.get(name, []), self._cpus[lane.name]
+                how = (label, lane.width, cpus, action.grad_mode, sleeps, waits, own, frees, after)
+                commands.append(("add_action", how))
+                commands += _calls_of(action)
         freed = {op: (list(release.frees.get(op, ())), counted.get(op, [])) for op in moved}
-        self._channels.start(core, words, sync, freed)
-        self._core, self._pid = core, os.getpid()
+        return _Script(words, [len(users) for users in release.shared.values()], commands, freed)
 
 
-def _add_calls(core: Any, action: Action) -> None:
+@dataclass(frozen=True)
+class _Script:
+    """All that a core is told before it starts.
+
+    Attributes:
+        words: the op whose end a word says.
+        num_users: of each slot that several workers read.
+        commands: methods of the core with their arguments.
+        freed: what is freed after each channel op.
+    """
+
+    words: dict[str, int]
+    num_users: list[int]
+    commands: list[tuple[str, tuple[Any, ...]]]
+    freed: dict[str, tuple[list[int], list[tuple[int, int]]]]
+
+
+def _calls_of(action: Action) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield what tells a core of the calls of an action."""
     for call in action.calls:
         schema = getattr(call.func, "_schema", None)
         if schema is None:
             raise ExecutionError(f"op {action.name!r}: {call.func} is not an op of torch's dispatcher")
         outs = [(-1 if position is None else position, slot) for position, slot in call.outs.items()]
-        core.add_call(schema.name, schema.overload_name, _arguments(call, schema), outs)
+        yield "add_call", (schema.name, schema.overload_name, _arguments(call, schema), outs)
 
 
 def _arguments(call: Call, schema: Any) -> list[Any]:
