@@ -10,6 +10,7 @@ import hocket
 from execution.probe import KINDS
 from hocket.autotune import pool
 from hocket.autotune.pool import MAX_EASY, MIN_REPEATS
+from hocket.session import Schedule
 from support.steps import update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,23 +32,33 @@ def made(**options):
 
         return step
 
-    fast = hocket.schedule(
-        step_of(0),
-        models[0],
-        optimizers[0],
-        planner="serial",
-        guard=False,
-        machine=hocket.Machine.of(cores=1),
-        cache=False,
-        **options,
-    )
-    return fast, step_of(1)
+    options = {"planner": "serial", "guard": False, "machine": hocket.Machine.of(cores=1), **options}
+    return Schedule(step_of(0), models[0], optimizers[0], **options), step_of(1)
+
+
+class Ticks:
+    """A clock that moves on each time it is asked."""
+
+    STEP_S = 0.001
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        self._now_s += self.STEP_S
+        return self._now_s
 
 
 def batches(size: int, count: int):
     return [torch.randn(size, 4) for _ in range(count)]
 
 
+@pytest.fixture
+def _searches_cost_nothing(monkeypatch):
+    monkeypatch.setattr(pool.VariantPool, "_search_s", 0.0)
+
+
+@pytest.mark.usefixtures("_searches_cost_nothing")
 def test_more_shapes_than_are_searched_at_once_are_all_planned():
     fast, eager = made()
     for size in range(1, MAX_EASY + 5):
@@ -60,6 +71,7 @@ def test_more_shapes_than_are_searched_at_once_are_all_planned():
         assert fast.decided, "all of them are kept"
 
 
+@pytest.mark.usefixtures("_searches_cost_nothing")
 def test_shapes_that_hardly_repeat_are_not_watched_and_the_reason_says_what_to_do():
     fast, eager = made()
     for size in range(1, MAX_EASY + 1):
@@ -70,11 +82,28 @@ def test_shapes_that_hardly_repeat_are_not_watched_and_the_reason_says_what_to_d
         for batch in batches(size, 1):
             assert torch.equal(fast(batch), eager(batch))
         assert not fast.decided
-        assert f"it is watched when it has come {MIN_REPEATS} times: pad batches to a few shapes" in fast.why
+        assert f"it is watched once it has come {MIN_REPEATS} times" in fast.why
+        assert "pad batches to a few shapes" in fast.why
     assert fast._pool.config.watch.num_watched == watched
     for batch in batches(25, MIN_REPEATS):
         assert torch.equal(fast(batch), eager(batch))
     assert fast._pool.config.watch.num_watched > watched
+
+
+def test_a_further_shape_is_searched_once_its_steps_have_taken_as_long_as_a_search(monkeypatch):
+    fast, eager = made(clock=Ticks())
+    monkeypatch.setattr(pool.VariantPool, "_search_s", 20 * Ticks.STEP_S)
+    for size in range(1, MAX_EASY + 1):
+        for batch in batches(size, ENOUGH):
+            assert torch.equal(fast(batch), eager(batch))
+    watched = fast._pool.config.watch.num_watched
+    for batch in batches(9, 20):
+        assert torch.equal(fast(batch), eager(batch))
+        assert "taken as long as a search (0.02 s)" in fast.why
+    assert fast._pool.config.watch.num_watched == watched
+    for batch in batches(9, 1):
+        fast(batch)
+    assert fast._pool.config.watch.num_watched == watched + 1
 
 
 def test_graphs_are_bounded_by_their_ops_and_what_was_forgotten_is_recalled(monkeypatch):

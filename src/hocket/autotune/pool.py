@@ -9,16 +9,15 @@ Between two calls that need Python (an audit, new state, every 25th call for the
 native call that makes all checks of this module, see ``native/direct.cpp``.
 
 Two kinds of steps would be searched without end and are not. A step whose state never settles stays eager after
-`MAX_STATES` variants. Once there are `MAX_EASY` signatures, a new one has to occur `MIN_REPEATS` times before it is
-watched.
+`MAX_STATES` variants. Once there are `MAX_EASY` signatures, a new one is watched when its eager steps have taken as
+long as a search does (as one buys skis when hiring them has cost as much: at most twice the price of knowing before).
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hocket.autotune.candidate import TunerConfig
@@ -36,9 +35,9 @@ log = logging.getLogger(__name__)
 MAX_STATES = 8
 # Number of them that are searched where all are refused.
 MAX_REFUSED_STATES = 3
-# Signatures that are searched when they come up first; where shapes hardly repeat, watching would cost and gain
-# nothing.
-MAX_EASY = 8
+# Signatures that are searched when they come up first (a training's, its last batch's, those of other modes), and
+# times that any other one has to come; where shapes hardly repeat, watching would cost and gain nothing.
+MAX_EASY = 4
 MIN_REPEATS = 3
 # Calls after which a step of which no variant could be captured is not looked at any more.
 MAX_REFUSED = 50
@@ -49,6 +48,14 @@ MAX_COUNTED = 1000
 MAX_OPEN, MAX_OPEN_BYTES = 8, 256 * 2**20
 # A captured op takes about 14 KB of Python objects: some 400 MB.
 MAX_HELD_OPS = 30_000
+
+
+@dataclass
+class _Met:
+    """Eager calls of a signature that is not watched yet, and what they took."""
+
+    num_calls: int = 0
+    eager_s: float = 0.0
 
 
 class VariantPool:
@@ -71,7 +78,10 @@ class VariantPool:
         self._variants: dict[Signature, list[Variant]] = {}
         self._recent: dict[Variant, None] = {}  # all of them, the one used last at the end
         self._open: dict[Variant, None] = {}  # those whose lanes may be open, the one used last at the end
-        self._num_met: Counter[Signature] = Counter()  # calls of signatures that are not watched yet
+        self._eager: Variant | None = None  # says why no variant made a call
+        self._met: dict[Signature, _Met] = {}  # signatures that are not watched yet
+        self._searched: set[Signature] = set()  # those that had a variant, which may be forgotten by now
+        self._waiting: _Met | None = None  # that of this call
         self._num_leaves = 0  # those of `config.leaves` that are in its places
         self._failed = False  # the last call raised
         self._direct: Any = None  # calls of the current variant that need nothing of Python
@@ -120,7 +130,7 @@ class VariantPool:
             except Exception as error:  # noqa: BLE001  # nothing was run
                 return self._unseen(batch, error)
             if variant is None:
-                return self._eagerly(batch, "")
+                return self._unwatched(batch)
             try:
                 return self._make(variant, batch)
             except StaleCaptureError:
@@ -139,7 +149,9 @@ class VariantPool:
     @property
     def is_scattered(self) -> bool:
         """True where signatures hardly come again, and no variant has a plan."""
-        return self._num_met.total() >= MAX_EASY and all(variant.decision.best is None for variant in self._recent)
+        return sum(met.num_calls for met in self._met.values()) >= MAX_EASY and all(
+            variant.decision.best is None for variant in self._recent
+        )
 
     @property
     def num_states(self) -> int:
@@ -173,7 +185,8 @@ class VariantPool:
         self._variants.clear()
         self._recent.clear()
         self._open.clear()
-        self._num_met.clear()
+        self._eager = None
+        self._met.clear()
         self._num_refused = 0
 
     def _candidates(self, key: Signature, batch: Any) -> Iterator[Variant]:
@@ -216,11 +229,26 @@ class VariantPool:
 
     def _eagerly(self, batch: Any, reason: str) -> Any:
         """The user's own step, which no variant makes."""
-        if reason and self.current.decision.reason != reason:
-            self.current = Variant(self.config)
-            self.current.decision = Decision("eager", reason)
+        if reason:
+            self._say(reason)
         self._before_eager()
         return self.config.step(batch)
+
+    def _say(self, reason: str) -> None:
+        """No variant makes this call, for this reason."""
+        if self._eager is None or self._eager.decision.reason != reason:
+            self._eager = Variant(self.config)
+            self._eager.decision = Decision("eager", reason)
+        self.current = self._eager
+
+    def _unwatched(self, batch: Any) -> Any:
+        """The user's own step, of which no variant was begun, or none can be."""
+        met, self._waiting = self._waiting, None
+        start_s = self.config.clock()
+        result = self._eagerly(batch, "")
+        if met is not None:
+            met.eager_s += self.config.clock() - start_s
+        return result
 
     def _unseen(self, batch: Any, error: Exception) -> Any:
         """The user's own step, whose inputs cannot be described."""
@@ -266,6 +294,8 @@ class VariantPool:
     def _another(self, key: Signature, batch: Any) -> Variant | None:
         """Return a new variant if none of this signature is valid now, or None if it is too early for one."""
         variants = self._variants.get(key, [])
+        if not variants and not self._pays(key):
+            return None
         place = self._what_changed(variants)
         key = self._key_anew(batch)
         variants = self._variants.get(key, [])
@@ -275,33 +305,41 @@ class VariantPool:
         elif len(variants) >= MAX_STATES:
             what = f"{place} still changes" if place else "its state still changes"
             refused = f"it was watched for {MAX_STATES} variants of its state, and {what}"
-        elif not variants and not self._comes_often(key):
-            return None
         self._make_room()
+        self._searched.add(key)
         variant = Variant(self.config, refused=refused)
         self._variants.setdefault(key, []).append(variant)
         self._recent[variant] = None
         return variant
 
-    def _comes_often(self, key: Signature) -> bool:
-        """Return True if a signature without a variant is worth watching. Otherwise the verdict says what to do."""
-        if len(self._variants) < MAX_EASY:
+    def _pays(self, key: Signature) -> bool:
+        """Return True if a signature without a variant is worth a search. Otherwise the verdict says what to do."""
+        if len(self._variants) < MAX_EASY or key in self._searched:
             return True
-        if len(self._num_met) > MAX_COUNTED:
-            self._num_met.clear()
-        self._num_met[key] += 1
-        if self._num_met[key] >= MIN_REPEATS:
-            del self._num_met[key]
+        for counted in (self._met, self._searched):
+            if len(counted) > MAX_COUNTED:
+                counted.clear()
+        met, search_s = self._met.setdefault(key, _Met()), self._search_s
+        if met.num_calls >= MIN_REPEATS and met.eager_s >= search_s:
+            del self._met[key]
             return True
+        met.num_calls += 1
+        self._waiting = met
         reason = (
-            f"there were {len(self._variants)} shapes of batches, or modes, before this one, with a search for each; "
-            f"it is watched when it has come {MIN_REPEATS} times: pad batches to a few shapes (bucketing)"
+            f"there were {len(self._variants)} shapes of batches, or modes, before this one; it is watched once it has "
+            f"come {MIN_REPEATS} times and its steps have taken as long as a search ({search_s:.2g} s): pad batches to "
+            "a few shapes (bucketing)"
         )
-        if self._num_met.total() == 1:
+        if len(self._met) == 1 and met.num_calls == 1:
             log.info("hocket: %s", reason)
-        self.current = Variant(self.config)
-        self.current.decision = Decision("eager", reason)
+        self._say(reason)
         return False
+
+    @property
+    def _search_s(self) -> float:
+        """What a search takes beyond its steps, by those that there were."""
+        known = [variant.search_s for variant in self._recent if variant.search_s is not None]
+        return sum(known) / len(known) if known else 0.0
 
     def _make_room(self) -> None:
         """Forget who was used longest ago, as long as all graphs together are too large."""

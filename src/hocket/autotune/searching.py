@@ -1,4 +1,4 @@
-"""The state of a search for one variant: the steps that its tuner asks for, one at a time, and who hears of them."""
+"""The state of a search for one variant: the steps that its tuner asks for, one at a time, and what ends it early."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item
 from hocket.autotune.runner import InexactError
+
+# Steps with another branch, and within how many, for a step to be recorded again.
+MAX_BRANCHES, BRANCH_STEPS = 8, 64
 
 log = logging.getLogger(__name__)
 
@@ -71,3 +74,18 @@ class Progress:
         except Exception as error:  # noqa: BLE001  # training goes on
             self._callback = None
             log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)
+
+
+class OtherBranches:
+    """The last steps that took another branch on data than the recorded one."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+
+    def are_many(self, number: int) -> bool:
+        """Add the step of this number. Return True, and begin anew, if there were `MAX_BRANCHES` in `BRANCH_STEPS`."""
+        self._numbers = [*self._numbers[1 - MAX_BRANCHES :], number]
+        if len(self._numbers) < MAX_BRANCHES or number - self._numbers[0] >= BRANCH_STEPS:
+            return False
+        self._numbers = []
+        return True

@@ -1,8 +1,8 @@
 """One variant of a scheduled step: its search, its guards, its plan, the audits and the watch for drift.
 
 Every call is a real training step of the user's. During the search the variant carries out the requests of its tuner
-(see `hocket.autotune.tuner`). After the decision it runs the faster of plan and eager. Planned steps are audited, the
-step time is watched, and when it has drifted the search begins again.
+(see `hocket.autotune.tuner`). After the decision it runs the faster of plan and eager. Planned steps are audited, and
+the verdict is watched (`hocket.autotune.looks`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -21,7 +22,7 @@ from hocket.autotune.items import Item
 from hocket.autotune.looks import StepWatch
 from hocket.autotune.options import backend_of, unplannable
 from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager, refusal
-from hocket.autotune.searching import PlanSearch, Progress
+from hocket.autotune.searching import OtherBranches, PlanSearch, Progress
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.upkeep import Upkeep
 from hocket.autotune.verification import Difference
@@ -33,12 +34,8 @@ from hocket.tracing.raising import is_other_branch
 
 log = logging.getLogger(__name__)
 
-# Calls in a row that need nothing of Python; then the watch for drift gets their times.
-MAX_DIRECT = 25
-# A step that takes another branch than the recorded one `MAX_BRANCHES` times in `BRANCH_STEPS` steps is recorded again,
-# up to `MAX_RECORDED` times.
-MAX_BRANCHES, BRANCH_STEPS = 8, 64
-MAX_RECORDED = 3
+# Calls in a row that need nothing of Python, and recordings of a step whose branch on data changes.
+MAX_DIRECT, MAX_RECORDED = 25, 3
 
 
 class Variant:
@@ -53,6 +50,7 @@ class Variant:
         decision: the last decision.
         history: all verdicts, the first one first.
         backend: runs plans.
+        search_s: what the first search took beyond its steps, or None before it has ended with a comparison.
     """
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
@@ -68,8 +66,9 @@ class Variant:
         self._search: PlanSearch | None = PlanSearch(self._begin)
         self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
+        self.search_s: float | None = None
         self._watch: StepWatch | None = None
-        self._branched_at: list[int] = []  # the last steps that took another branch, by number
+        self._branches = OtherBranches()
         self._num_recorded = 1
 
     @property
@@ -306,6 +305,8 @@ class Variant:
     def _keep_up(self, search: PlanSearch, before: Decision) -> None:
         """`search` is over, and `before` stood at its last step: watch what steps take from now on."""
         decision = self.decision
+        if self.search_s is None and decision.eager_ms:
+            self.search_s = max(0.0, search.spent_s - search.num_calls * median(decision.eager_ms) / 1e3)
         if not self._config.guard or not decision.eager_ms or self.backend.is_asynchronous:
             self._watch = None
             return
@@ -366,10 +367,8 @@ class Variant:
 
     def _note_branch(self, text: str, number: int) -> None:
         """Eager has made a step that takes another branch than the recorded one."""
-        self._branched_at = [*self._branched_at[1 - MAX_BRANCHES :], number]
-        if len(self._branched_at) < MAX_BRANCHES or number - self._branched_at[0] >= BRANCH_STEPS:
+        if not self._branches.are_many(number):
             return
-        self._branched_at = []
         if self._num_recorded >= MAX_RECORDED:
             line = text.splitlines()[0].rpartition(" at ")[2]
             self._refuse(RefusedError(f"the branch that it takes on data at {line} changes from step to step"))
