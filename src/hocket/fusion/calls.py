@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -218,8 +218,7 @@ class Calls:
                     raise
                 found, failed = Unfused(str(error)), error
         try:
-            with nullcontext() if is_seen else self._watched(values):
-                out = plain(values)
+            out = plain(values) if is_seen else self.programs.checked(kind, values)
         except FAILURES:
             if failed is None:
                 raise
@@ -227,11 +226,6 @@ class Calls:
         self._say(found)
         world.calls[key] = KnownCall(kind.own, plain, None)
         return out
-
-    def _watched(self, values: list[Any]) -> AbstractContextManager[None]:
-        """Look on while models run as they are, unless they would see that."""
-        is_left_alone = not self.programs.has_own_code or self.programs.asks_who_watches()
-        return nullcontext() if is_left_alone else self.store.originals.refused(values)
 
     def _say(self, found: Unfused) -> None:
         """Warn that models run one after another, once."""

@@ -5,25 +5,22 @@
     (a closure, a default argument, a class, a cache, a weak reference, a helper that copies share: the same)
 
 `copy.deepcopy` shares what code holds, and nothing says beforehand what a forward will reach. So the first calls of a
-kind look at the modules that are called, and at tensors: a recorder at those that are no part of the model it records,
-plain runs at all that functions of torch are given.
+kind are recorded, also where no graph is wanted, and a recorder looks at the modules that are called and at tensors, if
+they are no part of the model that it records.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
-from hocket.fusion.module_calls import calls_given
 from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import named_tensors
 from hocket.pystate.places import is_a
@@ -74,63 +71,6 @@ class Originals:
         given = {key for leaf in pytree.tree_leaves(inputs) for key in _keys(leaf)}
         self._parts = [each for each in self._parts if each[1]()]
         return {key: (index, place) for key, _, index, place in self._parts if key not in given}
-
-    @contextmanager
-    def refused(self, inputs: Any) -> Iterator[None]:
-        """Refuse calls that reach parts of the originals, or memory of these, while the block lasts.
-
-        Args:
-            inputs: a tree of what the models are called with.
-
-        Raises:
-            InputError: one does, whatever the user's code makes of the error. The message names the part.
-        """
-        known = self.known(inputs)
-        if not known:
-            yield
-            return
-        watch = _Watch(known)
-        try:
-            with calls_given(watch), watch:
-                yield
-        finally:
-            if watch.error is not None:
-                raise watch.error from None
-
-
-class _Watch(TorchFunctionMode):
-    """Looks at what functions of torch and calls of modules are given."""
-
-    def __init__(self, known: Known) -> None:
-        super().__init__()
-        self._known = known
-        self.error: InputError | None = None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        for leaf in (*args, *(kwargs or {}).values()):
-            for part in leaf if type(leaf) in (tuple, list) else (leaf,):
-                self._check(part)
-        return func(*args, **(kwargs or {}))
-
-    def layer(self, module: nn.Module, usual: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a module."""
-        self._check(module)
-        return usual(module, *args, **kwargs)
-
-    def function(self, apply: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a `torch.autograd.Function`, whose arguments the mode does not see."""
-        for part in (*args, *kwargs.values()):
-            self._check(part)
-        return apply(*args, **kwargs)
-
-    def _check(self, part: Any) -> None:
-        try:
-            check_part(self._known, part)
-        except InputError as error:
-            self.error = error
-            raise
 
 
 def _keys(part: Any) -> dict[Any, Callable[[], bool]]:

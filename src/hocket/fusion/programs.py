@@ -328,6 +328,19 @@ class Programs:
                 world.guard(self._watch.guards(seen.state), _copied_constants(graphs))
         return result
 
+    def checked(self, kind: Kind, values: list[Any]) -> Any:
+        """Run the plain models, and look only whether they reach a part of the models that were fused."""
+        store = self._store
+        known = store.originals.known(values) if self.has_own_code and not self.asks_who_watches() else {}
+        if not known:
+            return one_by_one(store, kind.call.spec, values, asks_leaves=self.asks_leaves())
+        separate = frozenset(store.separate_index)
+
+        def one(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return recorded(model, args, kwargs, separate, frozenset(self._met), known).out
+
+        return one_by_one(store, kind.call.spec, values, one)
+
     def _made(self, graphs: list[Traced]) -> FusedProgram | Unfused:
         """A program of the models' graphs."""
         try:
