@@ -67,12 +67,8 @@ def merged(traces: Sequence[Traced]) -> Traced:
     places = [{node: place for place, node in enumerate(nodes)} for nodes in columns]
     for row in zip(*columns, strict=False):
         _check_ops(traces, row)
-        args = [_with_places(node.args, own) for node, own in zip(row, places, strict=True)]
-        kwargs = [_with_places(node.kwargs, own) for node, own in zip(row, places, strict=True)]
-        if any(not is_same((args[0], kwargs[0]), each) for each in zip(args[1:], kwargs[1:], strict=True)):
-            place = _described(first, row[0])
-            row[0].args = _joined_tree([node.args for node in row], places, place)
-            row[0].kwargs = _joined_tree([dict(node.kwargs) for node in row], places, place)
+        given = [(node.args, dict(node.kwargs)) for node in row]
+        row[0].args, row[0].kwargs = _joined_tree(given, places, _described(first, row[0]))
     lengths = [len(nodes) for nodes in columns]
     if len(set(lengths)) > 1:
         model = next(index for index, length in enumerate(lengths) if length != lengths[0])
