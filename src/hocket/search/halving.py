@@ -20,7 +20,7 @@ from hocket.errors import InputError
 from hocket.optim.hyper import check_whole
 from hocket.search.policy import Move, Policy, Schedules
 
-__all__ = ["Asha", "Halving", "Hyperband", "Rung"]
+__all__ = ["Asha", "Bracket", "Halving", "Hyperband", "LockStep", "Rung"]
 
 
 @dataclass(frozen=True)
@@ -189,10 +189,14 @@ class LockStep(Policy):
         if bracket.started < bracket.size or any(number not in bracket.reported for number in bracket.members):
             return []
         ranked = sorted(bracket.members, key=lambda number: self.rank(bracket.reported[number], number))
-        best, rest = ranked[: rung.keep], ranked[rung.keep :]
         bracket.at += 1
-        bracket.members, bracket.reported = sorted(best), {}
-        until = bracket.rungs[bracket.at].epoch
+        bracket.reported = {}
+        return self._moves(bracket, rung, ranked, bracket.rungs[bracket.at].epoch)
+
+    def _moves(self, bracket: Bracket, rung: Rung, ranked: Sequence[int], until: int) -> list[Move]:
+        """The decision on a rung's trials, best first, and the epoch up to which they go next."""
+        best, rest = ranked[: rung.keep], ranked[rung.keep :]
+        bracket.members = sorted(best)
         return [
             *(Move(number, "prune") for number in sorted(rest)),
             *(Move(number, "go", until=until) for number in bracket.members),

@@ -25,6 +25,7 @@ from typing import Any
 
 from hocket.errors import InputError
 from hocket.optim.hyper import check_whole
+from hocket.search.halving import Bracket, LockStep, Rung
 from hocket.search.policy import Exploit, Move, Policy, Schedules
 
 __all__ = ["Generations", "Population"]
@@ -66,7 +67,7 @@ class Population(Schedules):
             raise InputError(f"factors: expected numbers above 0, got {self.factors!r}")
 
     def policy(self, trials: int, epochs: int, maximize: bool) -> Policy:
-        return Generations(epochs, maximize, self)
+        return Generations(epochs, maximize, self, trials)
 
     def explored(
         self, params: Mapping[str, Any], space: Mapping[str, Any], fusible: Sequence[str], seed: str
@@ -106,48 +107,20 @@ class Population(Schedules):
         return round(found) if isinstance(value, int) else float(found)
 
 
-class Generations(Policy):
+class Generations(LockStep):
     """Decides on a whole population whenever all of it has reported."""
 
-    def __init__(self, epochs: int, maximize: bool, population: Population) -> None:
-        super().__init__(epochs, maximize)
+    def __init__(self, epochs: int, maximize: bool, population: Population, trials: int) -> None:
+        between = [Rung(epoch, trials) for epoch in range(population.interval, epochs, population.interval)]
+        super().__init__(epochs, maximize, [(trials, [*between, Rung(epochs, 0)])])
         self._population = population
-        self._epoch = min(population.interval, self.epochs)  # at which is decided next
-        self._members: list[int] = []
-        self._reported: dict[int, float] = {}
-        self._is_closed = False
 
-    def start(self, number: int) -> int:
-        self._members.append(number)
-        return self._epoch
-
-    def report(self, number: int, epoch: int, value: float) -> Sequence[Move]:
-        if epoch == self.epochs:
-            self._members.remove(number)
-            return [Move(number, "complete")]
-        self._reported[number] = value
-        return self._decided()
-
-    def fail(self, number: int) -> Sequence[Move]:
-        self._members.remove(number)
-        self._reported.pop(number, None)
-        return self._decided()
-
-    def all_started(self) -> Sequence[Move]:
-        self._is_closed = True
-        return self._decided()
-
-    def _decided(self) -> Sequence[Move]:
-        if not self._is_closed or not self._members or len(self._reported) < len(self._members):
-            return []
-        ranked = sorted(self._members, key=lambda number: self.rank(self._reported[number], number))
+    def _moves(self, bracket: Bracket, rung: Rung, ranked: Sequence[int], until: int) -> list[Move]:
         count = min(max(1, int(self._population.share * len(ranked))), len(ranked) // 2)
         best, worst = ranked[:count], ranked[len(ranked) - count :]
-        at, self._reported = self._epoch, {}
-        self._epoch = min(self._epoch + self._population.interval, self.epochs)
-        drawn = random.Random(f"{self._population.seed} {at}")
+        drawn = random.Random(f"{self._population.seed} {rung.epoch}")
         moves: list[Move] = []
         for number in worst:
-            explore = partial(self._population.explored, seed=f"{at} {number}")
-            moves.append(Exploit(number, "exploit", self._epoch, parent=drawn.choice(best), explore=explore))
-        return [*moves, *(Move(number, "go", self._epoch) for number in ranked if number not in worst)]
+            explore = partial(self._population.explored, seed=f"{rung.epoch} {number}")
+            moves.append(Exploit(number, "exploit", until, parent=drawn.choice(best), explore=explore))
+        return [*moves, *(Move(number, "go", until) for number in ranked if number not in worst)]
