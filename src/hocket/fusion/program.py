@@ -25,7 +25,7 @@ from hocket.fusion.writes import find_writes
 __all__ = ["FusedProgram"]
 
 CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError)
-SKIPPED = ("_assert", "_assert_is_none", "_assert_async")
+ASSERTIONS = ("_assert", "_assert_async")  # which have held when the models were recorded
 
 
 class FusedProgram:
@@ -68,7 +68,7 @@ class FusedProgram:
         for node in nodes:
             if node.op == "output":
                 self.output = refer(node.args[0])
-            elif node.op.startswith("call_") and not _is_assertion(node):
+            elif node.op.startswith("call_") and op_name(node.target) not in ASSERTIONS:
                 step = make_step(store, settings, traced, node, places[node])
                 step.args, step.kwargs = refer(node.args), refer(dict(node.kwargs))
                 step.write, step.must_view = writes.get(node), node in views
@@ -90,13 +90,13 @@ class FusedProgram:
             if node.op.startswith("call_") and op_name(node.target) not in ("detach", "getattr"):
                 begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
-    def run(self, leaves: list[Any], tensor: Callable[[str], Stacked] | None = None) -> Any:
+    def run(self, leaves: list[Any]) -> Any:
         """The output for these leaves, `Stacked` where models have their own.
 
         Raises:
             InputError: an op fails. The message names the layer.
         """
-        return self.traced.unflatten(self._function(leaves, tensor or self.store.tensor))
+        return self.traced.unflatten(self._function(leaves, self.store.tensor))
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
@@ -188,10 +188,3 @@ def _per_model(tree: Any) -> list[ModelValues]:
     found: list[ModelValues] = []
     map_tree(tree, lambda value: found.append(value) if isinstance(value, ModelValues) else None)
     return found
-
-
-def _is_assertion(node: fx.Node) -> bool:
-    name = getattr(node.target, "__name__", "").split(".")[0]
-    if name in SKIPPED or name.startswith("sym_constrain"):
-        return True
-    return name == "eq" and bool(node.users) and all(map(_is_assertion, node.users))

@@ -58,10 +58,6 @@ class Stacked:
         """The rank of one model's value."""
         return self.tensor.ndim - 1
 
-    def dim(self) -> int:
-        """The same as `ndim`, for layers that call it."""
-        return self.ndim
-
     def parts(self) -> tuple[Tensor, ...]:
         """One view per model. They are made once, so that their gradients are joined once."""
         if self._parts is None:

@@ -78,7 +78,7 @@ def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, p
     name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
     is_known, rule = isinstance(target, str) or op_name(target) is not None, find(target)
     if node.op == "call_method":
-        target = getattr(Tensor, str(node.target), None) or _method(str(node.target))
+        target = getattr(Tensor, str(node.target))
     plain = target
     activate = in_place(node)
     if activate is not None:
@@ -136,11 +136,6 @@ def _backends(store: Store, settings: Settings, draws: bool) -> list[str]:
 
 def _activated(activate: Callable[..., Tensor]) -> Callable[..., Any]:
     return lambda context, input, *options, **named: Stacked(activate(input.tensor))
-
-
-def _method(name: str) -> Callable[..., Any]:
-    """A method of something that is no tensor, such as ``shape.numel()``."""
-    return lambda value, *args, **kwargs: getattr(value, name)(*args, **kwargs)
 
 
 def _generators(store: Store, args: tuple[Any, ...]) -> tuple[torch.Generator, ...]:

@@ -36,8 +36,6 @@ OTHERS = frozenset(
         "cross_entropy", "cross_entropy_loss",
     )
 )  # fmt: skip
-QUERIES = ("size", "numel", "nelement", "dim", "ndimension", "is_floating_point", "is_contiguous", "get_device")
-ATTRIBUTES = ("shape", "ndim", "dtype", "device", "requires_grad", "is_cuda", "layout")
 
 
 @rule(*ANY_TYPE, *OTHERS)
@@ -76,19 +74,7 @@ def item(context: OpContext, input: Any, index: Any, *value: Any) -> Any:
     return input[index] if isinstance(input, (tuple, list)) else mapped(context, input, index, *value)
 
 
-@rule("is_complex", "sym_size", *QUERIES)
-def metadata_query(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """A property of one model's tensor, as of a tensor of its own."""
-    return context.target(input.tensor[0], *args, **kwargs)
-
-
 @rule("getattr")
 def attribute(context: OpContext, input: Any, name: str) -> Any:
-    """``x.shape``, ``x.dtype``, ``x.device``, ``x.T``, ..., and what a named tuple has."""
-    if not isinstance(input, Stacked):
-        return getattr(input, name)
-    if name in ATTRIBUTES:
-        return getattr(input if name in ("shape", "ndim") else input.tensor, name)
-    if name == "data":
-        return Stacked(input.tensor.data)
-    return mapped(context, input, name) if name in ("T", "mT", "real", "imag") else NotImplemented
+    """``x.T``, ``x.mT``, ``x.real``, ``x.imag``, ``x.data``: attributes that are tensors."""
+    return Stacked(input.tensor.data) if name == "data" else mapped(context, input, name)

@@ -78,7 +78,7 @@ def each(context: OpContext, *args: Any, **kwargs: Any) -> Any:
 def from_size(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """``torch.randn(n, m)``."""
     sizes = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list)) else args)
-    if context.generators or "generator" in kwargs or not all(isinstance(size, (int, torch.SymInt)) for size in sizes):
+    if context.generators or "generator" in kwargs or not all(isinstance(size, int) for size in sizes):
         return each(context, *args, **kwargs)
     options = {name: value for name, value in kwargs.items() if name != "size"}
     return Stacked(context.target((context.num_models, *sizes), **options))
