@@ -43,9 +43,10 @@ release: install  ## the tests, sdist and wheel in dist, and a tag with the note
 	git tag -a "v$$version" -F build/notes.md && echo "v$$version is tagged; dist has what to upload"
 
 # One thread for each of the processes: two of two threads each would wait for each other. What needs more asks for it.
+# Bytecode is kept, whatever the environment says: tests start hundreds of interpreters.
 # Tests stay in their order (worksteal), so that those of a file share what is made once for all of them.
 test: install  ## the tests, without the slow ones; under ten minutes on two cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not gpu"
 
 test-all: install  ## all tests; those that need a GPU skip themselves where there is none
 	$(BIN)/python -m pytest -n $(JOBS)

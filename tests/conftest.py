@@ -44,6 +44,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     session.config.stash[_FROZEN] = len(sys.modules)
+    torch = sys.modules.get("torch")
+    if torch and not torch.cuda.is_available():
+        # Each `manual_seed` would write down the stack of its caller for a GPU that may come, which takes 1 ms.
+        torch.cuda.manual_seed_all = lambda seed: None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -82,8 +86,7 @@ def seeded() -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
-        # Where there is no GPU, `manual_seed` writes down for one that may come who has called, which takes 1 ms.
-        (torch if torch.cuda.is_available() else torch.default_generator).manual_seed(0)
+        torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -32,8 +32,7 @@ def unavailable_reason(device: Device) -> str:
             numbers = ", ".join(map(str, lacking[:8])) + (", ..." if len(lacking) > 8 else "")
             return f"device {device.name!r} has CPUs {numbers}, which this process may not use; see Machine.here()"
         return ""
-    cores = Machine.here().cores
-    if device.cores > cores:
+    if device.cores > 1 and device.cores > (cores := Machine.here().cores):
         return (
             f"device {device.name!r} has {device.cores} cores, and this process may use {cores}; a plan for such a "
             "machine can be simulated, not run here"

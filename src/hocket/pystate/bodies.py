@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hocket.pystate.executed import with_nested
+from hocket.pystate.bytecode import with_nested
 from hocket.pystate.layout import instance_dict
 from hocket.pystate.places import is_a
 from hocket.pystate.tokens import DRAWING

@@ -16,7 +16,6 @@ that Python's collector runs is no part of the step.
 
 from __future__ import annotations
 
-import dis
 import gc
 import io
 import os
@@ -25,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -32,12 +32,14 @@ import torch
 
 from hocket.errors import CaptureError
 from hocket.heap import collections_held
+from hocket.pystate.bytecode import compares_types, globals_of, with_nested
 from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
 from hocket.sinks import Sink
 
 _SCHEDULERS = os.path.join(TORCH, "optim", "lr_scheduler.py")
+_CONTEXTS = contextmanager.__code__.co_filename
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
@@ -60,10 +62,31 @@ _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
 # Code that looks at attributes by computed names.
 _DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
 
-_GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
-_COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
 # Values that are not worth a look: they cannot change, or are looked at otherwise.
 _UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes, CodeType, FrameType)
+
+
+class _CodeFacts:
+    """Facts about one piece of code that the hook needs at each of its events.
+
+    Attributes:
+        code: kept alive, so that no other one gets its address.
+        owner: of its file.
+        of_user: its names count as the user's.
+        is_added: its names were counted.
+        looks_on: it records or walks, and is no part of the step.
+        steps_rates: it is the step of a scheduler.
+    """
+
+    __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "steps_rates")
+
+    def __init__(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        self.code = code
+        self.owner = origin(code.co_filename)
+        self.of_user = origin(_file_of(code, namespace)) in ("user", "library")
+        self.is_added = False
+        self.looks_on = code.co_filename.startswith(_LOOKING_ON)
+        self.steps_rates = code.co_name == "step" and code.co_filename == _SCHEDULERS
 
 
 @dataclass(frozen=True)
@@ -126,6 +149,9 @@ class ExecutedCode:
         self._met: dict[int, Any] = {}
         self._met_before: dict[int, Any] = {}
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
+        self._pieces: dict[
+            int, _CodeFacts
+        ] = {}  # by address: to hash code takes longer than all else that a call needs
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -138,7 +164,7 @@ class ExecutedCode:
         self.world = {}
         self.schedulers = []
         self.num_new_of_user = 0
-        self.lines.begin()
+        self.lines.begin(_outside())
         known = len(self.codes)
         with collections_held():
             set_hook(hook)
@@ -151,6 +177,7 @@ class ExecutedCode:
     def _noted(self, num_known: int) -> None:
         """Sum up a watched step."""
         self._skipped = None
+        self.lines.end()
         self.num_new = len(self.codes) - num_known
         for address, value in self._met.items():
             if self._met_before.get(address) is value:
@@ -200,45 +227,59 @@ class ExecutedCode:
                 self.dynamic[code.co_qualname] = None
             if whose == "user":
                 self.strict |= dict.fromkeys(strict_names(part, namespace))
-                if "type" in part.co_names and _compares_types(part):
+                if "type" in part.co_names and compares_types(part):
                     self.asks_types[code.co_qualname] = None
             used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
-            used.update(i.argval for i in dis.get_instructions(part) if i.opname in _GLOBAL_OPS)
+            used.update(globals_of(part))
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
+        # It runs at each event, thousands of times a step: what is rare comes last, and what is known is not asked.
         code = frame.f_code
-        if event[0] == "c":
-            self.lines.note(frame, event, arg)
+        piece = self._pieces.get(id(code))
+        if piece is None:
+            piece = self._pieces[id(code)] = _CodeFacts(code, frame.f_globals)
+        if piece.looks_on and event != "call" and self._skipped is None and arg is not gc.collect:
+            return
+        if event == "c_call":
+            self.lines.called(frame, arg)
+        elif event != "call" and event != "return":
+            self.lines.returned(frame, arg)
         if self._skipped is not None:
             if frame is self._skipped and (event == "return" or arg is gc.collect):
                 self._skipped = None
-        elif event == "call":
-            if code is _SINK:
-                self._skipped, self.calls_sinks = frame, True
-                return
-            if _is_op(frame) and origin(code.co_filename) != "torch":
-                if _is_leaf_op(frame):
-                    self._skipped = frame
-                    return
-                self._meet_function(code)
-            if code.co_name == "step" and code.co_filename == _SCHEDULERS:
-                self._note_scheduler(frame)
-            if not _is_for_user(frame.f_back):
-                self._skipped = frame
-            elif code not in self.codes:
-                self.add(code, frame.f_globals)
+            return
+        if event == "call":
+            self._entered(frame, piece)
         elif event == "c_call":
             if arg is gc.collect:
                 self._skipped = frame
-                return
-            if (whose := origin(code.co_filename)) != "torch":
-                self._called(arg, frame, whose)
-        elif event == "return" and origin(_file_of(code, frame.f_globals)) in ("user", "library"):
+            elif piece.owner != "torch":
+                self._called(arg, frame, piece.owner)
+        elif piece.of_user and event == "return":
             self._meet(arg)
             for name, value in frame.f_locals.items():
                 self._meet(value)
                 if is_strict(value):  # closed over
                     self.strict[f"{name} at {user_line(frame)}"] = None
+
+    def _entered(self, frame: FrameType, piece: _CodeFacts) -> None:
+        """A function that is written in Python is called."""
+        code, caller = piece.code, frame.f_back
+        if code is _SINK:
+            self._skipped, self.calls_sinks = frame, True
+            return
+        if piece.owner != "torch" and _is_op(frame):
+            if _is_leaf_op(frame):
+                self._skipped = frame
+                return
+            self._meet_function(code)
+        if piece.steps_rates:
+            self._note_scheduler(frame)
+        if caller is not None and origin(caller.f_code.co_filename) == "stdlib" and not _is_for_user(caller):
+            self._skipped = frame
+        elif not piece.is_added:
+            piece.is_added = True
+            self.add(code, frame.f_globals)
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> None:
         caller: FrameType | None = frame
@@ -279,6 +320,14 @@ class ExecutedCode:
         for function in gc.get_referrers(code):
             if isinstance(function, FunctionType):
                 self.persistent[id(function)] = function
+
+
+def _outside() -> FrameType | None:
+    """The frame that has begun to watch: those around it are no part of the step."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_flags & CO_GENERATOR or frame.f_code.co_filename == _CONTEXTS):
+        frame = frame.f_back
+    return frame
 
 
 def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
@@ -348,22 +397,3 @@ def _is_leaf_op(frame: FrameType) -> bool:
         return not has_kernel(name, "CompositeImplicitAutograd")
     except RuntimeError:
         return True  # no op of this name
-
-
-def _compares_types(code: CodeType) -> bool:
-    """Return whether code compares ``type(x)`` with anything, or looks something up by it."""
-    instructions = list(dis.get_instructions(code))
-    for place, instruction in enumerate(instructions):
-        if instruction.opname in _GLOBAL_OPS and instruction.argval == "type":
-            following = instructions[place + 1 : place + 12]
-            if following and following[0].argval not in ("self", "cls"):
-                return any(each.opname in _COMPARING_OPS for each in following)
-    return False
-
-
-def with_nested(code: CodeType) -> Iterator[CodeType]:
-    """`code`, and that of the functions and classes within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from with_nested(constant)

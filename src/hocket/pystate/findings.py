@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from hocket.pystate.executed import with_nested
+from hocket.pystate.bytecode import with_nested
 from hocket.pystate.origins import origin
 from hocket.pystate.places import Place
 
@@ -69,6 +69,9 @@ def line_about(place: Place, codes: Iterable[CodeType]) -> str:
 
 def _uses(code: CodeType, name: str, *, variables: bool) -> Iterator[tuple[int, bool]]:
     """The lines where code spells a name, and whether it writes there."""
+    spelled = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_consts)
+    if not any(name in names for names in spelled):
+        return  # most code: taking it apart takes long
     line = 0
     instructions = list(dis.get_instructions(code))
     for instruction, following in zip(instructions, (*instructions[1:], None), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from types import CodeType, FrameType, ModuleType
@@ -46,6 +47,7 @@ _OPTIM = os.path.join(TORCH, "optim", "")
 _TRACING = os.path.join(OURS, "tracing", "")
 _TEXT = os.path.join(TORCH, "_tensor_str.py")
 _IMPORTING = "<frozen importlib"
+_OF_USER = ("user", "library")
 
 
 class OpLines:
@@ -63,35 +65,55 @@ class OpLines:
         self.draws: Counter[tuple[CodeType, int]] = Counter()
         self.begin()
 
-    def begin(self) -> None:
-        """A step begins."""
+    def begin(self, outside: FrameType | None = None) -> None:
+        """A step begins, within this frame."""
         self._drawn: Counter[tuple[CodeType, int]] = Counter()
         self._last: dict[tuple[CodeType, int], FrameType | None] = {}
         self._fetching: FrameType | None = None
+        self._outside = outside
 
-    def note(self, frame: FrameType, event: str, function: Any) -> None:
-        """A C function is called by a frame, or has returned to it."""
-        if event != "c_call":
-            if function is next and frame is self._fetching:
-                self._fetching = None
-            return
-        owner = getattr(function, "__self__", None)
-        if _is_op(function, owner):
-            self._note_op(frame, function.__name__ == "run_backward")
-        elif self._fetching is None and issubclass(type(owner), DRAWING):
-            self._note_draw(frame)
-        elif self._fetching is None and function is next and _is_of_user(frame):
-            self._note_draw(frame)
-            self._fetching = frame
+    def end(self) -> None:
+        """The step has ended."""
+        self._outside = None
+        self._last = {}
+
+    def returned(self, frame: FrameType, function: Any) -> None:
+        """A C function has returned to a frame, or has raised there."""
+        if frame is self._fetching and function is next:
+            self._fetching = None
+
+    def called(self, frame: FrameType, function: Any) -> None:
+        """A C function is called by a frame."""
+        owner: Any = getattr(function, "__self__", None)
+        kind = type(owner)
+        if kind is ModuleType:
+            is_op = owner.__name__ in _MODULES
+        elif owner is None:
+            is_op = getattr(function, "__module__", None) == "torch"
+        elif issubclass(kind, torch.Tensor):
+            is_op = function.__name__ not in _LOOKS
+        else:
+            is_op = function.__name__ == "run_backward"
+        if is_op:
+            self._note_op(frame, kind is not ModuleType and function.__name__ == "run_backward")
+        elif self._fetching is None:
+            if function is next:
+                if _role(frame.f_code.co_filename) in _OF_USER:
+                    self._note_draw(frame)
+                    self._fetching = frame
+            elif issubclass(kind, DRAWING):
+                self._note_draw(frame)
 
     def _note_op(self, frame: FrameType | None, trains: bool) -> None:
         found: list[tuple[CodeType, int]] = []
-        while frame is not None:
+        while frame is not None and frame is not self._outside:
             code = frame.f_code
-            if code.co_filename == _TEXT or (not found and code.co_filename.startswith(_TRACING)):
+            role = _role(code.co_filename)
+            if role == "text" or (role == "tracing" and not found):
                 return
-            trains = trains or code.co_filename.startswith(_OPTIM)
-            if _is_of_user(frame):
+            if role == "optimizer":
+                trains = True
+            elif role in _OF_USER:
                 found.append((code, frame.f_lineno))
             frame = frame.f_back
         self.ops.update(found)
@@ -102,11 +124,12 @@ class OpLines:
         """Count a draw where it was asked for: several that one function makes on the way are one."""
         called: FrameType | None = None
         found: list[tuple[tuple[CodeType, int], FrameType | None]] = []
-        while frame is not None:
-            if frame.f_code.co_filename.startswith(_IMPORTING):
+        while frame is not None and frame is not self._outside:
+            role = _role(frame.f_code.co_filename)
+            if role == "importing":
                 return  # a module's own, made once
             place = frame.f_code, frame.f_lineno
-            if _is_of_user(frame) and (called is None or self._last.get(place) is not called):
+            if role in _OF_USER and (called is None or self._last.get(place) is not called):
                 found.append((place, called))
             called, frame = frame, frame.f_back
         for place, called in found:
@@ -115,15 +138,12 @@ class OpLines:
             self.draws[place] = max(self.draws[place], self._drawn[place])
 
 
-def _is_of_user(frame: FrameType) -> bool:
-    return origin(frame.f_code.co_filename) in ("user", "library")
-
-
-def _is_op(function: Any, owner: Any) -> bool:
-    if issubclass(type(owner), torch.Tensor):
-        return function.__name__ not in _LOOKS
-    if owner is None:
-        return getattr(function, "__module__", None) == "torch"
-    if type(owner) is ModuleType:
-        return owner.__name__ in _MODULES
-    return bool(function.__name__ == "run_backward")
+@functools.cache
+def _role(file: str) -> str:
+    """The owner of a file, or what its code does."""
+    if file == _TEXT:
+        return "text"
+    for role, folder in (("tracing", _TRACING), ("optimizer", _OPTIM), ("importing", _IMPORTING)):
+        if file.startswith(folder):
+            return role
+    return origin(file)

@@ -67,6 +67,8 @@ def strict_function(function: Any) -> str:
 
 def strict_names(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:
     """Such callables that code names, with the line."""
+    if not any(_may_be_strict(name, namespace) for name in code.co_names):
+        return  # most code: taking it apart takes long
     line, number_type = code.co_firstlineno, None
     for instruction in dis.get_instructions(code):
         line = instruction.starts_line or line
@@ -82,6 +84,11 @@ def strict_names(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:
         number_type = {"int": int, "float": float}.get(name) if operation == "LOAD_GLOBAL" else None
         if found:
             yield f"{name} at {Path(code.co_filename).name}:{line}"
+
+
+def _may_be_strict(name: str, namespace: dict[str, Any]) -> bool:
+    is_named = name in ("int", "float") or name in _NAMES or _root(name) in _MODULES
+    return is_named or is_strict(namespace.get(name))
 
 
 def _root(module: Any) -> str:

@@ -202,7 +202,7 @@ def python_functions_open() -> Iterator[None]:
     closed = {name: getattr(torch.overrides, name) for name in names}
     opened = {names[0]: lambda tensors: _overridden(*tensors), names[1]: _overridden, names[2]: _overridden}
     tables = [vars(module) for module in list(sys.modules.values()) if hasattr(module, "__dict__")]
-    places = [(table, name) for table in tables for name in names if table.get(name) is closed[name]]
+    places = [(t, name) for t in tables for name in closed.keys() & t.keys() if t[name] is closed[name]]
     try:
         for table, name in places:
             table[name] = opened[name]

@@ -1,0 +1,42 @@
+"""Facts read from the bytecode of a function: the global names that it uses, and comparisons of types."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from types import CodeType
+
+_GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
+_GLOBAL_CODES = frozenset(dis.opmap[name] for name in _GLOBAL_OPS)
+_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
+
+
+def globals_of(code: CodeType) -> set[str]:
+    """The names that code reads or writes as global ones: `dis` would take ten times longer to list them."""
+    found, extended, raw = set(), 0, code.co_code
+    for place in range(0, len(raw), 2):
+        operation, argument = raw[place], raw[place + 1] | extended
+        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation in _GLOBAL_CODES:
+            found.add(code.co_names[argument >> 1 if operation == _LOAD_GLOBAL else argument])  # a bit is a flag there
+    return found
+
+
+def compares_types(code: CodeType) -> bool:
+    """Return whether code compares ``type(x)`` with anything, or looks something up by it."""
+    instructions = list(dis.get_instructions(code))
+    for place, instruction in enumerate(instructions):
+        if instruction.opname in _GLOBAL_OPS and instruction.argval == "type":
+            following = instructions[place + 1 : place + 12]
+            if following and following[0].argval not in ("self", "cls"):
+                return any(each.opname in _COMPARING_OPS for each in following)
+    return False
+
+
+def with_nested(code: CodeType) -> Iterator[CodeType]:
+    """`code`, and that of the functions and classes within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from with_nested(constant)
