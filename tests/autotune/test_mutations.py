@@ -35,7 +35,7 @@ def trained(folder, steps: int = 6, **options):
 
 @pytest.mark.parametrize(
     ("number", "guard"),
-    [(40, False), pytest.param(2000, False, marks=pytest.mark.slow), pytest.param(300, True, marks=pytest.mark.slow)],
+    [(15, False), pytest.param(2000, False, marks=pytest.mark.slow), pytest.param(300, True, marks=pytest.mark.slow)],
 )
 def test_mutated_decisions_leave_the_step_as_it_is(tmp_path, caplog, number, guard):
     file = made_in(tmp_path, guard=guard)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import forked
 from dynamo.remembering import OUTCOMES, trained
 from hocket.dynamo import region
 from support.regions import made_regions
@@ -21,14 +19,8 @@ NOTHING_DONE = {"search_again": 0, "_turns": 0}
 
 
 def _by_process(outcome: str, folder: str) -> dict[str, Any]:
-    paths = [str(Path(__file__).parents[1]), *sys.path]
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamo.remembering", outcome, folder],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forked.run("import runpy\nrunpy.run_module('dynamo.remembering', run_name='__main__')", outcome, folder)
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -50,9 +42,8 @@ def test_what_load_left_open_is_searched_again(tmp_path: Path) -> None:
     assert second["counts"]["search_again"] == 0  # the regions' own decisions were clear
 
 
-@pytest.mark.parametrize("outcome", ["faster", pytest.param("slower", marks=pytest.mark.slow)])
-def test_another_process_recalls(outcome: str, tmp_path: Path) -> None:
-    first, second = _by_process(outcome, str(tmp_path)), _by_process(outcome, str(tmp_path))
+def test_another_process_recalls(tmp_path: Path) -> None:
+    first, second = _by_process("faster", str(tmp_path)), _by_process("faster", str(tmp_path))
     assert first["counts"]["_turns"] == 1
     assert second["counts"] == NOTHING_DONE
     assert second["bits"] == first["bits"]
