@@ -134,7 +134,7 @@ def last_batch_smaller() -> Loop:
     model, optimizer, batches = task()
     batches[9] = (batches[9][0][:3], batches[9][1][:3])
 
-    return Loop(ordinary(model, optimizer), model, optimizer, lambda n: batches[n % 10 if n < 150 else n % 9])
+    return Loop(ordinary(model, optimizer), model, optimizer, lambda n: batches[n % 10 if n < 100 else n % 9])
 
 
 @loop(planned=True)
@@ -212,7 +212,7 @@ def step_that_fails_on_some_batches() -> Loop:
         optimizer.step()
         return loss
 
-    return Loop(step, model, optimizer, lambda n: bad if n in (20, 150) else batches[n % 10])
+    return Loop(step, model, optimizer, lambda n: bad if n in (20, 100) else batches[n % 10])
 
 
 @loop(planned=True)

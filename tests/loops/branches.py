@@ -135,7 +135,7 @@ def output_that_raises_in_some_steps() -> Loop:
             raise FloatingPointError("an output is NaN")
         return update(optimizer, F.cross_entropy(output, batch[1]))
 
-    return Loop(step, model, optimizer, spoilt(batches, (150,)))
+    return Loop(step, model, optimizer, spoilt(batches, (100,)))
 
 
 @loop(planned=True)

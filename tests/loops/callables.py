@@ -52,7 +52,7 @@ def callable_object_whose_attribute_changes() -> Loop:
     learner = Learner()
 
     def after(n, _):
-        if n == 100:
+        if n == 70:
             learner.scale = 0.3
 
     return Loop(learner, learner.model, learner.optimizer, learner.batches, lambda: {"scale": learner.scale}, after)

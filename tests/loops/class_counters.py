@@ -113,7 +113,7 @@ def number_of_a_class_changed_outside() -> Loop:
         return update(optimizer, Settings.weight * F.cross_entropy(model(batch[0]), batch[1]))
 
     def after(n, _):
-        if n in (30, 120):
+        if n in (30, 90):
             Settings.weight += 0.5
 
     return Loop(step, model, optimizer, batches, lambda: {"weight": Settings.weight}, after)

@@ -208,7 +208,7 @@ def early_stop() -> Loop:
         return train(model, optimizer, batch)
 
     def after(n, loss):
-        if n > 120 and loss is not None and loss < 0.5:
+        if n > 80 and loss is not None and loss < 0.5:
             done["stop"] = True
 
     return Loop(step, model, optimizer, batches, lambda: done, after)

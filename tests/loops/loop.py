@@ -18,7 +18,7 @@ from support.steps import update
 
 # The step after which a loop changes something, if it does so once: a verdict stands by then, and there are enough
 # steps left for another one.
-CHANGE = 100
+CHANGE = 70
 
 
 def nothing(*_: Any) -> None:

@@ -101,8 +101,9 @@ def test_steps_of_every_kind(name):
         model, optimizer, batches = task()
         return Loop(STEPS[name](model, optimizer), model, optimizer, batches)
 
-    eager = run(build)
-    scheduled = run(build, options={"machine": hocket.Machine.of(cores=1), "guard": False, "planner": "serial"})
+    eager = run(build, steps=63)
+    options = {"machine": hocket.Machine.of(cores=1), "guard": False, "planner": "serial"}
+    scheduled = run(build, steps=63, options=options)
     if lines := problems(eager, scheduled):
         pytest.fail("\n".join(lines), pytrace=False)
     if name != "generator":  # it is in the middle of its own run: whether it can be traced is left open

@@ -1,6 +1,6 @@
 """Every loop of this folder ends scheduled where it ends eagerly, and pure ones are planned.
 
-After 200 steps from the same seed (quick: 160, the last change of any loop comes after 150) the scheduled run has, bit
+After 200 steps from the same seed (quick: 110, the last change of any loop comes after 100) the scheduled run has, bit
 by bit, the parameters, buffers, gradients, optimizer state, Python state and random state of the eager one. It has
 returned, printed and raised the same, and has called the user's step no more often. On two cores a plan may run ops at
 other widths than eager does; there it is within rounding.
@@ -39,7 +39,7 @@ KINDS = (
 for kind in KINDS:
     importlib.import_module(f"loops.{kind}")
 
-QUICK_STEPS = 160
+QUICK_STEPS = 110
 MODES = ("default", "plan", "two cores")
 
 

@@ -38,8 +38,13 @@ class Held:
     kept: Any = None
 
 
-@pytest.mark.parametrize("kind", [tuple, list, lambda pair: Hidden(*pair), lambda pair: {"h": pair[0], "c": pair[1]}])
-@pytest.mark.parametrize("place", ["dict", "attribute", "slot", "class", "cell", "global", "list"])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    covering(
+        ["dict", "attribute", "slot", "class", "cell", "global", "list"],
+        [tuple, list, lambda pair: Hidden(*pair), lambda pair: {"h": pair[0], "c": pair[1]}],
+    ),
+)
 def test_the_hidden_state_of_a_network_is_bound_anew_as_a_tuple(place, kind):
     def make() -> Program:
         net, head = nn.LSTM(4, 5), nn.Linear(5, 2)

@@ -1,4 +1,4 @@
-"""Programs run by eager, by ``aot_eager`` and by regions on the same data: all that they leave behind."""
+"""Programs run by eager and by regions on the same data: all that they leave behind."""
 
 from __future__ import annotations
 

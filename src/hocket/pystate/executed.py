@@ -149,9 +149,7 @@ class ExecutedCode:
         self._met: dict[int, Any] = {}
         self._met_before: dict[int, Any] = {}
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
-        self._pieces: dict[
-            int, _CodeFacts
-        ] = {}  # by address: to hash code takes longer than all else that a call needs
+        self._facts: dict[int, _CodeFacts] = {}  # by address: code is slow to hash
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -234,11 +232,8 @@ class ExecutedCode:
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
         # It runs at each event, thousands of times a step: what is rare comes last, and what is known is not asked.
-        code = frame.f_code
-        piece = self._pieces.get(id(code))
-        if piece is None:
-            piece = self._pieces[id(code)] = _CodeFacts(code, frame.f_globals)
-        if piece.looks_on and event != "call" and self._skipped is None and arg is not gc.collect:
+        facts = self._facts.get(id(frame.f_code)) or self._facts_of(frame)
+        if facts.looks_on and event != "call" and self._skipped is None and arg is not gc.collect:
             return
         if event == "c_call":
             self.lines.called(frame, arg)
@@ -249,45 +244,57 @@ class ExecutedCode:
                 self._skipped = None
             return
         if event == "call":
-            self._entered(frame, piece)
+            self._entered(frame, facts)
         elif event == "c_call":
             if arg is gc.collect:
                 self._skipped = frame
-            elif piece.owner != "torch":
-                self._called(arg, frame, piece.owner)
-        elif piece.of_user and event == "return":
+            elif facts.owner != "torch":
+                self._called(arg, frame, facts.owner)
+        elif facts.of_user and event == "return":
             self._meet(arg)
             for name, value in frame.f_locals.items():
                 self._meet(value)
                 if is_strict(value):  # closed over
                     self.strict[f"{name} at {user_line(frame)}"] = None
 
-    def _entered(self, frame: FrameType, piece: _CodeFacts) -> None:
+    def _entered(self, frame: FrameType, facts: _CodeFacts) -> None:
         """A function that is written in Python is called."""
-        code, caller = piece.code, frame.f_back
+        code, caller = facts.code, frame.f_back
         if code is _SINK:
             self._skipped, self.calls_sinks = frame, True
             return
-        if piece.owner != "torch" and _is_op(frame):
+        if facts.owner != "torch" and _is_op(frame):
             if _is_leaf_op(frame):
                 self._skipped = frame
                 return
             self._meet_function(code)
-        if piece.steps_rates:
+        if facts.steps_rates:
             self._note_scheduler(frame)
         if caller is not None and origin(caller.f_code.co_filename) == "stdlib" and not _is_for_user(caller):
             self._skipped = frame
-        elif not piece.is_added:
-            piece.is_added = True
+        elif not facts.is_added:
+            facts.is_added = True
             self.add(code, frame.f_globals)
 
     def _traced(self, frame: FrameType, event: str, arg: Any) -> None:
         caller: FrameType | None = frame
-        while caller is not None and caller.f_code is not _SINK and not (_is_op(caller) and _is_leaf_op(caller)):
+        while caller is not self.lines.outside and caller is not None:
+            if caller.f_code is _SINK:
+                self.calls_sinks = True
+                return
+            if _is_op(caller) and _is_leaf_op(caller):
+                return
             caller = caller.f_back
-        self.calls_sinks |= caller is not None and caller.f_code is _SINK
-        if caller is None and frame.f_code not in self.codes:
+        facts = self._facts_of(frame)
+        if not facts.is_added:
+            facts.is_added = True
             self.add(frame.f_code, frame.f_globals)
+
+    def _facts_of(self, frame: FrameType) -> _CodeFacts:
+        facts = self._facts.get(id(frame.f_code))
+        if facts is None:
+            facts = self._facts[id(frame.f_code)] = _CodeFacts(frame.f_code, frame.f_globals)
+        return facts
 
     def _called(self, function: Any, frame: FrameType, whose: str) -> None:
         """A C function is called by code that is not torch's."""

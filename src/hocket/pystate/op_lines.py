@@ -56,6 +56,7 @@ class OpLines:
     Attributes:
         trains: those of `ops` where a backward or an optimizer's update ran.
         ops: code and line, of each function of the user's or a library's that was on the stack when an op ran.
+        outside: the frame within which the watched step runs.
         draws: for code and line, how many draws, or fetches by `next`, a step has made there at most.
     """
 
@@ -70,11 +71,11 @@ class OpLines:
         self._drawn: Counter[tuple[CodeType, int]] = Counter()
         self._last: dict[tuple[CodeType, int], FrameType | None] = {}
         self._fetching: FrameType | None = None
-        self._outside = outside
+        self.outside = outside
 
     def end(self) -> None:
         """The step has ended."""
-        self._outside = None
+        self.outside = None
         self._last = {}
 
     def returned(self, frame: FrameType, function: Any) -> None:
@@ -106,7 +107,7 @@ class OpLines:
 
     def _note_op(self, frame: FrameType | None, trains: bool) -> None:
         found: list[tuple[CodeType, int]] = []
-        while frame is not None and frame is not self._outside:
+        while frame is not None and frame is not self.outside:
             code = frame.f_code
             role = _role(code.co_filename)
             if role == "text" or (role == "tracing" and not found):
@@ -124,7 +125,7 @@ class OpLines:
         """Count a draw where it was asked for: several that one function makes on the way are one."""
         called: FrameType | None = None
         found: list[tuple[tuple[CodeType, int], FrameType | None]] = []
-        while frame is not None and frame is not self._outside:
+        while frame is not None and frame is not self.outside:
             role = _role(frame.f_code.co_filename)
             if role == "importing":
                 return  # a module's own, made once
