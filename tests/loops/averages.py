@@ -80,19 +80,6 @@ def exponential_average_by_torch_that_is_given() -> Loop:
 
 
 @loop(planned=True)
-def exponential_average_by_torch() -> Loop:
-    model, optimizer, batches = task()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        average.update_parameters(model)
-        return loss
-
-    return Loop(step, model, optimizer, batches, average.state_dict)
-
-
-@loop(planned=True)
 def average_outside() -> Loop:
     model, optimizer, batches = task()
     average = AveragedModel(model)
@@ -140,24 +127,6 @@ def teacher_that_follows() -> Loop:
 
 def words():
     return [(torch.randn(4, 3, 8), torch.randn(4, 3, 6)) for _ in range(10)]
-
-
-@loop(planned=True)
-def hidden_state_in_a_closure() -> Loop:
-    """Backpropagation through time, cut after each piece of the sequence."""
-    model = nn.GRU(8, 6)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    hidden = torch.zeros(1, 3, 6)
-
-    def step(batch):
-        nonlocal hidden
-        out, state = model(batch[0], hidden)
-        loss = F.mse_loss(out, batch[1])
-        update(optimizer, loss)
-        hidden = state.detach()
-        return loss
-
-    return Loop(step, model, optimizer, words(), lambda: {"hidden": hidden})
 
 
 class Reader(nn.Module):

@@ -30,24 +30,6 @@ class Learner:
 
 
 @loop(planned=True)
-def bound_method() -> Loop:
-    learner = Learner()
-
-    def after(_, loss):
-        learner.history.append(loss.item())
-
-    return Loop(
-        learner.step, learner.model, learner.optimizer, learner.batches, lambda: {"history": learner.history}, after
-    )
-
-
-@loop(planned=True)
-def callable_object() -> Loop:
-    learner = Learner()
-    return Loop(learner, learner.model, learner.optimizer, learner.batches)
-
-
-@loop(planned=True)
 def callable_object_whose_attribute_changes() -> Loop:
     learner = Learner()
 
@@ -62,24 +44,6 @@ def general_step(model, optimizer, criterion, batch):
     return update(optimizer, criterion(model(batch[0]), batch[1]))
 
 
-@loop(planned=True)
-def partial_with_a_lambda() -> Loop:
-    model, optimizer, batches = task()
-    step = functools.partial(general_step, model, optimizer, lambda out, y: 0.5 * F.cross_entropy(out, y))
-    return Loop(step, model, optimizer, batches)
-
-
-def measured(function):
-    """A decorator that keeps nothing."""
-
-    @functools.wraps(function)
-    def wrapper(*args, **kwargs):
-        with torch.autograd.profiler.record_function("step"):
-            return function(*args, **kwargs)
-
-    return wrapper
-
-
 def counted(function):
     """A decorator that counts."""
 
@@ -90,13 +54,6 @@ def counted(function):
 
     wrapper.calls = 0
     return wrapper
-
-
-@loop(planned=True)
-def decorated() -> Loop:
-    model, optimizer, batches = task()
-    step = measured(functools.partial(general_step, model, optimizer, F.cross_entropy))
-    return Loop(step, model, optimizer, batches)
 
 
 @loop(planned=True)
@@ -149,11 +106,6 @@ def executed(count: str, name: str) -> Loop:
     space = {"model": model, "optimizer": optimizer, "__name__": "__main__"}
     exec(compile(SOURCE.format(count=count), name, "exec"), space)
     return Loop(space["step"], model, optimizer, batches, lambda: {"count": space["count"]})
-
-
-@loop(planned=True)
-def made_by_exec() -> Loop:
-    return executed("pass", "<string>")
 
 
 @loop(planned=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import itertools
 
 import numpy as np
 import torch
@@ -55,38 +54,6 @@ def accumulation_by_batch_index() -> Loop:
 
 
 @loop(planned=True)
-def counter_in_a_global() -> Loop:
-    global global_step
-    global_step = 0
-    model, optimizer, batches = task()
-
-    def step(batch):
-        global global_step
-        global_step += 1
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        if global_step > 120:
-            return update(optimizer, loss + 0.01 * model[0].weight.abs().sum())
-
-    return Loop(step, model, optimizer, batches, lambda: {"global_step": global_step})
-
-
-@loop(planned=True)
-def every_tenth_by_a_counter_inside() -> Loop:
-    model, optimizer, batches = task()
-    count = 0
-
-    def step(batch):
-        nonlocal count
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        if count % 10 == 0:
-            loss = loss + 0.1 * sum(p.square().sum() for p in model.parameters())
-        count += 1
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, batches, lambda: {"count": count})
-
-
-@loop(planned=True)
 def every_tenth_by_a_flag_outside() -> Loop:
     model, optimizer, batches = task()
     flags = {"penalise": True}
@@ -100,55 +67,6 @@ def every_tenth_by_a_flag_outside() -> Loop:
         flags["penalise"] = (n + 1) % 10 == 0
 
     return Loop(step, model, optimizer, batches, lambda: flags, after)
-
-
-@loop()
-def counter_in_a_default() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch, seen=[]):  # noqa: B006  # that it is shared is what is tested
-        seen.append(len(seen))
-        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) / (1 + len(seen) / 50))
-
-    return Loop(step, model, optimizer, batches, lambda: {"seen": step.__defaults__[0]})
-
-
-@loop(planned=True)
-def counter_on_the_function() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        step.calls += 1
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss * (0.5 if step.calls % 2 else 1.0))
-        return loss
-
-    step.calls = 0
-    return Loop(step, model, optimizer, batches, lambda: {"calls": step.calls})
-
-
-@loop(planned=True)
-def counter_in_a_context_variable() -> Loop:
-    model, optimizer, batches = task()
-    position.set(0)
-
-    def step(batch):
-        position.set(position.get() + 1)
-        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) / position.get() ** 0.5)
-
-    return Loop(step, model, optimizer, batches, lambda: {"position": position.get()})
-
-
-@loop(planned=True)
-def counter_in_an_iterator() -> Loop:
-    model, optimizer, batches = task()
-    counter = itertools.count()
-
-    def step(batch):
-        weight = 1.0 / (1 + next(counter) // 20)
-        return update(optimizer, weight * F.cross_entropy(model(batch[0]), batch[1]))
-
-    return Loop(step, model, optimizer, batches, lambda: {"counter": repr(counter)})
 
 
 @loop(planned=True)
@@ -166,20 +84,6 @@ def counter_and_a_remembered_rate() -> Loop:
         return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, batches, lambda: {**state, "remembered": rate.cache_info().currsize})
-
-
-@loop(planned=True)
-def remembered_function_that_is_pure() -> Loop:
-    model, optimizer, batches = task()
-
-    @functools.lru_cache(maxsize=8)
-    def weight(classes):
-        return 1.0 / classes
-
-    def step(batch):
-        return update(optimizer, weight(4) * F.cross_entropy(model(batch[0]), batch[1]))
-
-    return Loop(step, model, optimizer, batches)
 
 
 @loop(planned=True)

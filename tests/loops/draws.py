@@ -12,19 +12,6 @@ from torch import nn
 from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
 
 
-@loop(word="draw")
-def branch_by_a_generator_of_its_own() -> Loop:
-    model, optimizer, batches = task()
-    draw = random.Random(3)
-
-    def step(batch):
-        x, y = batch
-        x = draw.choice([torch.sin, torch.cos, torch.tanh])(x)
-        return update(optimizer, F.cross_entropy(model(x), y))
-
-    return Loop(step, model, optimizer, batches, lambda: {"draw": draw})
-
-
 @loop(planned=True)
 def mix_up_by_torch() -> Loop:
     model, optimizer, batches = task()

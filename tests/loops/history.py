@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections import Counter, defaultdict, deque
+from collections import deque
 
 import torch
 import torch.nn.functional as F
@@ -27,24 +26,6 @@ def recent_losses_that_skip_outliers() -> Loop:
         return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: {"recent": recent})
-
-
-@loop()
-def replay_buffer() -> Loop:
-    """Every batch is kept; from the tenth on, the step learns from what it draws of them."""
-    model, optimizer, batches = task()
-    memory = deque(maxlen=50)
-
-    def step(batch):
-        memory.append(batch)
-        if len(memory) < 10:
-            return None
-        drawn = random.sample(memory, 3)
-        x = torch.cat([x for x, _ in drawn])
-        y = torch.cat([y for _, y in drawn])
-        return update(optimizer, F.cross_entropy(model(x), y))
-
-    return Loop(step, model, optimizer, batches, lambda: {"memory": len(memory)})
 
 
 @loop(planned=True)
@@ -122,32 +103,6 @@ def failures_swallowed() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"failures": failures})
 
 
-class Callback:
-    """A callback of trainers, called after every step."""
-
-    def __init__(self, every: int) -> None:
-        self.every, self.calls, self.events = every, 0, []
-
-    def on_step_end(self, loss: torch.Tensor) -> None:
-        self.calls += 1
-        if self.calls % self.every == 0:
-            self.events.append(loss.detach().clone())
-
-
-@loop(planned=True)
-def callbacks() -> Loop:
-    model, optimizer, batches = task()
-    listeners = [Callback(7), Callback(50)]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        for listener in listeners:
-            listener.on_step_end(loss)
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {str(c.every): vars(c) for c in listeners})
-
-
 @loop(planned=True)
 def scaled_by_the_previous_loss() -> Loop:
     model, optimizer, batches = task()
@@ -163,23 +118,6 @@ def scaled_by_the_previous_loss() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"previous": previous})
 
 
-@loop(planned=True)
-def metrics_in_dictionaries() -> Loop:
-    model, optimizer, batches = task()
-    metrics, rows, labels = defaultdict(float), Counter(), set()
-
-    def step(batch):
-        x, y = batch
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        metrics["loss"] += loss.item()
-        rows.update(y.tolist())
-        labels.add(int(y[0]))
-        return dict(metrics)
-
-    return Loop(step, model, optimizer, batches, lambda: {"metrics": metrics, "rows": rows, "labels": labels})
-
-
 @loop()
 def best_weights_kept() -> Loop:
     model, optimizer, batches = task()
@@ -193,25 +131,6 @@ def best_weights_kept() -> Loop:
         return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches, lambda: best)
-
-
-@loop()
-def early_stop() -> Loop:
-    """Once the loss was small enough, the step does nothing any more."""
-    model, optimizer, batches = task()
-    done = {"stop": False, "steps": 0}
-
-    def step(batch):
-        if done["stop"]:
-            return None
-        done["steps"] += 1
-        return train(model, optimizer, batch)
-
-    def after(n, loss):
-        if n > 80 and loss is not None and loss < 0.5:
-            done["stop"] = True
-
-    return Loop(step, model, optimizer, batches, lambda: done, after)
 
 
 @loop(planned=True)

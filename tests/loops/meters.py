@@ -35,22 +35,6 @@ class AverageMeter:
 
 
 @loop(planned=True)
-def meter_of_numbers() -> Loop:
-    model, optimizer, batches = task()
-    losses, scores = AverageMeter(), AverageMeter()
-
-    def step(batch):
-        out = model(batch[0])
-        loss = F.cross_entropy(out, batch[1])
-        losses.update(loss.item(), batch[0].size(0))
-        scores.update((out.argmax(1) == batch[1]).float().mean().item(), batch[0].size(0))
-        update(optimizer, loss)
-        return losses.avg
-
-    return Loop(step, model, optimizer, batches, lambda: {"losses": vars(losses), "scores": vars(scores)})
-
-
-@loop(planned=True)
 def sums_in_many_places() -> Loop:
     """In a global, an attribute of a dataclass, a dict and a list."""
     global seen_loss
@@ -75,21 +59,6 @@ def sums_in_many_places() -> Loop:
         return {"progress": progress, "table": table, "row": row, "global": seen_loss}
 
     return Loop(step, model, optimizer, batches, state)
-
-
-@loop(planned=True)
-def moving_average_of_the_loss() -> Loop:
-    model, optimizer, batches = task()
-    table, smooth = {"average": 0.0, "steps": 0}, []
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        table["average"] = 0.9 * table["average"] + 0.1 * loss.item()
-        table["steps"] += 1
-        smooth.append(table["average"] / (1 - 0.9 ** table["steps"]))
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"table": table, "smooth": smooth})
 
 
 @loop()

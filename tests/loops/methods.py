@@ -33,25 +33,6 @@ def generator_loss(generator, critic):
 
 
 @loop(planned=True)
-def adversaries_by_turns() -> Loop:
-    """One step that trains the critic four times out of five, by a counter in its closure."""
-    generator, critic, optimizers, batches = adversaries()
-    turn = 0
-
-    def step(real):
-        nonlocal turn
-        turn += 1
-        if turn % 5:
-            loss = critic_loss(generator, critic, real)
-            update(optimizers[1], loss)
-        else:
-            loss = generator_loss(generator, critic)
-            return update(optimizers[0], loss)
-
-    return Loop(step, [generator, critic], optimizers, batches, lambda: {"turn": turn})
-
-
-@loop(planned=True)
 def adversaries_as_two_steps() -> Loop:
     """Each has a schedule of its own; the two share both models."""
     generator, critic, optimizers, batches = adversaries()

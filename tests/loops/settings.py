@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, train, update
 
 temperature = 1.0
 
@@ -47,23 +47,6 @@ def kl_weight_in_a_closure() -> Loop:
         weight = min(1.0, n / CHANGE)
 
     return Loop(step, model, optimizer, batches, lambda: {"weight": weight}, after)
-
-
-@loop(planned=True)
-def kl_weight_in_a_dictionary() -> Loop:
-    model, optimizer, batches = coder()
-    options = {"kl": {"weight": 0.0}}
-
-    def step(x):
-        error, kl = model(x)
-        loss = error + options["kl"]["weight"] * kl
-        update(optimizer, loss)
-        return {"loss": loss, "kl": kl}
-
-    def after(n, _):
-        options["kl"]["weight"] = 0.25 * (n // 50)
-
-    return Loop(step, model, optimizer, batches, lambda: options, after)
 
 
 @loop(planned=True)
@@ -107,19 +90,6 @@ def rate_set_by_hand() -> Loop:
             group["lr"] = 0.05 * min(1.0, (n + 1) / 20) * 0.99**n
 
     return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def rate_by_a_scheduler() -> Loop:
-    model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.05, total_steps=201)
-
-    def after(n, _):
-        scheduler.step()
-
-    step = ordinary(model, optimizer)
-    return Loop(step, model, optimizer, labelled(), lambda: {"last": scheduler.get_last_lr()}, after)
 
 
 @loop(planned=True)

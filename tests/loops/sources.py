@@ -28,25 +28,6 @@ def cycle_advanced_inside() -> Loop:
 
 
 @loop(planned=True)
-def generator_advanced_inside() -> Loop:
-    model, optimizer, batches = task()
-    given = []
-
-    def stream():
-        for n in itertools.count():
-            given.append(n)
-            yield batches[n % 10]
-
-    data = stream()
-
-    def step(_):
-        x, y = next(data)
-        return update(optimizer, F.cross_entropy(model(x), y))
-
-    return Loop(step, model, optimizer, [None], lambda: {"given": given})
-
-
-@loop(planned=True)
 def data_loader_inside() -> Loop:
     """Shuffles by torch's own generator, anew at the start of every epoch."""
     model, optimizer, _ = task()

@@ -35,5 +35,5 @@ def test_it_ends_where_eager_ends(name):
 
 
 def test_nearly_all_are_planned():
-    assert len(TABLE) >= 80
+    assert len(TABLE) >= 70
     assert sum(not case.planned for case in TABLE.values()) <= len(TABLE) // 20

@@ -59,7 +59,8 @@ def _ran(use: str, make: Callable[[Any], holders.Made], options: dict[str, Any] 
         nonlocal calls
         calls += frame.f_code is step.__code__
 
-    run = step if options is None else hocket.schedule(step, model, optimizer, cache=False, **options)
+    one_core = hocket.Machine.of(cores=1)
+    run = step if options is None else hocket.schedule(step, model, optimizer, cache=False, machine=one_core, **options)
     losses, before = [], sys.gettrace()
     for n in range(STEPS):
         sys.settrace(count)

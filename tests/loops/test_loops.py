@@ -22,7 +22,6 @@ KINDS = (
     "branches",
     "callables",
     "changes",
-    "class_counters",
     "counters",
     "draws",
     "history",

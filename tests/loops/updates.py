@@ -101,23 +101,6 @@ def without_an_optimizer() -> Loop:
     return Loop(step, model, optimizer, labelled(), lambda: {"rate": rate})
 
 
-@loop()
-def losses_that_are_not_finite_skipped() -> Loop:
-    model, optimizer, batches = task()
-    batches[7] = (batches[7][0] * float("inf"), batches[7][1])
-    skipped = 0
-
-    def step(batch):
-        nonlocal skipped
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        if not torch.isfinite(loss):
-            skipped += 1
-            return None
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, batches, lambda: {"skipped": skipped})
-
-
 @loop(planned=True)
 def weights_under_norms() -> Loop:
     model = nn.Sequential(spectral_norm(nn.Linear(8, 12)), nn.ReLU(), weight_norm(nn.Linear(12, 4)))

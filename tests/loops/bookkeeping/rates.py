@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch.optim import lr_scheduler
 
-from loops.bookkeeping.table import TABLE, classifier, parts, row
+from loops.bookkeeping.table import TABLE, parts, row
 from loops.loop import Case, Loop, train
 
 
@@ -43,24 +42,6 @@ def plateau() -> Loop:
     return scheduled(
         lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.7), lambda s, loss: s.step(loss.item())
     )
-
-
-@row()
-def lambda_lr_printed() -> Loop:
-    model, optimizer, data = parts()
-    scheduler = lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / 10, 1.0))
-
-    def step(batch):
-        loss = classifier(model, batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        print(f"{scheduler.get_last_lr()[0]:.4f}", loss.item())
-        return loss
-
-    return Loop(step, model, optimizer, data)
 
 
 @row()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import logging
 import math
 import sys
@@ -75,21 +74,6 @@ def prints_each_loss() -> Loop:
 
 
 @row()
-def prints_every_tenth() -> Loop:
-    model, optimizer, data = parts()
-    n = 0
-
-    def step(batch):
-        nonlocal n
-        loss = train(model, optimizer, batch)
-        n += 1
-        if n % 10 == 0:
-            print(f"[{n:4d}] loss {loss.item():.4f} lr {optimizer.param_groups[0]['lr']:.2e}")
-
-    return Loop(step, model, optimizer, data, lambda: {"n": n})
-
-
-@row()
 def prints_the_tensor() -> Loop:
     model, optimizer, data = parts()
 
@@ -134,22 +118,6 @@ def summary_writer() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, data, lambda: {"rows": writer.rows, "file": writer.file.getvalue(), "s": state})
-
-
-@row()
-def histograms_of_weights() -> Loop:
-    model, optimizer, data = parts()
-    writer, state = Writer(), {"step": 0}
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        state["step"] += 1
-        if state["step"] % 20 == 0:
-            for name, p in model.named_parameters():
-                writer.add_histogram(name, p, state["step"])
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"rows": writer.rows, "s": state})
 
 
 @row()
@@ -198,20 +166,6 @@ def csv_rows() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, data, lambda: {"file": file.getvalue()})
-
-
-@row()
-def lines_of_json() -> Loop:
-    model, optimizer, data = parts()
-    file, n = io.StringIO(), [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        n[0] += 1
-        file.write(json.dumps({"step": n[0], "loss": round(loss.item(), 6)}) + "\n")
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"file": file.getvalue(), "n": n})
 
 
 @row()

@@ -60,22 +60,6 @@ def trainer() -> Loop:
 
 
 @row()
-def trainer_by_a_lambda() -> Loop:
-    own = Trainer()
-    return own.loop(lambda batch: own.train_step(batch))
-
-
-@row()
-def trainer_by_a_function() -> Loop:
-    own = Trainer()
-
-    def step(batch):
-        return own.train_step(batch)
-
-    return own.loop(step)
-
-
-@row()
 def callbacks() -> Loop:
     seen = []
 
