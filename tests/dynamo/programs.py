@@ -67,10 +67,6 @@ def matrix(number: int) -> tuple[Any, ...]:
     return (torch.randn(4, 4, generator=torch.Generator().manual_seed(number)),)
 
 
-def _leaf(number: int) -> tuple[Any, ...]:
-    return (matrix(number)[0].requires_grad_(),)
-
-
 def images(number: int) -> tuple[Any, ...]:
     return (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(number)),)
 
@@ -97,6 +93,12 @@ def _broken(w: Any, x: Any) -> Any:
 def _into(w: Any, x: Any) -> Any:
     x.add_(1).mul_(2)
     return (x @ w).tanh()
+
+
+def _into_row(w: Any, x: Any) -> Any:
+    y = x.clone() @ w  # the backward reads what was there before
+    x[0] = y.detach()[0]
+    return y * 2, x.t() @ w
 
 
 def _into_view(w: Any, x: Any) -> Any:
@@ -127,6 +129,12 @@ def _hooked(w: Any, x: Any) -> Any:
     return y @ w
 
 
+def _zero_hooked(w: Any, x: Any) -> Any:
+    y = (x @ w).relu()
+    y.register_hook(torch.zeros_like)
+    return y @ w + x
+
+
 def _dict(w: Any, x: Any) -> Any:
     return {"sum": (x @ w).sum(), "all": [x @ w, x + 1, None, 3]}
 
@@ -154,47 +162,26 @@ def _attention(w: Any, x: Any) -> Any:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "product": lambda w, x: (x @ w).relu() @ w,
-    "bias": lambda w, x: F.gelu(F.linear(x, w, w[0])),
-    "softmax": lambda w, x: (x @ w).softmax(-1).log(),
-    "log_softmax": lambda w, x: F.nll_loss((x @ w).log_softmax(-1), torch.arange(4)),
     "cross_entropy": lambda w, x: F.cross_entropy(x @ w, torch.arange(4)) * 2,
-    "mse": lambda w, x: F.mse_loss(x @ w, x.t()) + w.norm(),
     "layer_norm": lambda w, x: F.layer_norm(x @ w, (4,), w[0], w[1]),
     "dropout": lambda w, x: F.dropout(x @ w, 0.5) @ w,
-    "dropout_twice": lambda w, x: F.dropout(F.dropout(x, 0.3) @ w, 0.3) + F.dropout(w, 0.1),
     "random": lambda w, x: (x + torch.randn(4, 4)) @ w * torch.rand(4),
-    "random_like": lambda w, x: torch.rand_like(x) @ w + torch.randint(0, 5, (4, 4)),
     "permutation": lambda w, x: (x @ w)[torch.randperm(4)] * 2,
-    "bernoulli": lambda w, x: torch.bernoulli((x @ w).sigmoid().detach()) * w.exp(),
     "returns_input": lambda w, x: (x, x @ w * 2),
     "returns_view": lambda w, x: (x.t(), x[1:], (x @ w).relu()[0]),
     "returns_twice": lambda w, x: [y := (x @ w).relu(), y, y.view(2, 8)],
     "returns_weight": lambda w, x: (w, (x @ w).exp() * 2),
     "returns_dict": _dict,
     "returns_numbers": lambda w, x: ((x @ w).sin() * 2, x.shape[0], "name"),
-    "expanded": lambda w, x: (x[0].expand(4, 4) @ w) + x[1].repeat(4, 1),
     "strided": lambda w, x: x.t()[::2] @ w[:, ::2].contiguous() * 2,
-    "as_strided": lambda w, x: x.as_strided((2, 2), (4, 2)) @ w[:2, :2] * 3,
-    "cat": lambda w, x: torch.cat([x @ w, x, w], 1).split(4, 1)[1] * w,
-    "stack": lambda w, x: torch.stack((x @ w, w.t())).unbind(1)[2].sum(0) * w,
-    "chunk": lambda w, x: sum(part.sin() for part in (x @ w).chunk(2, 1)),
     "index": lambda w, x: (x @ w)[torch.tensor([0, 2, 2])].cumsum(0),
-    "index_put": lambda w, x: (x @ w).index_put((torch.tensor([1, 1]),), w[:2], accumulate=True) * 2,
-    "scatter": lambda w, x: torch.zeros(4, 4).scatter_add(1, torch.ones(4, 4).long(), x @ w) + w,
-    "gather": lambda w, x: (x @ w).gather(1, torch.arange(16).view(4, 4) % 4) * w,
     "where": lambda w, x: torch.where(x > 0, x @ w, w.exp()) * 2,
-    "masked_fill": lambda w, x: (x @ w).masked_fill(x > 0, 2.0).tanh(),
-    "sort": lambda w, x: (x @ w).sort(1).values * w,
-    "topk": lambda w, x: (x @ w).topk(2).values @ w[:2],
-    "max": lambda w, x: (x @ w).max(1).values.exp() * w.amax(0),
-    "einsum": lambda w, x: torch.einsum("ij,kj->ik", x, w).sin(),
-    "bmm": lambda w, x: torch.bmm(x.view(2, 2, 4), w.expand(2, 4, 4)).relu() * 2,
-    "double": lambda w, x: (x.double() @ w.double()).float().sqrt().nan_to_num(),
     "half_way": lambda w, x: (x.bfloat16() @ w.bfloat16()).float() * 2,
     "integers": lambda w, x: ((x * 10).int() // 3).float() @ w * 2,
-    "comparison": lambda w, x: ((x @ w) > 0, (x @ w).sign() * w),
     "in_place": lambda w, x: (x @ w).add_(1).mul_(2).relu_(),
     "into_input": _into,
+    "into_row": _into_row,
+    "one_hot": lambda w, x: F.one_hot(torch.tensor([0, 2, 1, 1]), 4).float() @ (x @ w).trunc(),
     "into_view": _into_view,
     "detached": lambda w, x: (x @ w).detach() * w + (x @ w.detach()).sum(),
     "no_grad_part": _no_grad_part,
@@ -202,27 +189,20 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "graph_break": _broken,
     "branch": _branch,
     "hook": _hooked,
+    "hook_zero": _zero_hooked,
     "custom": lambda w, x: Twice.apply(x @ w) + w,
     "checkpoint": lambda w, x: checkpoint(lambda a: (a @ w).relu() @ w, x, use_reentrant=False),
     "print_free": lambda w, x: (x @ w if w.requires_grad else x).sinh() * len(x),
-    "nan": lambda w, x: (x @ w).log() + w,
-    "empty": lambda w, x: torch.cat([x[:0], x @ w]) + w,
-    "scalar": lambda w, x: (x @ w).mean() * w.sum() + 1,
     "complex": lambda w, x: torch.fft.fft(x @ w).abs() * 2,
     "loop": lambda w, x: [x := (x @ w).tanh() for _ in range(4)][-1],
-    "zeros": lambda w, x: torch.zeros_like(x).add(x @ w) * torch.ones(4) + torch.arange(4),
 }
 
 _MODELS: dict[str, tuple[Maker, Batch]] = {
     "mlp": (_sequential(_linear, nn.ReLU, _linear, nn.Tanh, _linear), matrix),
-    "mlp_leaf": (_sequential(_linear, nn.ReLU, _linear), _leaf),
     "batch_norm": (_sequential(_linear, lambda: nn.BatchNorm1d(4), nn.ReLU, _linear), matrix),
     "batch_norm_eval": (_evaluated(_sequential(_linear, lambda: nn.BatchNorm1d(4), _linear)), matrix),
     "conv": (_sequential(_conv, lambda: nn.BatchNorm2d(4), nn.ReLU, lambda: nn.MaxPool2d(2)), images),
-    "conv_group_norm": (_sequential(_conv, lambda: nn.GroupNorm(2, 4), nn.SiLU, lambda: nn.AvgPool2d(2)), images),
     "conv_dropout": (_sequential(_conv, lambda: nn.Dropout2d(0.3), nn.Flatten, lambda: nn.Linear(256, 3)), images),
-    "deconv": (_sequential(lambda: nn.ConvTranspose2d(3, 2, 2, 2), nn.LeakyReLU, nn.Flatten), images),
-    "upsample": (_sequential(_conv, lambda: nn.Upsample(scale_factor=2), nn.Sigmoid), images),
     "embedding": (_sequential(lambda: nn.Embedding(10, 8), lambda: nn.LayerNorm(8), lambda: nn.Linear(8, 4)), _words),
     "lstm_cell": (lambda: Recurrent(nn.LSTMCell), matrix),
     "gru_cell": (lambda: Recurrent(nn.GRUCell), matrix),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dynamo.families import FAMILIES
 from dynamo.programs import PROGRAMS
 from support.regions import made_regions, run_program, same
 
@@ -16,9 +15,6 @@ OP_BY_OP = {"complex", "none"}
 # Programs in which AOTAutograd itself computes other bits than eager, so that Dynamo's graph stays as it is: it casts a
 # weight at each use, where autocast casts it once. Without AVX-512 the products of a GRU cell round otherwise, too.
 AS_THEY_STAND = {"autocast"} | ({"gru_cell"} if not torch.cpu._is_avx512_supported() else set())
-# Dynamo writes ``addcdiv`` with a value as three ops, which round otherwise: Adam's update, too.
-NOT_DYNAMO = {"shaped_addcdiv"}
-
 pytestmark = pytest.mark.filterwarnings("ignore:::torch", "ignore:.*autograd.function.Function", "ignore:The .grad")
 
 
@@ -36,18 +32,3 @@ def test_regions_leave_eagers_bits(name: str) -> None:
         return
     assert "plain" not in verdicts, [region.why for region in regions]
     assert "planned" in verdicts or not regions
-
-
-# Every sixth program, of all families, in the quick tests.
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if place % 6 else []) for place, name in enumerate(FAMILIES)],
-)
-def test_families_leave_eagers_bits(name: str) -> None:
-    make, batch = FAMILIES[name]
-    with made_regions() as regions:
-        found = run_program(make, batch, "hocket", NUM_CALLS)
-    expected = run_program(make, batch, "eager" if name in NOT_DYNAMO else None, NUM_CALLS)
-    assert same(found, expected)
-    plain = [region.why for region in regions if region.verdict == "plain"]
-    assert all("other bits than eager" in why for why in plain), plain
