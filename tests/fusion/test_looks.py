@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from loops.fuzz_looks import judge, report
 from loops.held_numbers import HOLDERS, PLACEMENTS, held_number
-from loops.looking_programs import Program, looking_program, single
+from loops.looking_programs import Program, looking_program, program_of
 from loops.looks import PIECES
 
 QUICK = 20
 MANY = 5000
 CHUNK = 50
+TOGETHER = 4
 
 WAYS = {f"{piece.group}: {piece.name}": piece for piece in PIECES}
 for place, holder in enumerate(HOLDERS):
@@ -26,14 +29,23 @@ def check(program: Program) -> None:
         pytest.fail(report(program), pytrace=False)
 
 
-@pytest.mark.parametrize(("number", "name"), list(enumerate(WAYS)), ids=list(WAYS))
-def test_a_way_of_looking(number, name):
-    check(single(WAYS[name], number))
+def together() -> list[tuple[str, ...]]:
+    """Some ways of one group at a time; a program that raises, or is refused, shows nothing of others."""
+    found: list[tuple[str, ...]] = []
+    for group, names in itertools.groupby(WAYS, lambda name: name.partition(":")[0]):
+        left, count = list(names), 1 if group in ("loud", "raises") else TOGETHER
+        found += [tuple(left[place : place + count]) for place in range(0, len(left), count)]
+    return found
+
+
+@pytest.mark.parametrize(("number", "names"), [pytest.param(n, each, id=each[0]) for n, each in enumerate(together())])
+def test_ways_of_looking(number, names):
+    check(program_of([WAYS[name] for name in names], number))
 
 
 @pytest.mark.parametrize("name", [name for name in WAYS if name.startswith("rate")])
 def test_rates_of_models_by_vmap(name):
-    check(single(WAYS[name], 1, "vmap"))
+    check(program_of([WAYS[name]], 1, "vmap"))
 
 
 @pytest.mark.parametrize("seed", range(QUICK))

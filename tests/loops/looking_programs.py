@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loops.held_numbers import HOLDERS, PLACEMENTS, held_number
@@ -88,11 +89,17 @@ def _indented(lines: list[str], depth: int) -> list[str]:
     return ["    " * depth + line for line in lines]
 
 
-def single(piece: Piece, number: int, backend: str = "auto") -> Program:
-    """A program of one piece, `number` of all, whose other choices go by its number."""
-    calls = (Call(), Call(changes=(0,)), Call(4), Call(5, (0,), training=False), Call(grad=False), Call(changes=(0,)))
-    use = Use(piece, ("times" if piece.number else ("if", "ternary", "sum", "except")[number % 4]), VALUES[number % 2])
-    return Program((use,), calls, number, 2, backend, WAYS[number % 5], number % 3 > 0, bool(piece.draws))
+def program_of(pieces: Sequence[Piece], number: int, backend: str = "auto") -> Program:
+    """A program of these pieces, `number` of all, whose other choices go by its number."""
+    changes = tuple(range(len(pieces)))
+    calls = (Call(), Call(changes=changes), Call(4), Call(5, changes, training=False), Call(grad=False))
+    frames = ("if", "ternary", "sum", "except")
+    uses = tuple(
+        Use(piece, "times" if piece.number else frames[(number + k) % 4], VALUES[(number + k) % 2])
+        for k, piece in enumerate(pieces)
+    )
+    draws = any(piece.draws for piece in pieces)
+    return Program(uses, (*calls, Call(changes=changes)), number, 2, backend, WAYS[number % 5], number % 3 > 0, draws)
 
 
 def looking_program(seed: int) -> Program:
