@@ -103,8 +103,8 @@ def test_a_schedule_that_is_compiled_makes_its_steps() -> None:
 def test_beyond_the_recompilation_limit_it_is_eager_or_torchs_error(fails: bool) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, factor: (x * factor).sin().cos(), backend="hocket", dynamic=False)
-    limit = torch._dynamo.config.recompile_limit
-    with made_regions(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=fails):
+    limit = 3
+    with made_regions(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=fails, recompile_limit=limit):
         for number in range(limit if fails else 2 * limit):
             x = torch.ones(2 + number)
             assert torch.equal(compiled(x, float(number)), (x * float(number)).sin().cos())

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 import hocket
 from hocket.errors import InputError
 from hocket.fusion.rules import find
+from tracing.op_samples import op_db
 
 D = torch.float64
 SEEDS = (5, 6)
@@ -39,8 +40,7 @@ def per_op() -> dict[str, Any]:
     """All ops that torch tests, by name; to load them takes as long as many of these tests."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        common = pytest.importorskip("torch.testing._internal.common_methods_invocations")
-    return {op.full_name if op.variant_test_name else op.name: op for op in common.op_db}
+        return {op.full_name if op.variant_test_name else op.name: op for op in op_db()}
 
 
 def variants(op: Any) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -46,7 +46,10 @@ def op_db() -> list[Any]:
         stub = types.ModuleType("expecttest")
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
-    return importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
+    found: list[Any] = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
+    # To find the test that asks for samples, torch looks up the source of every frame: longer than the op takes.
+    sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None  # type: ignore[attr-defined]
+    return found
 
 
 def samples_of(info: Any, most: int) -> Iterator[Sample]:
