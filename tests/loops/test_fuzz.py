@@ -49,8 +49,8 @@ class Fuzzer:
 
 
 FUZZERS = {
-    "loops": Fuzzer(program, faults, report, 10, 2000),
-    "changes": Fuzzer(changing_program, fuzz_changes.faults, fuzz_changes.report, 16, 3000),
+    "loops": Fuzzer(program, faults, report, 8, 2000),
+    "changes": Fuzzer(changing_program, fuzz_changes.faults, fuzz_changes.report, 10, 3000),
 }
 
 

@@ -28,6 +28,7 @@ import hocket
 from hocket import Halving, Training
 from hocket.errors import FormatError, InputError
 from hocket.search.policy import Ends
+from quick import covering
 
 RATES = {"lr": optuna.distributions.FloatDistribution(0.01, 2.0, log=True)}
 
@@ -192,8 +193,7 @@ def deep_suggesting(params):
 
 
 @pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
-@pytest.mark.parametrize("kind", ["memory", "journal", "sqlite"])
-@pytest.mark.parametrize("function", [deep, deep_suggesting])
+@pytest.mark.parametrize(("function", "kind"), covering([deep, deep_suggesting], ["memory", "journal", "sqlite"]))
 def test_categories_may_be_tuples(function, kind, tmp_path):
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
     kinds = {
@@ -203,9 +203,9 @@ def test_categories_may_be_tuples(function, kind, tmp_path):
     }
     space = {"sizes": CategoricalDistribution([(8,), (8, 8), (12,)]), "lr": LR} if function is deep else None
     options = {"storage": kinds[kind](), "name": "s", "checkpoints": tmp_path / "states", "executor": "fused"}
-    searched(function, space, trials=5, epochs=2, **options)
-    study, record = searched(function, space, trials=30, epochs=2, **options)
-    assert len(study.trials) == 30
+    searched(function, space, trials=3, epochs=1, **options)
+    study, record = searched(function, space, trials=15, epochs=1, **options)
+    assert len(study.trials) == 15
     assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
     assert len(record.groups) == 3
     model = hocket.best_model(study, function)
