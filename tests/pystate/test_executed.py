@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dis
 import gc
+import inspect
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from hocket.pystate.bytecode import globals_of, with_nested
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.origins import origin
 
@@ -100,3 +103,13 @@ def test_a_folder_of_installed_packages_is_known_by_what_was_installed(tmp_path,
 @pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
 def test_packages_of_another_interpreter_or_of_the_user_are_libraries(folder):
     assert origin(f"/home/user/.local/lib/python3.11/{folder}/package/module.py") == "library"
+
+
+def test_global_names_are_those_of_dis():
+    many = {}
+    exec("def many():\n" + "".join(f"    global n{n}\n    n{n} = m{n}\n" for n in range(300)), many)  # wide arguments
+    functions = [many["many"], *(each for each in vars(inspect).values() if inspect.isfunction(each))]
+    for code in (part for function in functions for part in with_nested(function.__code__)):
+        named = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME"))}
+        imported = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
+        assert globals_of(code) == named - imported

@@ -24,7 +24,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -33,13 +32,12 @@ import torch
 from hocket.errors import CaptureError
 from hocket.heap import collections_held
 from hocket.pystate.bytecode import compares_types, globals_of, with_nested
-from hocket.pystate.op_lines import OpLines
+from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
 from hocket.sinks import Sink
 
 _SCHEDULERS = os.path.join(TORCH, "optim", "lr_scheduler.py")
-_CONTEXTS = contextmanager.__code__.co_filename
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
@@ -162,7 +160,7 @@ class ExecutedCode:
         self.world = {}
         self.schedulers = []
         self.num_new_of_user = 0
-        self.lines.begin(_outside())
+        self.lines.begin(watching_frame())
         known = len(self.codes)
         with collections_held():
             set_hook(hook)
@@ -327,14 +325,6 @@ class ExecutedCode:
         for function in gc.get_referrers(code):
             if isinstance(function, FunctionType):
                 self.persistent[id(function)] = function
-
-
-def _outside() -> FrameType | None:
-    """The frame that has begun to watch: those around it are no part of the step."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_flags & CO_GENERATOR or frame.f_code.co_filename == _CONTEXTS):
-        frame = frame.f_back
-    return frame
 
 
 def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import Counter
+from contextlib import contextmanager
+from inspect import CO_GENERATOR
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
@@ -46,6 +49,7 @@ _OPTIM = os.path.join(TORCH, "optim", "")
 # The text of a tensor is made by ops.
 _TRACING = os.path.join(OURS, "tracing", "")
 _TEXT = os.path.join(TORCH, "_tensor_str.py")
+_CONTEXTS = contextmanager.__code__.co_filename
 _IMPORTING = "<frozen importlib"
 _OF_USER = ("user", "library")
 
@@ -137,6 +141,14 @@ class OpLines:
             self._drawn[place] += 1
             self._last[place] = called
             self.draws[place] = max(self.draws[place], self._drawn[place])
+
+
+def watching_frame() -> FrameType | None:
+    """The frame that has begun to watch: those around it are no part of the step."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (frame.f_code.co_flags & CO_GENERATOR or frame.f_code.co_filename == _CONTEXTS):
+        frame = frame.f_back
+    return frame
 
 
 @functools.cache
