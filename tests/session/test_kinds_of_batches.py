@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import hocket
-from hocket.arguments import Unfolded
-from hocket.pystate.batches import unfolded, unfolded_again
+from hocket.arguments import Arguments, Unfolded
+from hocket.pystate.batches import folded, unfolded, unfolded_again
 from support.steps import update
 from support.twins import Program, captured, ran
 
@@ -153,6 +153,13 @@ def test_it_is_unfolded_and_folded(kind):
     again = tree_unflatten([leaf + 1 if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec).value
     assert type(again) is type(batch)
     assert [each.sum().item() for each in unpacked(again)] == [4, 3]
+
+
+def test_a_tuple_of_plain_values_beside_an_array_is_folded_as_it_was():
+    batch = Arguments((None, (1, "a")), {"x": np.arange(3)})
+    seen = unfolded(batch)
+    leaves, _ = tree_flatten(seen)
+    assert folded(seen.tree, iter(leaves)).args == batch.args
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def _tree_of(value: Any, leaves: list[Any], arrays: dict[int, torch.Tensor], dep
     if depth > MAX_DEPTH or len(leaves) > MAX_LEAVES:
         raise _TooLargeError
     kind = type(value)
-    if isinstance(value, torch.Tensor) or is_plain(value):
+    if isinstance(value, torch.Tensor) or (is_plain(value) and not isinstance(value, tuple)):  # a pytree has leaves
         leaves.append(value)
         return _LEAF
     if kind is np.ndarray and (tensor := arrays.get(id(value), _tensor_of(value))) is not None:
