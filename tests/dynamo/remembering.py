@@ -16,8 +16,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from hocket.autotune import tuner
-from hocket.dynamo import contest, region
+from hocket.autotune import tuner, turns
+from hocket.dynamo import region
 from support.regions import made_regions
 
 NUM_CALLS = 320
@@ -76,11 +76,11 @@ def trained(outcome: str, folder: str) -> dict[str, Any]:
     try:
         with (
             made_regions(guard=not has_plan) as made,
-            mock.patch.object(contest, "NUM_ROUNDS", 2),
-            mock.patch.object(contest, "_speedup", return_value=OUTCOMES[outcome]),
+            mock.patch.object(turns, "NUM_ROUNDS", 2),
+            mock.patch.object(turns, "_speedup", return_value=OUTCOMES[outcome]),
             mock.patch.multiple(tuner, **limits) if limits else mock.patch.object(region, "PAUSE", 1),
             _counted(tuner.Tuner, "search_again", counts),
-            _counted(contest, "_turns", counts),
+            _counted(turns, "_turns", counts),
         ):
             for number in range(NUM_CALLS):
                 x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.dynamo import contest, region
+from hocket.autotune import turns
+from hocket.dynamo import region
 from hocket.profiling.exact_widths import same_bits
 
 
@@ -30,9 +31,9 @@ def made_regions(*, guard: bool = False) -> Iterator[list[region.Region]]:
         start(self, *args, **kwargs)
         found.append(self)
 
-    num_rounds = contest.NUM_ROUNDS if guard else 0
+    num_rounds = turns.NUM_ROUNDS if guard else 0
     with (
-        mock.patch.object(contest, "NUM_ROUNDS", num_rounds),
+        mock.patch.object(turns, "NUM_ROUNDS", num_rounds),
         mock.patch.object(region, "_config", unguarded),
         mock.patch.object(region.Region, "__init__", noted),
     ):

@@ -78,7 +78,20 @@ def hocket(
     Raises:
         InputError: the options are not this backend's; torch shows it as the cause of its own error.
     """
-    asked = BackendOptions.of(options, mode)
+    return compiled_graph(graph, example_inputs, BackendOptions.of(options, mode))
+
+
+def compiled_graph(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], asked: BackendOptions, *, takes_turns: bool = True
+) -> Callable[..., Any]:
+    """A graph of Dynamo's as a `Contest`, or as it stands where no part of it can be planned.
+
+    Args:
+        graph: Dynamo's.
+        example_inputs: of its first call.
+        asked: the options.
+        takes_turns: compare the compiled graph with the graph as it stands. Without, it stays if any region has a plan.
+    """
     if name := foreign_call(graph):
         return _as_it_stands(graph, f"it calls {name}, whose effects are not known")
     held = held_tensors(graph)
@@ -110,7 +123,7 @@ def hocket(
         needs_equal_bits=asked.numerics == "bitwise",
         is_known=known is not None,
         keep=partial(store.keep, about),
-        seed=str(about["graphs"]),
+        seed=str(about["graphs"]) if takes_turns else "",
     )
 
 

@@ -16,7 +16,6 @@ backward belong to one cycle. Where no gradient is taken, a cycle is the call al
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -26,22 +25,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from hocket.autotune.comparison import speedup_interval
+from hocket.autotune import turns
 from hocket.autotune.remembered import Remembered
+from hocket.autotune.turns import Turns
 from hocket.dynamo.outcome import difference
 from hocket.dynamo.region import Region
 from hocket.errors import CaptureError
-from hocket.reporting import lower_quartile
 
 log = logging.getLogger(__name__)
 
-NUM_ROUNDS = 6
-# Where it is not clear after as many, there are more, up to this number of times.
-MAX_ATTEMPTS = 3
-# Cycles of a block; the first one finds caches and threads as the other contender left them, and is not counted.
-BLOCK = 4
-# The compiled graph has to be faster by this.
-MIN_SPEEDUP = 1.01
 # Calls without a backward after which a cycle ends.
 MAX_CALLS = 64
 # Calls after which undecided regions are no longer waited for: forms of "close" that are never compiled.
@@ -61,7 +53,11 @@ class Contest:
         needs_equal_bits: the compiled graph may only stay with the bits of the original.
         is_known: an earlier process found the compiled graph faster.
         keep: called with the verdict, unless load on the machine left it open.
-        seed: of the order of turns. Graphs of one step have different seeds, so that each is judged alone.
+        seed: of the order of turns. Graphs of one step have different seeds, so that each is judged alone. Without a
+            seed there are no turns, and the compiled graph stays if any of its regions has a plan.
+
+    Attributes:
+        num_undecided: calls before it was clear which of the two stays.
     """
 
     def __init__(
@@ -83,16 +79,21 @@ class Contest:
         self._needs_equal_bits = needs_equal_bits
         self._stage = "first"
         self._busy = threading.Lock()
-        self._num_failed = self._num_calls = self._num_attempts = 0
-        self._turns: list[tuple[str, bool]] = []
+        self.num_undecided = self._num_failed = self._num_calls = 0
+        self._turns: Turns | None = None
         self._cycle: _Cycle | None = None
-        self._times_ms: dict[str, list[float]] = {"original": [], "compiled": []}
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if the compiled graph stays."""
+        return self._stage == "compiled"
 
     def __call__(self, *args: Any) -> Any:
         """The outputs of the graph."""
         run = self._stays
         if run is not None:
             return run(*args)
+        self.num_undecided += 1
         if self._stage == "first" and any(isinstance(value, FakeTensor) for value in args):
             # Dynamo cuts the graph of a DistributedDataParallel. The first call of what AOTAutograd gives says which
             # shapes the next part gets.
@@ -114,10 +115,15 @@ class Contest:
         finally:
             self._busy.release()
 
+    def close(self) -> None:
+        """End the threads of all lanes: the original runs from now on."""
+        if self._stays is not self._original:
+            self._keep_original("it is not used any more")
+
     def _contender(self) -> Callable[..., Any]:
         if self._stays is not None:
             return self._stays
-        plays_original = self._stage == "first" or (self._stage == "turns" and self._turns[0][0] == "original")
+        plays_original = self._stage == "first" or (self._turns is not None and self._turns.contender == "original")
         return self._original if plays_original else self._compiled
 
     def _compare_bits(self, args: Sequence[Any]) -> None:
@@ -149,39 +155,30 @@ class Contest:
             if all(region.is_clear for region in called):
                 self._keep(Remembered("eager", reason, None, None, None, (), None))
             self._keep_original(reason)
-        elif not NUM_ROUNDS:
+        elif not turns.NUM_ROUNDS or not self._seed:
             self._keep_compiled("")
         else:
-            self._stage, self._num_attempts = "turns", 0
-            self._times_ms = {"original": [], "compiled": []}
-            self._turns = _turns(self._seed)
+            self._stage, self._turns = "turns", Turns("original", "compiled", self._seed)
 
     def _take_turn(self) -> None:
         """Let the next cycle begin if the last one is over, and decide after all of them."""
+        assert self._turns is not None
         if self._cycle is not None:
             duration_ms = self._cycle.duration_ms()
             if duration_ms is None:
                 return
-            label, counts = self._turns.pop(0)
-            if counts:
-                self._times_ms[label].append(duration_ms)
+            self._turns.note(duration_ms)
         self._cycle = _Cycle()
-        if not self._turns:
-            self._decide()
+        if self._turns.is_over:
+            self._decide(self._turns)
 
-    def _decide(self) -> None:
-        original_ms, compiled_ms = (tuple(self._times_ms[label]) for label in ("original", "compiled"))
-        speedup, low, high = _speedup(original_ms, compiled_ms)
-        self._num_attempts += 1
-        is_clear = low > 1 or high < MIN_SPEEDUP
-        if not is_clear and self._num_attempts < MAX_ATTEMPTS:
-            self._turns = _turns(f"{self._seed}{self._num_attempts}")
-            return
-        is_faster = is_clear and speedup >= MIN_SPEEDUP
-        reason = f"with regions {speedup:.2f}x as fast as the graph as it stands ({low:.2f} to {high:.2f})"
-        if is_clear:
-            self._keep(Remembered("regions" if is_faster else "eager", reason, speedup, low, high, original_ms, None))
-        if is_faster:
+    def _decide(self, found: Turns) -> None:
+        reason = f"with regions {found.speedup:.2f}x as fast as the graph as it stands "
+        reason += f"({found.low:.2f} to {found.high:.2f})"
+        if found.is_clear:
+            kind = "regions" if found.is_faster else "eager"
+            self._keep(Remembered(kind, reason, found.speedup, found.low, found.high, found.incumbent_ms, None))
+        if found.is_faster:
             self._keep_compiled(reason)
         else:
             self._keep_original(reason)
@@ -190,7 +187,7 @@ class Contest:
         for region in self._made:
             region.compared = reason
             region.on_drift = self._search_again
-        self._stage, self._cycle = "compiled", None
+        self._stage, self._cycle, self._turns = "compiled", None, None
         self._stays = self._compiled
         log.info("hocket: a graph is compiled: %s", reason)
 
@@ -201,7 +198,7 @@ class Contest:
             self._stays = None
 
     def _keep_original(self, reason: str) -> None:
-        self._stays, self._stage, self._cycle = self._original, "original", None
+        self._stays, self._stage, self._cycle, self._turns = self._original, "original", None, None
         self._compiled = self._original
         for region in self._made:
             region.give_up(f"the graph runs as it stands: {reason}")
@@ -236,23 +233,3 @@ class _Cycle:
 
     def _began_backward(self, gradients: Any) -> None:
         self._has_backward = True
-
-
-def _speedup(original_ms: Sequence[float], compiled_ms: Sequence[float]) -> tuple[float, float, float]:
-    """The speedup of the compiled graph, and its interval."""
-    speedup = lower_quartile(original_ms) / lower_quartile(compiled_ms)
-    rounds = [
-        [times[start : start + BLOCK - 1] for start in range(0, len(times), BLOCK - 1)]
-        for times in (original_ms, compiled_ms)
-    ]
-    return speedup, *speedup_interval(*rounds)
-
-
-def _turns(seed: str) -> list[tuple[str, bool]]:
-    """The contender of each cycle, and whether its time counts."""
-    order = random.Random(seed)
-    found: list[tuple[str, bool]] = []
-    for _ in range(NUM_ROUNDS):
-        for label in order.sample(("original", "compiled"), 2):
-            found += [(label, place > 0) for place in range(BLOCK)]
-    return found

@@ -1,0 +1,103 @@
+"""Two contenders in turns, in blocks of the user's own steps, until it is clear which is faster.
+
+The first step of a block finds caches and threads as the other contender left them, and is not counted. The order
+within a round is drawn, so that no contender always follows a disturbance of the same period.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hocket.autotune.comparison import speedup_interval
+from hocket.reporting import lower_quartile
+
+NUM_ROUNDS = 6
+# Where it is not clear after as many, there are more, up to this number of times.
+MAX_ATTEMPTS = 3
+# Steps of a block.
+BLOCK = 4
+# The challenger has to be faster by this.
+MIN_SPEEDUP = 1.01
+
+
+class Turns:
+    """The turns of an incumbent and a challenger, and the outcome.
+
+    Args:
+        incumbent: its label. It stays in a draw.
+        challenger: its label.
+        seed: of the order. Comparisons within one step have different seeds, so that each is judged alone.
+
+    Attributes:
+        speedup: of the challenger over the incumbent, as a ratio of lower quartiles.
+        low: lower end of the interval of the speedup.
+        high: upper end of it.
+    """
+
+    def __init__(self, incumbent: str, challenger: str, seed: str) -> None:
+        self.speedup = self.low = self.high = 1.0
+        self._labels = (incumbent, challenger)
+        self._seed = seed
+        self._num_attempts = 0
+        self._times_ms: dict[str, list[float]] = {label: [] for label in self._labels}
+        self._left = _turns(self._labels, seed)
+
+    @property
+    def contender(self) -> str:
+        """Label of the contender that makes the next step."""
+        return self._left[0][0]
+
+    @property
+    def is_over(self) -> bool:
+        """True if there are no more turns."""
+        return not self._left
+
+    @property
+    def is_clear(self) -> bool:
+        """True if one is faster than the other."""
+        return self.low > 1 or self.high < MIN_SPEEDUP
+
+    @property
+    def is_faster(self) -> bool:
+        """True if the challenger is faster, and clearly so."""
+        return self.is_clear and self.speedup >= MIN_SPEEDUP
+
+    @property
+    def incumbent_ms(self) -> tuple[float, ...]:
+        """Times of the incumbent's steps."""
+        return tuple(self._times_ms[self._labels[0]])
+
+    def note(self, duration_ms: float) -> None:
+        """The contender's step took this time."""
+        label, counts = self._left.pop(0)
+        if counts:
+            self._times_ms[label].append(duration_ms)
+        if not self._left:
+            self._judge()
+
+    def _judge(self) -> None:
+        self.speedup, self.low, self.high = _speedup(*(tuple(self._times_ms[label]) for label in self._labels))
+        self._num_attempts += 1
+        if not self.is_clear and self._num_attempts < MAX_ATTEMPTS:
+            self._left = _turns(self._labels, f"{self._seed}{self._num_attempts}")
+
+
+def _speedup(incumbent_ms: Sequence[float], challenger_ms: Sequence[float]) -> tuple[float, float, float]:
+    """The speedup of the challenger, and its interval."""
+    speedup = lower_quartile(incumbent_ms) / lower_quartile(challenger_ms)
+    return speedup, *speedup_interval(_by_round(incumbent_ms), _by_round(challenger_ms))
+
+
+def _by_round(times_ms: Sequence[float]) -> list[Sequence[float]]:
+    return [times_ms[start : start + BLOCK - 1] for start in range(0, len(times_ms), BLOCK - 1)]
+
+
+def _turns(labels: tuple[str, str], seed: str) -> list[tuple[str, bool]]:
+    """The contender of each step, and whether its time counts."""
+    order = random.Random(seed)
+    found: list[tuple[str, bool]] = []
+    for _ in range(NUM_ROUNDS):
+        for label in order.sample(labels, 2):
+            found += [(label, place > 0) for place in range(BLOCK)]
+    return found
