@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hocket.arguments import spreading
@@ -20,6 +20,7 @@ from hocket.pystate.batches import unfolded
 from hocket.pystate.cuts import StepParts
 from hocket.pystate.parts import split
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
+from hocket.step_regions import is_suitable
 from hocket.tracing.captured import alone, captured_from
 from hocket.tracing.reasons import REASONS
 from hocket.tracing.recording.record import record_step
@@ -70,6 +71,7 @@ class Explanation:
         written: the names of what the step writes beside tensors, and a planned step writes, too.
         obstacles: what keeps the step from being one graph.
         python: lines of the step that run as Python before and after the graph. Empty where there are none.
+        has_regions: models and updates of the step may run by plan by themselves.
     """
 
     name: str
@@ -77,11 +79,14 @@ class Explanation:
     written: tuple[str, ...]
     obstacles: tuple[Obstacle, ...]
     python: str = ""
+    has_regions: bool = False
 
     @property
     def verdict(self) -> str:
-        """``one graph`` or ``eager``."""
-        return "eager" if self.obstacles else "one graph"
+        """``one graph``, ``regions`` (eager where these are no faster) or ``eager``."""
+        if not self.obstacles:
+            return "one graph"
+        return "regions" if self.has_regions else "eager"
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -119,7 +124,7 @@ def explain(job: Job) -> Explanation:
         if not middle.obstacles:
             return middle
         number = look.number
-    return found
+    return replace(found, has_regions=bool(found.obstacles) and is_suitable(whole.places, whole.watch))
 
 
 class _Look:

@@ -21,6 +21,7 @@ from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
 from hocket.autotune.options import check_options
 from hocket.autotune.parted import PartedPool
+from hocket.autotune.pool import VariantPool
 from hocket.autotune.store import DecisionStore
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
@@ -32,6 +33,7 @@ from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds
 from hocket.pystate.watch import PurityWatch
 from hocket.reporting import Comparison, Report, schedule_html, write_report
+from hocket.step_regions import StepRegions
 from hocket.summary import attempts_of, comparison_of, notes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import inventory
@@ -79,7 +81,8 @@ class Schedule(FunctionLike):
     def _begin(self, step: Callable[..., Any], config: TunerConfig) -> None:
         self.stand_for(step)
         self.machine = config.machine
-        self._pool = PartedPool(config, self._let_go)
+        self._regions: StepRegions | None = None
+        self._pool = PartedPool(config, self._let_go, self._begin_regions)
         self._busy = threading.Lock()
         self._held = False
         self._hold, self._release = native_holders()
@@ -121,6 +124,10 @@ class Schedule(FunctionLike):
             self._held = False
             self._release()
 
+    def _begin_regions(self, pool: VariantPool) -> StepRegions:
+        self._regions = StepRegions(pool, self._let_go)
+        return self._regions
+
     @property
     def decision(self) -> Decision:
         """The last decision for the batches of the last call's shape, with what it stands on."""
@@ -128,7 +135,7 @@ class Schedule(FunctionLike):
 
     @property
     def verdict(self) -> Verdict:
-        """``"planned"`` or ``"eager"`` for batches of the last call's shape, with the reason in ``.why``."""
+        """``"planned"``, ``"regions"`` or ``"eager"`` for the last call's shape, with the reason in ``.why``."""
         return self._pool.current.decision.verdict
 
     @property
@@ -194,6 +201,13 @@ class Schedule(FunctionLike):
         Returns: True if there are new forms, which the next calls try. Only with ``numerics="close"``, after a verdict.
         """
         return self._pool.current.compile()
+
+    def search_regions(self) -> bool:
+        """Search for regions of a step that stays eager now, instead of once the program has run for a while.
+
+        Returns: True as long as the next calls search for them, after a verdict.
+        """
+        return self._regions is not None and self._regions.hurry()
 
     def timeline(self) -> Timeline:
         """When each op of the last planned step ran."""
@@ -264,6 +278,8 @@ class Schedule(FunctionLike):
     def close(self) -> None:
         """End the lanes' threads."""
         self._pool.close()
+        if self._regions is not None:
+            self._regions.close()
 
     @property
     def _is_contested(self) -> bool:
@@ -315,7 +331,7 @@ def schedule(
     Returns:
         A `Schedule`, called like the step. The first 60 to 200 calls are ordinary training steps that are captured,
         verified, profiled and compared. After that ``verdict`` gives the result and the reason, and ``history`` all
-        verdicts.
+        verdicts. A step that cannot be planned may have regions later (see ``docs/schedule.md``).
 
     Raises:
         InputError: an argument cannot be used. The message names it. Calls raise what the step raises.

@@ -37,6 +37,9 @@ VERIFIED_STEPS = 5
 # A rough count of the steps before the verdict, for a progress bar: profiling and comparisons.
 EXPECTED_STEPS = 60
 
+# Steps of a job after which regions of it are not waited for.
+MAX_SEARCHED = 2000
+
 # Where shapes hardly ever repeat, the search for one that fits comes to an end.
 MAX_PASSED_OVER = 1000
 
@@ -121,7 +124,7 @@ def try_out(
         backend_of = partial(SimulatedBackend, simulated, simulated_clock)
         fast = Schedule(job.step, job.model, job.optimizer, clock=clock, backend=backend_of, **options)
     number = 0
-    while not fast.decided:
+    while not fast.decided or (number < MAX_SEARCHED and fast.search_regions()):
         fast(job.batch(number))
         number += 1
         progress("capture, profile and try plans", min(number, EXPECTED_STEPS - 1), EXPECTED_STEPS)
@@ -129,7 +132,7 @@ def try_out(
     if candidate is None and simulated is not None:
         raise HocketError(f"there is nothing to simulate, the step was not planned: {fast.why}")
     eager = backend.eager(job.step)
-    planned: Callable[[Any], Any] = candidate.executor if candidate else eager
+    planned: Callable[[Any], Any] = candidate.executor if candidate else fast
     following = _batches(job, number, candidate.captured if candidate else None, eager)
     eager_ms: list[float] = []
     planned_ms: list[float] = []
@@ -143,7 +146,7 @@ def try_out(
             times.append((clock() - start) * 1e3)
         progress("measure eager and planned in turn", done + 1, runs)
     if candidate is None:
-        return Trial(_unplanned(job, fast, [*eager_ms, *planned_ms]), fast, {})
+        return Trial(_unplanned(job, fast, eager_ms, planned_ms), fast, {})
     batches = list(itertools.islice(following, VERIFIED_STEPS))
     width = max((lane.width for lane in candidate.plan.lanes if lane.kind == "cores"), default=None)
     if not backend.tolerance:
@@ -275,22 +278,27 @@ def _batches(job: Job, number: int, captured: Captured | None, eager: Callable[[
             eager(batch)
 
 
-def _unplanned(job: Job, fast: Schedule, eager_ms: list[float]) -> Comparison:
-    eager = Sample.of(eager_ms)
+def _unplanned(job: Job, fast: Schedule, eager_ms: list[float], planned_ms: list[float]) -> Comparison:
+    """The comparison of a step that is eager, or has regions."""
+    note = "the row of planned steps is that of steps with regions: their results are not compared once more"
+    if fast.verdict == "eager":
+        eager_ms = planned_ms = [*eager_ms, *planned_ms]
+        note = "no plan was made: both rows are the same eager steps"
+    eager, planned = Sample.of(eager_ms), Sample.of(planned_ms)
     return Comparison(
         target=job.name or "step",
         device=fast.backend.label,
         cores=fast.backend.num_cores,
         ops=0,
         eager_ms=eager,
-        planned_ms=eager,
+        planned_ms=planned,
         lower_bound_ms=None,
         efficiency=None,
-        speedup=1.0,
-        verdict="eager",
+        speedup=eager.lower_quartile / planned.lower_quartile,
+        verdict=str(fast.verdict),
         why=fast.why,
-        max_abs_diff=0.0,
-        bitwise=True,
+        max_abs_diff=0.0 if fast.verdict == "eager" else None,
+        bitwise=fast.verdict == "eager",
         versions={"torch": torch.__version__},
-        notes=("no plan was made: both rows are the same eager steps",),
+        notes=(note,),
     )

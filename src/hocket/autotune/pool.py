@@ -67,10 +67,12 @@ class VariantPool:
 
     Attributes:
         current: the variant of the last call.
+        for_good: makes calls of a step that is not looked at any more.
     """
 
     def __init__(self, config: TunerConfig, before_eager: Callable[[], None]) -> None:
         self.config = config
+        self.for_good: Callable[[Any], Any] = self.eagerly
         self.current = Variant(config)
         self._before_eager = before_eager
         self._versions = config.places.versions()
@@ -107,9 +109,8 @@ class VariantPool:
             if result is not NotImplemented:
                 return result
             self._end_direct()
-        if self._is_eager_for_good:
-            self._before_eager()
-            return self.config.step(batch)
+        if self._num_refused > MAX_REFUSED:
+            return self.for_good(batch)
         batch = unfolded(batch)
         if reason := obstacle():
             return self._eagerly(batch, f"it is eager while {reason}")
@@ -158,9 +159,10 @@ class VariantPool:
         """The number of variants of one signature, at most."""
         return max(map(len, self._variants.values()), default=0)
 
-    @property
-    def _is_eager_for_good(self) -> bool:
-        return self._num_refused > MAX_REFUSED
+    def eagerly(self, batch: Any) -> Any:
+        """The user's own step."""
+        self._before_eager()
+        return self.config.step(batch)
 
     def start_anew(self) -> None:
         """Models were dropped, refilled or frozen: every tensor may be another one, and no graph stands any more."""
@@ -231,8 +233,7 @@ class VariantPool:
         """The user's own step, which no variant makes."""
         if reason:
             self._say(reason)
-        self._before_eager()
-        return self.config.step(batch)
+        return self.eagerly(batch)
 
     def _say(self, reason: str) -> None:
         """No variant makes this call, for this reason."""

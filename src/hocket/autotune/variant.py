@@ -395,6 +395,10 @@ class Variant:
             if chosen is None or candidate.executor is not chosen.executor:
                 candidate.executor.close()
         self._search = None
+        self.conclude(decision)
+
+    def conclude(self, decision: Decision) -> None:
+        """Let this decision stand after those before it."""
         self.decision = decision
         self.history = (*self.history, decision.verdict)
         log.info("hocket: %s: %s", decision.kind, decision.reason)

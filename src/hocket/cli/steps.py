@@ -85,6 +85,8 @@ def explain_verb(args: Namespace) -> None:
         with target.blamed("the step"):
             found = explain(job)
     lines = [f"{found.name}: {found.verdict}"]
+    if found.has_regions:
+        lines.append("its Python runs as it is, its models and updates by plan, where that turns out to be faster")
     if found.roles:
         lines.append(", ".join(f"{count} {role.replace('_', ' ')}" for role, count in found.roles.items()) + " ops")
     if found.written:

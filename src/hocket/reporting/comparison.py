@@ -18,7 +18,7 @@ from hocket.reporting.words import duration_text
 
 FORMAT = "hocket-comparison/2"
 
-VERDICTS = ("planned", "eager")
+VERDICTS = ("planned", "regions", "eager")
 
 
 def lower_quartile(values: Sequence[float]) -> float:
@@ -88,7 +88,7 @@ class Comparison:
         lower_bound_ms: no plan is faster than this, by the measured costs of ops. None if not known.
         efficiency: ``(U - m) / (U - L)``, 1 at the bound. None if not known.
         speedup: eager's time over planned's time, by lower quartiles.
-        verdict: which one was kept, ``planned`` or ``eager``.
+        verdict: what was kept: ``planned``, ``regions`` (planned parts of a step) or ``eager``.
         why: the reason, in words.
         max_abs_diff: the largest difference of any result from eager's. None if not compared.
         bitwise: every result is equal, bit by bit.
@@ -184,7 +184,7 @@ class Comparison:
             words = f"{self.speedup:.2f}x faster than eager"
         else:
             words = f"{1 / self.speedup:.2f}x slower than eager"
-        return words if self.verdict == "planned" else f"eager kept: the plan is {words}"
+        return f"eager kept: the plan is {words}" if self.verdict == "eager" else words
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of a ``hocket-comparison/2`` file. Numbers that are not finite become null."""

@@ -24,7 +24,7 @@ _MIN_WIDTH = 76
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Eager and planned side by side, the bound below, and the verdict underneath."""
+    """Eager and planned (or regions) side by side, the bound below, and the verdict underneath."""
     from rich.text import Text
 
     kept = comparison.verdict
@@ -39,7 +39,7 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_row(name, *times, f"{sample.runs:,}", style="bold" if name == kept else None)
 
     row("eager", comparison.eager_ms)
-    row("planned", comparison.planned_ms)
+    row("planned" if kept == "eager" else kept, comparison.planned_ms)
     if comparison.lower_bound_ms is not None:
         name = "est. lower bound" if comparison.is_bound_beaten else "lower bound"
         table.add_row(name, f"{comparison.lower_bound_ms:,.3f}", "", "", "", "", style="dim")
@@ -50,7 +50,7 @@ def comparison_table(comparison: Comparison) -> Table:
         figures.append(f"planner {plain(comparison.planner)}")
     caption = Text(", ".join(figures), style="default")
     caption.append("\nverdict: ")
-    caption.append(kept, style="bold green" if kept == "planned" else "bold yellow")
+    caption.append(kept, style="bold yellow" if kept == "eager" else "bold green")
     if comparison.why:
         caption.append(f" ({plain(comparison.why)})")
     if comparison.disagreement:
