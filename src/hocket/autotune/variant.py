@@ -87,7 +87,7 @@ class Variant:
 
     @property
     def captured(self) -> Captured | None:
-        """The step as a graph in its likeliest form, or None until it is captured."""
+        """Its likeliest form, or None until it is captured."""
         return next(iter(self.forms.values()), None)
 
     @property
@@ -205,7 +205,9 @@ class Variant:
             return False
         compiler.start()
         compiler.wait()
-        return self._search_compiled(compiler.is_done)
+        if compiler.is_done:
+            self._search_anew()
+        return compiler.is_done
 
     def close(self) -> None:
         """End the threads of all lanes, and what is being compiled."""
@@ -220,20 +222,14 @@ class Variant:
         self._note((clock() - start) * 1e3)
         return result
 
-    def _search_compiled(self, is_done: bool) -> bool:
-        """Search again where further forms have been compiled."""
-        if is_done:
-            log.info("hocket: the step was compiled: plans of these forms are tried, too")
-            self._search_anew()
-        return is_done
-
     def _note(self, step_ms: float) -> None:
         compiler = self._tuner.compiler
-        if compiler is not None and self._watch is not None and self.settled:
-            self._search_compiled(compiler.note(step_ms, self.decision.ahead))
         if self._watch is None or self._search is not None:
             return
-        if drift := self._watch.note(step_ms):
+        if compiler is not None and compiler.note(step_ms, self.decision.ahead):
+            log.info("hocket: the step was compiled: plans of these forms are tried, too")
+            self._search_anew()
+        elif drift := self._watch.note(step_ms):
             log.info("hocket: %s: the step is profiled and plans are tried again", drift)
             self._search_anew(drift)
 
