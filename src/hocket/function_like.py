@@ -96,3 +96,14 @@ class FunctionLike(ABC):
         if isinstance(self.step, types.MethodType):
             return self.step.__reduce__()
         raise TypeError("a schedule belongs to its process: pickle model and optimizer, and schedule the step again")
+
+
+def keep_from_dynamo(function: Any) -> None:
+    """Make `torch.compile` run this function, and everything that it calls, as it stands. This costs calls no time."""
+    import torch
+
+    function._torchdynamo_disable = True  # where a traced function calls it
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
+        frames.set_code_exec_strategy(function.__code__, skipped)

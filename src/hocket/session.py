@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hocket.adaptation import CoRun
 from hocket.arguments import packed, spreading
 from hocket.autotune.candidate import Candidate, TunerConfig
@@ -27,7 +25,7 @@ from hocket.autotune.verification import Difference
 from hocket.backends import Backend
 from hocket.errors import ExecutionError, InputError
 from hocket.execution.process import advise_spinning
-from hocket.function_like import FunctionLike
+from hocket.function_like import FunctionLike, keep_from_dynamo
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds
@@ -358,13 +356,4 @@ def schedule(
     )
 
 
-def _keep_from_dynamo(function: Any) -> None:
-    """Make `torch.compile` run this function, and everything that it calls, as it stands. This costs calls no time."""
-    function._torchdynamo_disable = True  # where a traced function calls it
-    frames = torch._C._dynamo.eval_frame
-    if hasattr(frames, "set_code_exec_strategy"):
-        skipped = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)
-        frames.set_code_exec_strategy(function.__code__, skipped)
-
-
-_keep_from_dynamo(Schedule.__call__)
+keep_from_dynamo(Schedule.__call__)

@@ -1,4 +1,4 @@
-"""What follows a verdict: the times of steps are watched, and now and then the verdict is looked at again.
+"""Watches the times of steps after a verdict, and has the verdict looked at again now and then.
 
 A verdict is a comparison made once, and what it compared changes: another program comes or goes, a processor becomes
 warmer, batches become longer. Step times alone show some of it (`hocket.adaptation.drift`), and then plans are searched

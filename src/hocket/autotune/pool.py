@@ -338,7 +338,7 @@ class VariantPool:
 
     @property
     def _search_s(self) -> float:
-        """What a search takes beyond its steps, by those that there were."""
+        """The time that a search takes beyond its steps, by those that there were."""
         known = [variant.search_s for variant in self._recent if variant.search_s is not None]
         return sum(known) / len(known) if known else 0.0
 

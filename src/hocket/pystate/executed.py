@@ -1,8 +1,7 @@
 """Notes which code a step runs: the names by which it can read and write state, and what it asks of the world outside.
 
-State is reached by names: of closures, globals and attributes. An attribute that no executed code names cannot be read
-by the step (but for `getattr` with a computed name, see `ExecutedCode.dynamic`), so only named ones have to be watched.
-Two of Python's own hooks report which code runs:
+State is reached by names: of closures, globals and attributes. Only attributes that executed code names are watched (all
+of them where names are computed, see `ExecutedCode.dynamic`). Two of Python's own hooks report which code runs:
 
 - `sys.setprofile` reports calls of Python and of C functions. Among the latter are clocks, files and sockets: what
   they return is no state that could be watched, so a step that asks them is refused by name. And it reports returns:
@@ -30,6 +29,7 @@ from typing import Any
 import torch
 
 from hocket.errors import CaptureError
+from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
 from hocket.pystate.bytecode import compares_types, globals_of, with_nested
 from hocket.pystate.op_lines import OpLines, watching_frame
@@ -65,7 +65,7 @@ _UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes
 
 
 class _CodeFacts:
-    """Facts about one piece of code that the hook needs at each of its events.
+    """Facts about one piece of code that the hook needs at each event.
 
     Attributes:
         code: kept alive, so that no other one gets its address.
@@ -380,6 +380,10 @@ def _is_op(frame: FrameType) -> bool:
     """Return whether the dispatcher called this function."""
     caller = frame.f_back
     return caller is not None and caller.f_code.co_filename == _DISPATCH
+
+
+keep_from_dynamo(ExecutedCode._profiled)  # called within functions that are compiled, too
+keep_from_dynamo(ExecutedCode._traced)
 
 
 def _is_leaf_op(frame: FrameType) -> bool:

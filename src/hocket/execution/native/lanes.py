@@ -225,7 +225,7 @@ class NativeLanes(Executor):
         self._core, self._pid = core, os.getpid()
 
     def _written(self) -> _Script:
-        """All that a core has to be told, which is the same each time the lanes are opened."""
+        """The commands that build a core, which are the same each time the lanes are opened."""
         program, sync, asleep = self.captured.program, self._shared.sync, self._shared.asleep
         release = releases(program, sync)
         counter = {slot: number for number, slot in enumerate(release.shared)}
@@ -249,16 +249,16 @@ class NativeLanes(Executor):
                 label = "hocket: views of inputs"
                 commands.append(("add_action", (label, width, cpus, False, [], [], 0, [], [])))
                 commands += _calls_of(program.prologue)
-            told = number == 0
+            knows_views = number == 0
             for name, lane in zip(worker.ops, worker.lanes, strict=True):
                 action = program.by_name[name]
                 waited = sync.waits.get(name, ())
                 arrivals = [before for before in waited if before in moved]
                 sleeps = [words[before] for before in dict.fromkeys((*asleep.get(name, ()), *arrivals))]
                 waits = [words[before] for before in waited if before not in moved]
-                if not told and early.intersection(action.reads):
+                if not knows_views and early.intersection(action.reads):
                     waits.append(0)
-                    told = True
+                    knows_views = True
                 own, frees = words.get(name, -1), list(release.frees.get(name, ()))
                 label = f"hocket: {name}" + (f" ({action.layer})" if action.layer else "")
                 after, cpus = counted.get(name, []), self._cpus[lane.name]
@@ -271,7 +271,7 @@ class NativeLanes(Executor):
 
 @dataclass(frozen=True)
 class _Script:
-    """All that a core is told before it starts.
+    """The commands that build a core, and what is known of them.
 
     Attributes:
         words: the op whose end a word says.
@@ -287,7 +287,7 @@ class _Script:
 
 
 def _calls_of(action: Action) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield what tells a core of the calls of an action."""
+    """Yield the commands for the calls of an action."""
     for call in action.calls:
         schema = getattr(call.func, "_schema", None)
         if schema is None:
