@@ -1,7 +1,7 @@
 """Notes which code a step runs: the names by which it can read and write state, and what it asks of the world outside.
 
-State is reached by names: of closures, globals and attributes. Only attributes that executed code names are watched (all
-of them where names are computed, see `ExecutedCode.dynamic`). Two of Python's own hooks report which code runs:
+State is reached by names: of closures, globals and attributes. Only attributes that executed code names are watched
+(all where names are computed, see `ExecutedCode.dynamic`). Two of Python's own hooks report which code runs:
 
 - `sys.setprofile` reports calls of Python and of C functions. Among the latter are clocks, files and sockets: what
   they return is no state that could be watched, so a step that asks them is refused by name. And it reports returns:
