@@ -37,8 +37,8 @@ VERIFIED_STEPS = 5
 # A rough count of the steps before the verdict, for a progress bar: profiling and comparisons.
 EXPECTED_STEPS = 60
 
-# Steps of a job after which regions of it are not waited for.
-MAX_SEARCHED = 2000
+# Steps of a job, and seconds, after which regions of it are not waited for.
+MAX_SEARCHED, MAX_SEARCHED_S = 2000, 60.0
 
 # Where shapes hardly ever repeat, the search for one that fits comes to an end.
 MAX_PASSED_OVER = 1000
@@ -123,8 +123,8 @@ def try_out(
         clock = simulated_clock = SimulatedClock()
         backend_of = partial(SimulatedBackend, simulated, simulated_clock)
         fast = Schedule(job.step, job.model, job.optimizer, clock=clock, backend=backend_of, **options)
-    number = 0
-    while not fast.decided or (number < MAX_SEARCHED and fast.search_regions()):
+    number, end_s = 0, perf_counter() + MAX_SEARCHED_S
+    while not fast.decided or (number < MAX_SEARCHED and perf_counter() < end_s and fast.search_regions()):
         fast(job.batch(number))
         number += 1
         progress("capture, profile and try plans", min(number, EXPECTED_STEPS - 1), EXPECTED_STEPS)
