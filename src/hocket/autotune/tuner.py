@@ -237,7 +237,7 @@ class Tuner:
             reason += f"op {chain.op!r} alone takes {chain.op_ms / lower_quartile(eager_ms):.0%}"
         else:
             reason += f"ops that wait for each other take {chain.duration_ms / lower_quartile(eager_ms):.0%}"
-        others = self._cpu_use.cores_of_others()
+        others = self._cores_of_others()
         reason += _beside(others, self._backend.num_cores) + _because(drift)
         return Decision("eager", reason, eager_ms=tuple(eager_ms), cores_of_others=others)
 
@@ -319,7 +319,7 @@ class Tuner:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:
             reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
-        others = self._cpu_use.cores_of_others()
+        others = self._cores_of_others()
         reason += _beside(others, self._backend.num_cores) + _because(cause)
         planned = found.is_clear and found.speedup > 1
         return Decision(
@@ -335,6 +335,10 @@ class Tuner:
             left_out=tuple(self.admission.left_out.items()),
             cores_of_others=others,
         )
+
+    def _cores_of_others(self) -> float:
+        """The cores that other programs have used in this search. Steps on a GPU or a simulated device need none."""
+        return self._cpu_use.cores_of_others() if isinstance(self._backend, CpuBackend) else 0.0
 
 
 def _compiles(config: TunerConfig, backend: Backend) -> bool:
