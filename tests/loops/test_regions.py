@@ -35,7 +35,9 @@ def compared(build) -> list[tuple[str, str]]:
     return scheduled.verdicts
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if place % 3 else ()) for place, name in enumerate(TABLE)]
+)
 def test_it_ends_where_eager_ends(name):
     ((verdict, why),) = compared(TABLE[name])
     assert verdict == "regions", why[-300:]

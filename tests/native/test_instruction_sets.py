@@ -67,7 +67,7 @@ for form in forms:
 """
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", ["avx2", pytest.param("none", marks=pytest.mark.slow)])
 def test_every_form_is_close(name: str) -> None:
     env = os.environ | SETS[name] | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ran = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=False)

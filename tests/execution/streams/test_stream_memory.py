@@ -24,7 +24,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 A100 = Machine.preset("a100")
 SLOW = partial(pytest.param, marks=pytest.mark.slow)
 NETS = [
-    *(("lenet", {"batch_size": 64}), ("digits-cnn", {}), ("mlp", {}), ("lstm-cells", {})),
+    *(("lenet", {"batch_size": 64}), ("digits-cnn", {}), ("mlp", {})),
+    SLOW("lstm-cells", {}),
     SLOW("dcgan", {"batch_size": 16}),
     SLOW("transformer", {}),
     SLOW("lstm-lm", {}),

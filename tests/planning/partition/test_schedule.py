@@ -69,7 +69,7 @@ def over_best(seeds: range, most_ops: int) -> dict[float, float]:
     return means
 
 
-@pytest.mark.parametrize("ratio", [0.3, 3.0])
+@pytest.mark.parametrize("ratio", [pytest.param(0.3, marks=pytest.mark.slow), 3.0])
 def test_branch_and_bound_proves_what_constraint_programming_proves(ratio):
     for seed in range(3):
         problem = random_problem(seed, ops=5, parts=2 + seed % 2, density=0.3, ratio=ratio)
