@@ -232,7 +232,7 @@ def test_looks_take_less_than_a_percent_of_a_long_training():
     clock.eager_ms = 8.0
     job, fast = scheduled(clock, drift=DriftLimits())
     decide(fast, job)
-    num_eager, num_steps = clock.num_eager, 4000
+    num_eager, num_steps = clock.num_eager, 6000
     for number in range(num_steps):
         fast(job.batch(number))
     assert fast.history == ("planned",)
