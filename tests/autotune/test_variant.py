@@ -14,6 +14,11 @@ from execution.probe import KINDS, forget, look, meanwhile, meanwhile_in_eager, 
 from hocket import zoo
 from hocket.adaptation import DriftLimits
 from hocket.autotune import looks
+from hocket.autotune.audit import Auditor
+from hocket.autotune.decision import Decision
+from hocket.autotune.items import TimedStep
+from hocket.autotune.runner import RefusedError
+from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import differ
 from hocket.execution.base import synchronisation
 from hocket.session import Schedule
@@ -347,4 +352,45 @@ def test_while_eager_has_its_turn_nobody_elses_lanes_are_there():
     assert several, "there was somebody who had threads"
     assert len(fast._pool.current.decision.eager_ms) < len(beside) < calls
     assert set(beside) == {0}
+    fast.close()
+
+
+def test_a_step_that_an_audit_refused_stays_eager_for_that_reason(monkeypatch):
+    """Its steps take another time than planned ones did, which is no reason to look or to search again."""
+    clock = Clock()
+    job, fast = scheduled(clock)
+    decide(fast, job)
+    wrong = RefusedError("planned step 1 does not compute what eager computes")
+    monkeypatch.setattr(Auditor, "step", lambda self, best, batch, eager: (eager(batch), wrong))
+    clock.eager_ms = 9.0
+    for number in range(300):
+        fast(job.batch(number))
+    assert fast.history == ("planned", "eager")
+    assert fast.why == str(wrong)
+    fast.close()
+
+
+def test_eager_that_was_decided_at_once_is_not_looked_at(monkeypatch):
+    """A search because of drift finds that nothing can be faster, so that there is no plan to look at."""
+    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
+    clock = Clock()
+    job, fast = scheduled(clock)
+    decide(fast, job)
+    at_once = Decision("eager", "ops that wait for each other take 99%", eager_ms=(4.0,))
+
+    def searched(self, drift):
+        yield TimedStep()
+        return at_once
+
+    monkeypatch.setattr(Tuner, "search_again", searched)
+    for number in range(AFTER_A_LOOK):
+        fast(job.batch(number))
+    clock.planned_ms, clock.eager_ms = 4.0, 6.0
+    steps_until(fast, job, False)
+    steps_until(fast, job, True)
+    clock.planned_ms = clock.eager_ms = 4.0
+    for number in range(300):
+        fast(job.batch(number))
+    assert fast.decision is at_once
+    assert fast.history == ("planned", "eager")
     fast.close()

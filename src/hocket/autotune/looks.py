@@ -14,7 +14,7 @@ from hocket.autotune.decision import Decision
 from hocket.autotune.searching import PlanSearch
 from hocket.autotune.upkeep import Upkeep
 
-# The first looks may take as much as so many planned steps, all others this share of the time.
+# The first looks may take as long as this number of planned steps, all others this share of the time.
 LOOK_STEPS, LOOK_SHARE, FIRST_LOOK = 25, 0.005, 25
 # Changed step times bring on a look at once, unless the last one is not this many steps ago.
 LOOK_GAP = 200
@@ -25,14 +25,15 @@ class StepWatch:
 
     Args:
         limits: of the drift.
-        looks: the verdict is looked at again, too.
+        looks: verdicts are looked at again, too, where plans were compared.
 
     Attributes:
-        upkeep: when the next look is due.
+        upkeep: when the next look is due. None while there is no plan to look at.
     """
 
     def __init__(self, limits: DriftLimits, *, looks: bool) -> None:
-        self.upkeep: Upkeep | None = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK) if looks else None
+        self.upkeep: Upkeep | None = None
+        self._looks = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK) if looks else None
         self._limits = limits
         self._drift: DriftDetector | None = None
 
@@ -42,8 +43,9 @@ class StepWatch:
 
     def decided(self, decision: Decision, before: Decision, search: PlanSearch) -> None:
         """`search` is over: `decision` stands now, where `before` stood."""
-        if search.is_look and self.upkeep is not None:
-            self.upkeep.ended(search.spent_s, decision.expected_ms / 1e3, search.num_calls)
+        self.upkeep = self._looks if decision.candidates else None
+        if search.is_look and self._looks is not None:
+            self._looks.ended(search.spent_s, decision.expected_ms / 1e3, search.num_calls)
         if not (search.is_look and decision is before):
             self._drift = DriftDetector(decision.expected_ms, search.spent_s * 1e3, self._limits)
 

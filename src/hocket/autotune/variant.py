@@ -201,7 +201,7 @@ class Variant:
     def compile(self) -> bool:
         """Compile further forms now and wait for them. Return True if there are any, which the next calls try."""
         compiler = self._tuner.compiler
-        if compiler is None or self._search is not None or self._watch is None:
+        if compiler is None or not self.settled or self._watch is None:
             return False
         compiler.start()
         compiler.wait()
@@ -307,8 +307,7 @@ class Variant:
             self._watch = None
             return
         if self._watch is None:
-            looks = bool(decision.candidates) and not self._config.is_region
-            self._watch = StepWatch(self._config.drift, looks=looks)
+            self._watch = StepWatch(self._config.drift, looks=not self._config.is_region)
         self._watch.decided(decision, before, search)
 
     def _go_on(self, search: PlanSearch, batch: Any) -> None:
@@ -382,7 +381,7 @@ class Variant:
         reason = refusal(error)
         level = logging.INFO if self._config.is_tentative else logging.WARNING
         log.log(level, "hocket: the step stays eager: %s", reason)
-        self.is_refused = True
+        self.is_refused, self._watch = True, None
         self._settle(Decision("eager", reason))
 
     def _settle(self, decision: Decision) -> None:
