@@ -45,6 +45,8 @@ ATTEMPT_S, MODULE_S = 5.0, 0.05
 NUM_LOOKS = 3
 # Models, or parts of models, that a step may call by themselves.
 MAX_CALLED = 16
+# Words of code that may differentiate twice.
+TWICE = ("create_graph", "autograd.grad(", "autograd.functional", "autograd import")
 # Calls in which regions are searched for, and how many times longer than it was thought to take that may be.
 MAX_SEARCHED, MAX_OVERRUN = 600, 4.0
 
@@ -221,7 +223,7 @@ def is_suitable(places: Inventory, watch: PurityWatch) -> bool:
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return False  # each rank would decide for itself
-    if _names_graphs_of_gradients(watch.executed.codes):
+    if _takes_gradients_itself(watch.executed.codes):
         return False
     if any(_is_compiled(step) for step in (watch.step, *(each.step for each in places.optimizers))):
         return False
@@ -233,11 +235,14 @@ def _is_asked_for(config: TunerConfig) -> bool:
     return is_default and not config.strict and config.backend is None
 
 
-def _names_graphs_of_gradients(codes: Iterable[CodeType]) -> bool:
-    """True if a file of the user's asks for a graph of gradients, perhaps in a step yet to come. No region has one."""
+def _takes_gradients_itself(codes: Iterable[CodeType]) -> bool:
+    """True if a file of the user's may differentiate twice, perhaps in a step yet to come. No region can.
+
+    ``create_graph`` may be given by position, so that any call of `torch.autograd`'s own functions counts.
+    """
     files = {code.co_filename for code in codes}
     texts = (linecache.getlines(file) for file in files if origin(file) in ("user", "library"))
-    return any("create_graph" in line for lines in texts for line in lines)
+    return any(word in line for lines in texts for line in lines for word in TWICE)
 
 
 def _is_compiled(function: Any) -> bool:

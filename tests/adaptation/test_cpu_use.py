@@ -1,4 +1,4 @@
-"""How busy the CPUs of a process are, and what other programs use of them."""
+"""Use of the CPUs of a process, by itself and by other programs."""
 
 from __future__ import annotations
 

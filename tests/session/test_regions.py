@@ -86,7 +86,7 @@ def batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(training: Training, step: Callable[..., Any], numbers: range = range(MANY)) -> list[Any]:
-    """What each call returned or raised, and the random state after all of them."""
+    """The result or error of each call, and the random state after all of them."""
     torch.manual_seed(numbers.start)
     random.seed(numbers.start)
     found: list[Any] = []
@@ -368,10 +368,10 @@ def test_regions_are_not_tried(prepare: Callable[[Training], object], options: d
     fast.close()
 
 
-def test_a_step_whose_code_names_graphs_of_gradients_has_no_regions() -> None:
+@pytest.mark.parametrize("word", step_regions.TWICE)
+def test_a_step_whose_code_may_differentiate_twice_has_no_regions(word: str) -> None:
     code = compile("", "penalties.py", "exec")
-    option = "_".join(("create", "graph"))  # this file does not name it, either
-    with mock.patch("linecache.getlines", return_value=[f"torch.autograd.grad(y, x, {option}=True)\n"]):
-        assert step_regions._names_graphs_of_gradients([code])
-    with mock.patch("linecache.getlines", return_value=["torch.autograd.grad(y, x)\n"]):
-        assert not step_regions._names_graphs_of_gradients([code])
+    with mock.patch("linecache.getlines", return_value=[f"grads = {word} ...\n"]):
+        assert step_regions._takes_gradients_itself([code])
+    with mock.patch("linecache.getlines", return_value=["with torch.autograd.set_detect_anomaly(True):\n"]):
+        assert not step_regions._takes_gradients_itself([code])

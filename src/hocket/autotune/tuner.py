@@ -347,7 +347,7 @@ def _compiles(config: TunerConfig, backend: Backend) -> bool:
 
 
 def _beside(cores: float, num_cores: int) -> str:
-    return f"; beside programs that used {cores:.1f} of {num_cores} cores" if cores > MAX_CORES_OF_OTHERS else ""
+    return f"; beside other processes that used {cores:.1f} of {num_cores} cores" if cores > MAX_CORES_OF_OTHERS else ""
 
 
 def _because(cause: Drift | Missed | None) -> str:
