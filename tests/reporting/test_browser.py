@@ -22,6 +22,7 @@ LOOK = """(async () => {
     await frame();
     return chart.toDataURL();
   };
+  for (let times = 0; times < 10; times++) await frame();  // until the page has its size
   const whole = await press("Home"), near = await press("+"), right = await press("ArrowRight");
   const back = await press("0");
   const page = document.documentElement, past = (each) => each.getBoundingClientRect().right > innerWidth + 1;

@@ -218,7 +218,8 @@
     canvas.height = Math.round(height * ratio);
     canvas.style.height = height + "px";
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    redraw();
+    // A canvas of a new size is empty: without a drawing at once, one frame would show it so.
+    draw();
   };
 
   // ---- moving --------------------------------------------------------------------------------------------
