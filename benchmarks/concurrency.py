@@ -44,6 +44,7 @@ from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Timeline
 from hocket.ir._fields import write_text
+from hocket.ir.limits import processor_name
 from hocket.job import Job
 from hocket.planning import bounds
 from hocket.profiling import profile
@@ -69,6 +70,8 @@ LARGE: dict[str, dict[str, Any]] = {
     "inception-v3": {"batch_size": 4},
     "resnet50": {"batch_size": 8},
     "vgg16": {"batch_size": 2},
+    "vgg11": {"batch_size": 8},
+    "mobilenet-v2": {"batch_size": 8},
     "dcgan": {"batch_size": 64},
 }
 GPT2_WIDTH, GPT2_HEADS = 64, 4
@@ -104,7 +107,8 @@ def run(
         By group and target what `measure` returns, and for each group geometric means over its targets.
     """
     result: dict[str, Any] = {
-        "machine": _processor(),
+        "machine": processor_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": Machine.here().cores,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
@@ -290,14 +294,6 @@ def _medians(costs: Costs) -> Costs:
 def _geomean(values: Any) -> float:
     found = [value for value in values if value]
     return geometric_mean(found) if found else float("nan")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def _at_width(step: Callable[[Any], Any], threads: int, usual: int) -> Callable[[Any], Any]:

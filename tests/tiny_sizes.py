@@ -24,6 +24,6 @@ TINY_SIZES: dict[str, dict[str, Any]] = {
     "caffenet": {"image_size": 67},
     "googlenet": {"image_size": 32},
     **{f"resnet{depth}": {"image_size": 32} for depth in (18, 34, 50, 101, 152)},
-    **{name: {"image_size": 32} for name in ("resnet50-v2", "resnet101-v2", "vgg16", "vgg19", "inception-v2")},
+    **{name: {"image_size": 32} for name in ("resnet50-v2", "resnet101-v2", "vgg11", "vgg16", "vgg19", "inception-v2")},
     "inception-v3": {"image_size": 75},
 }

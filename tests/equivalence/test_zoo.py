@@ -18,6 +18,7 @@ LARGE = {
     "alexnet",
     "caffenet",
     "googlenet",
+    "vgg11",
     "vgg16",
     "vgg19",
     "inception-v2",

@@ -38,6 +38,7 @@ NAMES = {
     "resnet152",
     "resnet50-v2",
     "resnet101-v2",
+    "vgg11",
     "vgg16",
     "vgg19",
     "inception-v2",

@@ -214,7 +214,7 @@ ENTRIES = (
         )
         for n, batch_size in ((50, 8), (101, 4))
     ),
-    *(_pytorchcv(f"vgg{n}", f"VGG-{n}", VGG, f"vgg.vgg{n}", batch_size=8, lr=0.002) for n in (16, 19)),
+    *(_pytorchcv(f"vgg{n}", f"VGG-{n}", VGG, f"vgg.vgg{n}", batch_size=8, lr=0.002) for n in (11, 16, 19)),
     _pytorchcv(
         "inception-v2",
         "Inception-v2 (BN-Inception)",
