@@ -29,6 +29,15 @@ def covering(names: Iterable[Any], *others: Iterable[Any]) -> list[Any]:
     return found
 
 
+def some(values: Iterable[Any], every: int = 2) -> list[Any]:
+    """All of a list, as parameters of a test; slow but for every n-th. Entries are those of `covering`."""
+    parts = map(_parts, values)
+    return [
+        pytest.param(*each, marks=(*marks, pytest.mark.slow) if n % every else marks)
+        for n, (each, marks) in enumerate(parts)
+    ]
+
+
 def _parts(entry: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The values and the marks of an entry."""
     if isinstance(entry, type(pytest.param())):

@@ -46,7 +46,10 @@ def test_examples_are_typed_by_what_the_package_ships(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", FEW)
+# What other people's trainers do with a compiled model, tests/dynamo/test_frameworks.py compares with eager.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name.startswith("with_") else []) for name in FEW]
+)
 def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = [str(FOLDER / f"{name}.py"), *FEW[name].split()]

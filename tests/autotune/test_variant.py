@@ -22,6 +22,7 @@ from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import differ
 from hocket.execution.base import synchronisation
 from hocket.session import Schedule
+from quick import some
 from support.schedules import MANY, Alone, decide, state
 
 # Calls after which the first look at a verdict is over.
@@ -61,7 +62,7 @@ class Quarrel:
             self._met.discard(number)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS))
 def test_a_pair_that_interferes_is_kept_apart_by_the_plan_that_is_tried_next(kind, caplog):
     torch.manual_seed(0)
     job = probing_job(3)

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hocket.tracing.compiling.products import join_products
+from quick import some
 
 aten = torch.ops.aten
 Function = Callable[..., Sequence[torch.Tensor]]
@@ -165,7 +166,7 @@ def test_a_matrix_that_many_products_read_transposed_is_copied_once() -> None:
     assert read((129, 12), 12) == 0, "of many rows"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", some(range(40)))
 def test_random_graphs(seed: int) -> None:
     """Products, sums, transposes and functions of what there is, some of it drawn."""
 
