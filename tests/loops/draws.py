@@ -45,6 +45,32 @@ def draws_made_plain() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
 
 
+@loop(planned=True)
+def mix_up_by_a_function_after_zero_grad() -> Loop:
+    """As in mixup-cifar10: a function draws by Python, by torch and by a generator, and mixes. It reads no weight."""
+    model, optimizer, batches = task()
+    generator = torch.Generator().manual_seed(7)
+
+    def mixed(x, y, alpha=0.4):
+        share = random.betavariate(alpha, alpha) if alpha > 0 else 1
+        order = torch.randperm(x.size(0))
+        x = x + 0.1 * torch.randn(x.shape, generator=generator)
+        return share * x + (1 - share) * x[order, :], y, y[order], share
+
+    def step(batch):
+        x, y = batch
+        model.train()
+        optimizer.zero_grad()
+        x, one, other, share = mixed(x, y)
+        out = model(x)
+        loss = share * F.cross_entropy(out, one) + (1 - share) * F.cross_entropy(out, other)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
+
+
 @loop()
 def generator_of_torch_of_its_own() -> Loop:
     model, optimizer, batches = task()

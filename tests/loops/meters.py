@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch.nn.functional as F
+from torch import nn
 
 from loops.loop import Loop, loop, task, train, update
 
@@ -32,6 +33,24 @@ class AverageMeter:
         self.sum += val * n
         self.count += n
         self.avg = self.sum / self.count
+
+
+@loop(planned=True)
+def a_sum_before_clipping() -> Loop:
+    model, optimizer, batches = task()
+    progress = Progress()
+
+    def step(batch):
+        x, y = batch
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        progress.total += loss.item() * len(x)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return {"loss": loss.detach(), "norm": norm.item()}
+
+    return Loop(step, model, optimizer, batches, lambda: {"progress": progress})
 
 
 @loop(planned=True)

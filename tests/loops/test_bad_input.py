@@ -22,7 +22,9 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 
 import hocket
 from loops.loop import CHANGE, Loop, task, update
@@ -170,6 +172,29 @@ USES = {
 def test_opaque_object_that_is_used(name):
     make, use, state = USES[name]
     check(holding(make, use, state))
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that a script of it keeps in C++."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+
+    def forward(self, x):
+        return x * self.scale
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit is of the past
+def test_script_whose_attribute_the_loop_sets():
+    def make():
+        return torch.jit.script(Scaled())
+
+    def after(n, script):
+        script.scale = 1.0 + (n >= CHANGE)
+
+    scheduled = check(holding(make, lambda script: script(torch.ones(())), after=after))
+    assert "RecursiveScriptModule, whose state cannot be seen" in scheduled.verdicts[-1][1]
 
 
 HUGE = {

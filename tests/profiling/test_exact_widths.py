@@ -111,3 +111,10 @@ def test_another_payload_of_nan_is_no_difference() -> None:
 def test_one_element_that_is_repeated_is_compared() -> None:
     assert same_bits(torch.ones(()).expand(1), torch.ones(1))
     assert not same_bits(torch.ones(()).expand(1), torch.zeros(1))
+
+
+def test_conjugates_have_bits_too():
+    numbers = torch.randn(4, dtype=torch.complex64)
+    assert same_bits(numbers.conj(), numbers.conj().resolve_conj())
+    assert not same_bits(numbers.conj(), numbers)
+    assert same_bits(numbers.conj().imag, -numbers.imag)

@@ -251,8 +251,9 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Return True if two tensors have the same bits. NaN is NaN, whatever its payload, and -0.0 is not 0.0."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    # A single element may have a stride of 0, which `contiguous` leaves, and no view as bytes.
-    one, other = (tensor.contiguous().as_strided((tensor.numel(),), (1,)) for tensor in (first, second))
+    # A single element may have a stride of 0, which `contiguous` leaves, and no view as bytes. So do conjugates.
+    plain = (tensor.resolve_conj().resolve_neg() for tensor in (first, second))
+    one, other = (tensor.contiguous().as_strided((tensor.numel(),), (1,)) for tensor in plain)
     if torch.equal(one.view(torch.uint8), other.view(torch.uint8)):
         return True
     if not one.is_floating_point() and not one.is_complex():

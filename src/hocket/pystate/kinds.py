@@ -55,6 +55,8 @@ _IMMUTABLE: tuple[type, ...] = (
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
               "_struct", "_thread", "_weakref", "_collections")  # fmt: skip
+# But torch's own that hold what Python sets and their C++ reads.
+_UNSEEN = (torch.jit.ScriptModule, torch.ScriptObject, torch._C.ScriptList, torch._C.ScriptDict, torch.UntypedStorage)
 # Functions of Cython's and pybind11's, which have modules of their own for their types.
 _FUNCTIONS_OF_C = ("_cython_", "pybind11_builtins")
 
@@ -280,6 +282,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     ((staticmethod, classmethod, property, functools.cached_property), Kinds.descriptor),
     (functools._lru_cache_wrapper, Kinds.cached),
     (torch.utils.data.DataLoader, Kinds.loader),
+    (_UNSEEN, Kinds.opaque),
     (nn.Module, Kinds.module),
     (torch.optim.Optimizer, Kinds.optimizer),
     (type, Kinds.klass),

@@ -95,12 +95,21 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
 
 
 def _num_fetching(body: Body, trains: Sequence[bool]) -> int:
-    """Return how many of the first statements know of no model and no optimizer: they make the batch."""
+    """Return how many of the first statements make the batch: they know of no model and no optimizer, or begin a step.
+
+    ``optimizer.zero_grad()`` and ``model.train()`` begin one: they read no weight and leave none changed.
+    """
     own = [
-        any(is_a(body.value_of(n), _TRAINED) for n in ast.walk(s.node) if isinstance(n, (ast.Name, ast.Attribute)))
+        not _begins(s.node)
+        and any(is_a(body.value_of(n), _TRAINED) for n in ast.walk(s.node) if isinstance(n, (ast.Name, ast.Attribute)))
         for s in body.statements
     ]
     return next((place for place, each in enumerate(zip(own, trains, strict=True)) if any(each)), 0)
+
+
+def _begins(node: ast.stmt) -> bool:
+    called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    return isinstance(called, ast.Attribute) and called.attr in ("zero_grad", "train")
 
 
 def _end(body: Body, runs: Sequence[bool]) -> int:

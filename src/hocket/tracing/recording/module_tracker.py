@@ -22,6 +22,8 @@ class ModuleTracker:
         self._layer_of_sequence: dict[int, str] = {}
         self._handles = []
         for module, path in paths.items():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # it takes no hooks
             self._handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
             self._handles.append(module.register_forward_hook(self._leaving(), always_call=True))
         for optimizer in optimizers:
