@@ -1,4 +1,4 @@
-"""Activations write over their input only where nobody else needs it, and it shows in nothing but memory."""
+"""What writes over its input: activations, only where nothing else reads it, and the forward's own items."""
 
 from __future__ import annotations
 
@@ -36,14 +36,24 @@ class Net(nn.Module):
             y = torch.relu(y) + y
         elif self.kind == "exp":
             y = torch.relu(torch.exp(y))
+        elif self.kind == "mask":
+            y = y * 1
+            y[y < 0] = 0.1
+        elif self.kind == "rows":
+            y = y * 1
+            y[y[:, 0] > 0] = 0.5
+        elif self.kind == "weight":
+            y = y * 1
+            y[y < 0] = self.out.bias[0]
         elif self.kind == "output":
             return y, self.out(torch.relu(y))
         return self.out(y), y
 
 
-KINDS = ("linear", "norm", "residual", "input", "two readers", "exp", "output")
+KINDS = ("linear", "norm", "residual", "input", "two readers", "exp", "mask", "rows", "weight", "output")
 
 
+@pytest.mark.filterwarnings("ignore:hocket.fuse. the model itself. setitem has no rule")
 @pytest.mark.parametrize("num_models", [1, 3])
 @pytest.mark.parametrize("backend", ["rule", "auto"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -84,8 +84,9 @@ def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: d
     shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     before = [leaf._version for leaf in shared if not leaf.is_inference()]
     outs = []
+    writes = getattr(targets[0], "__name__", str(targets[0])).endswith(("_", "setitem"))
     for index, target in enumerate(targets):
-        outs.append(target(*part(args, index), **part(kwargs, index)))
+        outs.append(target(*part(args, index, writes=writes), **part(kwargs, index, writes=writes)))
         if index + 1 < len(targets) and before != [leaf._version for leaf in shared if not leaf.is_inference()]:
             raise InputError(
                 f"{where}: writes over a tensor that all models read; give each model its own, or clone it in the "

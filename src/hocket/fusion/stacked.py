@@ -136,13 +136,15 @@ def as_type_of(like: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
     return type(like)(items) if hasattr(like, "n_sequence_fields") else tuple(items)
 
 
-def part(tree: Any, model: int) -> Any:
-    """A tree of arguments as one model sees it."""
+def part(tree: Any, model: int, *, writes: bool = False) -> Any:
+    """A tree of arguments as one model sees it. Views that an op writes to are made one by one, as autograd asks."""
 
     def of_model(value: Any) -> Any:
         if isinstance(value, ModelValues):
             return value.values[model]
-        return value.parts()[model] if isinstance(value, Stacked) else value
+        if not isinstance(value, Stacked):
+            return value
+        return value.tensor[model] if writes else value.parts()[model]
 
     return map_tree(tree, of_model)
 

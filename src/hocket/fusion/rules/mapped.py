@@ -17,7 +17,7 @@ from torch._functorch.predispatch import lazy_load_decompositions
 
 from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.stacked import Stacked
+from hocket.fusion.stacked import Stacked, unwrap, with_model_dim
 
 __all__ = ["mapped"]
 
@@ -67,11 +67,20 @@ def view(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
 
 @rule("getitem", "setitem")
 def item(context: OpContext, input: Any, index: Any, *value: Any) -> Any:
-    """Index by slices, numbers, None and Ellipsis, or take the item of a tuple. Tensors are left to `vmap`."""
+    """Index by slices, numbers, None and Ellipsis, or take the item of a tuple. Other tensors are left to `vmap`."""
     places = index if isinstance(index, tuple) else (index,)
+    if value and isinstance(index, (Stacked, Tensor)) and _fills(input, unwrap(index), *value):
+        own = with_model_dim(index, context.num_models)
+        input.tensor.masked_fill_(own.reshape(*own.shape, *(1,) * (input.tensor.ndim - own.ndim)), *value)
+        return None
     if any(isinstance(place, (Stacked, Tensor, list)) for place in places):
         return NotImplemented
     return input[index] if isinstance(input, (tuple, list)) else mapped(context, input, index, *value)
+
+
+def _fills(input: Any, mask: Tensor, value: Any) -> bool:
+    """True of ``x[mask] = 0.1``, whose result has no shape of its own."""
+    return isinstance(input, Stacked) and mask.dtype == torch.bool and isinstance(value, (bool, int, float))
 
 
 @rule("getattr")
