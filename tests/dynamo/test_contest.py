@@ -30,10 +30,12 @@ class _Timed:
 
     def __init__(self, clock: _Clock, forward_s: float, backward_s: float = 0.0, scale: float = 2.0) -> None:
         self.num_calls = 0
+        self.on_call: Callable[[], object] = lambda: None
         self._clock, self._forward_s, self._backward_s, self._scale = clock, forward_s, backward_s, scale
 
     def __call__(self, value: torch.Tensor) -> tuple[torch.Tensor]:
         self.num_calls += 1
+        self.on_call()
         self._clock.now_s += self._forward_s
         result = value * self._scale
         if result.requires_grad:
@@ -50,10 +52,10 @@ class _Judge:
     def __init__(self, original: tuple[float, ...], compiled: tuple[float, ...], **options: Any) -> None:
         self.clock = _Clock()
         self.original, self.compiled = _Timed(self.clock, *original), _Timed(self.clock, *compiled)
-        self.region = mock.Mock(
-            verdict=options.pop("verdict", "planned"), is_final=True, was_called=True, is_clear=True
-        )
+        verdict = options.pop("verdict", "planned")
+        self.region = mock.Mock(verdict=verdict, is_final=True, was_called=False, is_clear=True)
         self.kept: list[Remembered] = []
+        self.compiled.on_call = lambda: setattr(self.region, "was_called", True)
         given = {"needs_equal_bits": True, "is_known": False, "keep": self.kept.append, "seed": "0", **options}
         self.contest = Contest(self.original, self.compiled, [self.region], [], **given)
 

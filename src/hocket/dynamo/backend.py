@@ -22,7 +22,8 @@ from hocket.autotune.options import NUMERICS
 from hocket.autotune.remembered import about_step
 from hocket.autotune.store import DecisionStore
 from hocket.dynamo.contest import Contest
-from hocket.dynamo.graphs import digest, foreign_call, held_tensors, unchanged
+from hocket.dynamo.gradients import Boxed, Differentiable, differentiable, num_trained
+from hocket.dynamo.graphs import copied, digest, foreign_call, held_tensors, unchanged
 from hocket.dynamo.region import Region, region_of
 from hocket.errors import InputError
 from hocket.ir import Machine
@@ -103,28 +104,39 @@ def compiled_graph(
     if known is not None and known.kind == "eager":
         return _as_it_stands(graph, f"{known.reason}; remembered")
     original = unchanged(graph)
-    made: list[Region] = []
-    compiler = partial(_compiled, options=asked, made=made)
+    parts = _Parts(asked)
     backend = aot_autograd(
-        fw_compiler=partial(compiler, kind="forward"),
-        bw_compiler=partial(compiler, kind="backward"),
-        inference_compiler=partial(compiler, kind="inference"),
+        fw_compiler=partial(parts.compiled, kind="forward"),
+        bw_compiler=partial(parts.compiled, kind="backward"),
+        inference_compiler=partial(parts.compiled, kind="inference"),
         partition_fn=default_partition,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = backend(graph, example_inputs)
-    if not made:
+    # Both graphs now, and none that gives up what it has saved: a backward may run twice, as in eager.
+    with torch._functorch.config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
+        traced: Callable[..., Any] = backend(graph, example_inputs)
+    if not parts.regions:
         return _as_it_stands(graph, "no part of it can be planned")
-    return Contest(
+    compiled = parts.differentiable(original, len(example_inputs)) or traced
+    if compiled is traced and parts.meta is not None and num_trained(parts.meta) > 1:
+        reason = "AOTAutograd would compute with zeros where an output gets no gradient"
+        for region in parts.regions:
+            region.give_up(reason)
+        return _as_it_stands(graph, reason)
+    contest = Contest(
         original,
         compiled,
-        made,
+        parts.regions,
         held,
         needs_equal_bits=asked.numerics == "bitwise",
         is_known=known is not None,
         keep=partial(store.keep, about),
         seed=str(about["graphs"]) if takes_turns else "",
+        traced=traced,
     )
+    if isinstance(compiled, Differentiable):
+        compiled.on_twice = contest.keep_differentiable
+    return contest
 
 
 def _as_it_stands(graph: fx.GraphModule, reason: str) -> Callable[..., Any]:
@@ -139,10 +151,35 @@ def _about(graph: fx.GraphModule, numerics: str) -> dict[str, Any]:
     return about_step(fingerprints, Machine.here(), planner="contest", guard=True, executor="auto", numerics=numerics)
 
 
-def _compiled(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: BackendOptions, kind: str, made: list[Region]
-) -> Callable[[list[Any]], Any]:
-    region, call = region_of(graph, kind, numerics=options.numerics, cache=options.cache)
-    if region is not None:
-        made.append(region)
-    return call
+class _Parts:
+    """The graphs that AOTAutograd makes of one of Dynamo's.
+
+    Attributes:
+        regions: those that can be planned.
+        meta: AOTAutograd's notes on the graph. None unless there are gradients.
+    """
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.regions: list[Region] = []
+        self.meta: Any = None
+        self._options = options
+        self._made: dict[str, tuple[fx.GraphModule, Boxed]] = {}
+
+    def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], *, kind: str) -> Boxed:
+        """A boxed function of one of the graphs."""
+        region, call = region_of(graph, kind, numerics=self._options.numerics, cache=self._options.cache)
+        if region is not None:
+            self.regions.append(region)
+        self._made[kind] = fx.GraphModule(graph, copied(graph.graph)), call
+        context = torch._guards.TracingContext.try_get()
+        if kind == "forward" and context is not None:
+            self.meta = context.fw_metadata
+            self.meta.bw_donated_idxs = []  # else it refuses a second backward, not knowing that nothing is given up
+        return call
+
+    def differentiable(self, original: Callable[..., Any], num_inputs: int) -> Differentiable | None:
+        """The graph with its gradients. None where it has none, or AOTAutograd does more than to run two graphs."""
+        if self.meta is None or self._made.keys() != {"forward", "backward"}:
+            return None
+        again = partial(self.compiled, example_inputs=(), kind="backward")
+        return differentiable(original, num_inputs, self._made["forward"], self._made["backward"], self.meta, again)

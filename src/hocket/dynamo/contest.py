@@ -4,7 +4,8 @@ A region is only compared with its own graph run op by op. Whether it pays for A
 in the loop, so both run in turns there and the faster one stays::
 
     first call    both run forward and backward on copies: the original stays where the compiled graph raises, or where
-                  "bitwise" is asked for and bits differ
+                  "bitwise" is asked for and bits differ. The call itself is the original's, which stays if the
+                  gradients are differentiated
     searching     the compiled graph runs, and its regions find plans; where none is planned, the original stays
     in turns      blocks of cycles by each until it is clear which is faster; that stays, the original in a draw
     searching     again, where a compiled graph stayed and one of its regions has drifted
@@ -47,7 +48,7 @@ class Contest:
 
     Args:
         original: Dynamo's graph as it stands.
-        compiled: the same by AOTAutograd and regions.
+        compiled: the same by regions.
         made: its regions; those of the backward may be added later.
         held: tensors that the graph uses beside its arguments.
         needs_equal_bits: the compiled graph may only stay with the bits of the original.
@@ -55,6 +56,7 @@ class Contest:
         keep: called with the verdict, unless load on the machine left it open.
         seed: of the order of turns. Graphs of one step have different seeds, so that each is judged alone. Without a
             seed there are no turns, and the compiled graph stays if any of its regions has a plan.
+        traced: the compiled graph by AOTAutograd, for calls that ask for shapes. `compiled` by default.
 
     Attributes:
         num_undecided: calls before it was clear which of the two stays.
@@ -71,8 +73,9 @@ class Contest:
         is_known: bool,
         keep: Callable[[Remembered], object],
         seed: str,
+        traced: Callable[..., Any] | None = None,
     ) -> None:
-        self._original, self._compiled = original, compiled
+        self._original, self._compiled, self._traced = original, compiled, traced or compiled
         self._made, self._held = made, held
         self._is_known, self._keep, self._seed = is_known, keep, seed
         self._stays: Callable[..., Any] | None = None
@@ -97,12 +100,13 @@ class Contest:
         if self._stage == "first" and any(isinstance(value, FakeTensor) for value in args):
             # Dynamo cuts the graph of a DistributedDataParallel. The first call of what AOTAutograd gives says which
             # shapes the next part gets.
-            return self._compiled(*args)
+            return self._traced(*args)
         if not self._busy.acquire(blocking=False):
             return self._original(*args)
         try:
             if self._stage == "first":
                 self._compare_bits(args)
+                return self._watched(self._original(*args))
             if self._stage == "searching":
                 self._wait_for_regions()
             if self._stage == "turns":
@@ -115,6 +119,10 @@ class Contest:
         finally:
             self._busy.release()
 
+    def keep_differentiable(self) -> None:
+        """Let the original run from the next call on: its gradients are differentiated again."""
+        self._keep_original("its gradients are differentiated, too")
+
     def close(self) -> None:
         """End the threads of all lanes: the original runs from now on."""
         if self._stays is not self._original:
@@ -125,6 +133,18 @@ class Contest:
             return self._stays
         plays_original = self._stage == "first" or (self._turns is not None and self._turns.contender == "original")
         return self._original if plays_original else self._compiled
+
+    def _watched(self, result: Any) -> Any:
+        """The result of a call, whose backward may be one that is differentiated again."""
+
+        def look(gradients: Any) -> None:
+            if torch.is_grad_enabled():
+                self.keep_differentiable()
+
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                value.grad_fn.register_prehook(look)
+        return result
 
     def _compare_bits(self, args: Sequence[Any]) -> None:
         try:
@@ -138,6 +158,8 @@ class Contest:
                 self._keep_original(f"the graph as it stands fails on copies ({type(error).__name__}: {error})")
         else:
             self._stage = "searching"
+            for region in self._made:
+                region.was_called = False  # the user's own backward may take another way
             if where and self._needs_equal_bits:
                 reason = f"AOTAutograd computes other bits than eager: {where} differs"
                 self._keep(Remembered("eager", reason, None, None, None, (), None))

@@ -48,23 +48,23 @@ class Outputs:
 
 def unchanged(graph: fx.GraphModule) -> Callable[..., Any]:
     """A graph of Dynamo's as a function, which stays as it is whatever a compiler makes of the graph."""
-    forward: Callable[..., Any] = fx.GraphModule(graph, _copied(graph.graph)).forward
+    forward: Callable[..., Any] = fx.GraphModule(graph, copied(graph.graph)).forward
     return forward
 
 
 def boxed(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """The graph as a function of one list, which it empties: values are freed after their last use, as in eager."""
-    copied = _copied(graph.graph)
-    copied.set_codegen(fx.graph._BoxedCodeGen())
-    forward: Callable[[list[Any]], Any] = fx.GraphModule(graph, copied).forward
+    own = copied(graph.graph)
+    own.set_codegen(fx.graph._BoxedCodeGen())
+    forward: Callable[[list[Any]], Any] = fx.GraphModule(graph, own).forward
     return forward
 
 
 def computing(graph: fx.GraphModule) -> tuple[Callable[[list[Any]], Any], Outputs]:
     """The graph returning each computed value once, boxed, and how its result is put together."""
-    copied = _copied(graph.graph)
-    inputs = {node: place for place, node in enumerate(copied.find_nodes(op="placeholder"))}
-    end = copied.output_node()
+    own = copied(graph.graph)
+    inputs = {node: place for place, node in enumerate(own.find_nodes(op="placeholder"))}
+    end = own.output_node()
     returned = list(end.args[0])  # type: ignore[arg-type]
     computed = list(dict.fromkeys(n for n in returned if isinstance(n, fx.Node) and n not in inputs))
     passed = list(dict.fromkeys(n for n in returned if isinstance(n, fx.Node) and n in inputs))
@@ -73,8 +73,8 @@ def computing(graph: fx.GraphModule) -> tuple[Callable[[list[Any]], Any], Output
     following = iter(range(len(place_of), len(place_of) + len(constants)))
     order = [place_of[value] if isinstance(value, fx.Node) else next(following) for value in returned]
     end.args = (computed,)
-    copied.set_codegen(fx.graph._BoxedCodeGen())
-    module = fx.GraphModule(graph, copied)
+    own.set_codegen(fx.graph._BoxedCodeGen())
+    module = fx.GraphModule(graph, own)
     moves = any(not isinstance(node.meta.get("val"), torch.Tensor) for node in inputs)
     return module.forward, Outputs(tuple(inputs[node] for node in passed), tuple(constants), tuple(order), moves)
 
@@ -144,7 +144,8 @@ def _unplannable(tensor: torch.Tensor) -> str:
     return "is complex" if tensor.is_complex() else ""
 
 
-def _copied(graph: fx.Graph) -> fx.Graph:
+def copied(graph: fx.Graph) -> fx.Graph:
+    """A copy of a graph, with an output like its own."""
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph, {}))
     return copy

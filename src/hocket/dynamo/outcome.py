@@ -75,10 +75,7 @@ def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
     given = [
         torch.rand(tuple(output.shape), dtype=torch.float64, generator=generator).to(output.dtype) for output in outputs
     ]
-    # AOTAutograd compiles the backward now. With the graph retained it gives up no saved buffer, so that a backward may
-    # run twice later, as in eager.
-    with torch._functorch.config.patch(donated_buffer=False):  # else a backward that is compiled already refuses that
-        return torch.autograd.grad(outputs, leaves, given, allow_unused=True, retain_graph=True)
+    return torch.autograd.grad(outputs, leaves, given, allow_unused=True)
 
 
 def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:

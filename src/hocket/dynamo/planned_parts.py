@@ -101,7 +101,6 @@ class PlannedParts:
         try:
             with (
                 _CONFIG.patch({name: each for name, each in _SETTINGS.items() if hasattr(_CONFIG, name)}),
-                torch._functorch.config.patch(donated_buffer=False),
                 self.planned(),
             ):
                 yield

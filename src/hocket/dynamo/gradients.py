@@ -1,0 +1,305 @@
+"""A compiled graph with its gradients as one node of autograd, in place of AOTAutograd's own.
+
+Two things that AOTAutograd does are not eager's. It hands zeros to the backward for outputs that no gradient reaches,
+so that what only they depend on gets zeros, where eager leaves None and an optimizer with momentum moves nothing. And
+what it has computed cannot be differentiated twice::
+
+    outputs that got a gradient     backward
+    all                             the graph that AOTAutograd made, a region
+    some                            the same without the others' gradients and what depends on these alone, a region
+    any, with create_graph=True     Dynamo's graph again, differentiated by autograd
+
+The second kind saves work, too: a language model that returns its logits beside its loss adds no zeros to the gradient
+of the logits. The third has eager's gradients but for rounding, since sums of gradients are made in another order. So
+it is for one call: from the next on the graph runs as it stands (`hocket.dynamo.contest`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
+
+from hocket.dynamo.graphs import copied
+
+Boxed = Callable[[list[Any]], Any]
+_OWN = frozenset((OutputType.non_alias, OutputType.unsafe_view_alias))
+# Ops whose result is zero where the gradients among their inputs are, and so is that of each `..._backward`.
+_LINEAR = frozenset(
+    (
+        "_reshape_alias", "_to_copy", "_unsafe_view", "add", "alias", "as_strided", "bmm", "cat", "clone",
+        "constant_pad_nd", "cumsum", "detach", "diagonal", "div", "expand", "flip", "gather", "getitem", "index",
+        "index_select", "mean", "mm", "mul", "neg", "permute", "repeat", "roll", "select", "slice", "split",
+        "split_with_sizes", "squeeze", "stack", "sub", "sum", "t", "transpose", "tril", "triu", "unbind", "unsqueeze",
+        "view",
+    )
+)  # fmt: skip
+
+
+class Differentiable:
+    """A graph of Dynamo's that runs by AOTAutograd's graphs of it.
+
+    Args:
+        original: the graph as it stands.
+        forward: boxed, of the graph's inputs. Returns the outputs, and what the backward needs.
+        backward: boxed, of what it needs and the gradients of those outputs that may have one.
+        graph: of the backward.
+        draws: the forward draws random numbers.
+        meta: AOTAutograd's notes on the graph.
+        compile: makes a boxed function of another backward graph.
+
+    Attributes:
+        on_twice: called when gradients are asked for that can be differentiated again.
+    """
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        forward: Boxed,
+        backward: Boxed,
+        graph: fx.GraphModule,
+        draws: bool,
+        meta: Any,
+        compile: Callable[[fx.GraphModule], Boxed],
+    ) -> None:
+        self.original, self.forward, self.draws = original, forward, draws
+        self.on_twice: Callable[[], object] = lambda: None
+        self._graph, self._compile = graph, compile
+        self._backward: dict[frozenset[int], Boxed] = {frozenset(): backward}
+        infos = meta.output_info
+        self.num_outputs = len(infos)
+        self.checked = meta.tensors_saved_for_backwards_with_vc_check_slice
+        self.unchecked = meta.tensors_saved_for_backwards_no_vc_check_slice
+        self.inputs = {place: each.base_idx for place, each in enumerate(infos) if each.output_type not in _OWN}
+        self.views = [place for place, each in enumerate(infos) if each.output_type is OutputType.unsafe_view_alias]
+        self.constant = [place for place, each in enumerate(infos) if not each.requires_grad]
+        self.trained = _trained(meta)
+        given = graph.graph.find_nodes(op="placeholder")
+        self._num_saved = len(given) - len(self.trained)
+        self._layouts = [(node.meta["val"].shape, node.meta["val"].stride()) for node in given[self._num_saved :]]
+        self.writes = bool(meta.mutated_graph_handled_indices)
+        self._versions = meta.mutated_graph_handled_indices_seen_by_autograd
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        """The outputs of the graph."""
+        if self._versions:
+            torch.autograd.graph.increment_version([args[place] for place in self._versions])
+        outputs: Sequence[Any] = _Node.apply(self, *args)
+        if not self.inputs:
+            return outputs
+        return [args[self.inputs[place]] if place in self.inputs else each for place, each in enumerate(outputs)]
+
+    def gradients(self, needed: Sequence[torch.Tensor], given: Sequence[Any]) -> Sequence[Any]:
+        """A gradient for each input, or None.
+
+        Args:
+            needed: what the forward has saved.
+            given: a gradient for each output, None where none has arrived.
+        """
+        arrived = [given[place] for place in self.trained]
+        missing = frozenset(n for n, each in enumerate(arrived) if each is None)
+        backward = self._backward.get(missing)
+        if backward is None:
+            pruned = without_gradients(self._graph, self._num_saved, missing)
+            backward = self._backward[missing] = self._compile(pruned)
+        laid_out = [_laid_out(each, *self._layouts[n]) for n, each in enumerate(arrived) if each is not None]
+        found: Sequence[Any] = backward([*needed, *laid_out])
+        return found
+
+    def gradients_again(
+        self, args: Sequence[Any] | None, random_state: torch.Tensor | None, given: Sequence[Any]
+    ) -> list[Any]:
+        """The same with a graph of their own, for gradients of gradients.
+
+        Args:
+            args: of the forward. None if it has written into them.
+            random_state: before the forward. None if it draws no numbers.
+            given: a gradient for each output, None where none has arrived.
+
+        Raises:
+            RuntimeError: the forward has written into its arguments.
+        """
+        self.on_twice()
+        if args is None:
+            raise RuntimeError(
+                "a graph of backend='hocket' that writes into its inputs (a batch norm's averages) cannot be "
+                "differentiated twice; from the next call on it runs as it stands, where it can"
+            )
+        with torch.enable_grad(), torch.random.fork_rng(devices=(), enabled=random_state is not None):
+            if random_state is not None:
+                torch.set_rng_state(random_state)
+            outputs = self.original(*args)
+            pairs = [(output, each) for output, each in zip(outputs, given, strict=True) if each is not None]
+            leaves = {n: each for n, each in enumerate(args) if isinstance(each, torch.Tensor) and each.requires_grad}
+            found = torch.autograd.grad(
+                [output for output, _ in pairs],
+                list(leaves.values()),
+                [each for _, each in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        of_leaf = dict(zip(leaves, found, strict=True))
+        return [of_leaf.get(n) for n in range(len(args))]
+
+
+class _Node(torch.autograd.Function):
+    """A call of a `Differentiable`."""
+
+    @staticmethod
+    def forward(ctx: Any, graph: Differentiable, *args: Any) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.graph = graph
+        ctx.args = None if graph.writes else args
+        ctx.random_state = torch.get_rng_state() if graph.draws else None
+        found = graph.forward(list(args))
+        ctx.save_for_backward(*map(_alone, found[graph.checked]))
+        ctx.unchecked = list(map(_alone, found[graph.unchecked]))
+        outputs = list(found[: graph.num_outputs])
+        for place in graph.views:
+            outputs[place] = torch.ops.aten._unsafe_view(outputs[place], outputs[place].shape)
+        for place in graph.inputs:
+            outputs[place] = None
+        ctx.mark_non_differentiable(*(v for n in graph.constant if isinstance(v := outputs[n], torch.Tensor)))
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
+        graph: Differentiable = ctx.graph
+        if torch.is_grad_enabled():
+            return None, *graph.gradients_again(ctx.args, ctx.random_state, given)
+        needed = [*ctx.saved_tensors, *ctx.unchecked]
+        if not torch._C._autograd._get_current_graph_task_keep_graph():  # they are freed after their last use
+            ctx.maybe_clear_saved_tensors()
+            ctx.args = ctx.unchecked = None
+        return None, *graph.gradients(needed, given)
+
+
+def differentiable(
+    original: Callable[..., Any],
+    num_inputs: int,
+    forward: tuple[fx.GraphModule, Boxed],
+    backward: tuple[fx.GraphModule, Boxed],
+    meta: Any,
+    compile: Callable[[fx.GraphModule], Boxed],
+) -> Differentiable | None:
+    """A graph with its gradients, or None where AOTAutograd does more around it: views, subclasses, tokens.
+
+    Args:
+        original: the graph as it stands.
+        num_inputs: of the graph.
+        forward: AOTAutograd's graph, and a boxed function of it.
+        backward: the same for the gradients.
+        meta: AOTAutograd's notes.
+        compile: makes a boxed function of another backward graph.
+    """
+    (graph, run), (graph_back, run_back) = forward, backward
+    given = graph.graph.find_nodes(op="placeholder")
+    if len(given) != num_inputs or not all(isinstance(node.meta.get("val"), torch.Tensor) for node in given):
+        return None
+    if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or _draws(graph_back):
+        return None
+    does_more = (
+        meta.num_mutated_inp_runtime_indices
+        or meta.num_intermediate_bases
+        or meta.indices_of_inputs_that_requires_grad_with_mutations_in_bw
+        or meta.num_symints_saved_for_bw
+        or meta.num_opaque_objects_saved_for_bw
+        or meta.grad_enabled_mutation is not None
+        or meta.tokens
+        or meta.num_backward_tokens
+        or meta.is_rng_op_functionalized
+        or meta.dynamic_outputs
+    )
+    kinds = {each.output_type for each in meta.output_info}
+    is_plain = all(isinstance(each, PlainTensorMeta) for each in (*meta.subclass_inp_meta, *meta.subclass_tangent_meta))
+    if does_more or not is_plain or kinds - _OWN - {OutputType.is_input}:
+        return None
+    return Differentiable(original, run, run_back, graph_back, _draws(graph), meta, compile)
+
+
+def num_trained(meta: Any) -> int:
+    """Return how many outputs may have a gradient."""
+    return len(_trained(meta)) + int(meta.num_intermediate_bases)
+
+
+def without_gradients(graph: fx.GraphModule, num_saved: int, missing: frozenset[int]) -> fx.GraphModule:
+    """A backward graph for the case that some of its gradients have not arrived.
+
+    Args:
+        graph: of the backward. Its inputs are what was saved, then the gradients.
+        num_saved: of its inputs.
+        missing: positions among the gradients. The graph that is returned does not take them.
+    """
+    pruned = copied(graph.graph)
+    given = pruned.find_nodes(op="placeholder")[num_saved:]
+    depends = set(given)  # on gradients
+    dead = {node for place, node in enumerate(given) if place in missing}
+    for node in pruned.nodes:
+        inputs = [each for each in node.all_input_nodes if each in depends] if node.op == "call_function" else []
+        if not inputs:
+            continue
+        depends.add(node)
+        absent = [each for each in inputs if each in dead]
+        name = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
+        if len(absent) == len(inputs) and (name in _LINEAR or name.endswith("_backward")):
+            dead.add(node)
+        elif len(absent) == 1 and name == "add" and len(inputs) == 2 and _are_alike(node, inputs):
+            (live,) = set(inputs) - dead
+            node.replace_all_uses_with(live)
+        else:
+            for each in absent:
+                with pruned.inserting_before(node):
+                    node.replace_input_with(each, _zeros(pruned, each))
+    end = pruned.output_node()
+    end.args = ([None if each in dead else each for each in end.args[0]],)  # type: ignore[union-attr]
+    pruned.eliminate_dead_code()
+    for node in dead & set(given):
+        if not node.users:
+            pruned.erase_node(node)
+    return fx.GraphModule(graph, pruned)
+
+
+def _are_alike(node: fx.Node, inputs: Sequence[fx.Node]) -> bool:
+    """True if a sum has no factor, and either of its inputs could stand in its place."""
+    values = [each.meta["val"] for each in (node, *inputs)]
+    return not node.kwargs and len({(value.shape, value.stride(), value.dtype) for value in values}) == 1
+
+
+def _zeros(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    value = node.meta["val"]
+    options = {"dtype": value.dtype, "device": value.device}
+    made = graph.call_function(torch.ops.aten.full.default, (list(value.shape), 0), options)
+    made.meta["val"] = value
+    return made
+
+
+def _trained(meta: Any) -> list[int]:
+    """Outputs whose gradients the backward takes."""
+    return [
+        place
+        for place, each in enumerate(meta.output_info)
+        if each.output_type in _OWN
+        and issubclass(each.raw_type, torch.Tensor)
+        and getattr(each, "requires_grad_for_backward", each.requires_grad)
+    ]
+
+
+def _draws(graph: fx.GraphModule) -> bool:
+    seeded = torch.Tag.nondeterministic_seeded
+    return any(seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or one that keeps no base alive by autograd's notes on views."""
+    return tensor.detach() if tensor._is_view() else tensor
+
+
+def _laid_out(gradient: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A gradient with the memory layout that the backward was made for."""
+    if gradient.stride() == stride:
+        return gradient
+    made = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
+    return made.copy_(gradient)

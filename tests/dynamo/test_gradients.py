@@ -1,0 +1,151 @@
+"""Gradients of compiled graphs: for some of their outputs, twice, and of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynamo.programs import Method
+from hocket.dynamo.gradients import without_gradients
+from support.regions import made_regions, same
+
+pytestmark = pytest.mark.filterwarnings("ignore:::torch", "ignore:.*autograd.function.Function")
+
+
+class Heads(nn.Module):
+    """A language model in small: a loss, logits, and a weight that it hands out."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body, self.head, self.other = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(6, 2)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        hidden = torch.tanh(self.body(self.dropout(x)))
+        logits = self.head(hidden)
+        loss = nn.functional.cross_entropy(logits, torch.zeros(len(x), dtype=torch.long))
+        return {"loss": loss, "logits": logits, "other": self.other(hidden), "weight": self.head.weight}
+
+
+def trained(
+    backend: str | None, loss_of: Callable[[Any, torch.Tensor, int], torch.Tensor], **options: Any
+) -> list[Any]:
+    """What 40 steps with momentum leave behind, and how many gradients there are in each of them."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Heads(**options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = model if backend is None else torch.compile(model, backend=backend)
+    batches = [torch.randn(3, 4) for _ in range(4)]
+    found: list[Any] = []
+    for number in range(40):
+        optimizer.zero_grad()
+        loss = loss_of(run, batches[number % 4], number)
+        loss.backward()
+        optimizer.step()
+        found += [loss.detach(), sum(each.grad is not None for each in model.parameters())]
+    return [*found, *(each.detach() for each in model.parameters())]
+
+
+def _some(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
+    found = model(x)
+    loss: torch.Tensor = found["loss"]
+    if number % 3 == 1:
+        loss = loss + found["other"].square().mean()
+    return loss + found["weight"].sum() * 0.01 if number % 3 == 2 else loss
+
+
+def _twice(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
+    loss: torch.Tensor = model(x)["loss"]
+    loss.backward(retain_graph=True)
+    return loss
+
+
+def _penalty(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
+    x = x.clone().requires_grad_()
+    loss: torch.Tensor = model(x)["loss"]
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + gradient.square().sum()
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("loss_of", [_some, _twice, _penalty])
+def test_a_training_ends_where_eager_ends(loss_of: Any, dropout: float) -> None:
+    with made_regions() as regions:
+        found = trained("hocket", loss_of, dropout=dropout)
+    assert regions
+    assert same(found, trained(None, loss_of, dropout=dropout))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gradients_are_differentiated_from_a_certain_step_on(dropout: float) -> None:
+    def late(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
+        return (_penalty if number >= 30 else _some)(model, x, number)
+
+    found, expected = trained("hocket", late, dropout=dropout), trained(None, late, dropout=dropout)
+    assert same(found[:61], expected[:61])
+    for one, other in zip(found[61:], expected[61:], strict=True):  # sums of gradients in another order, in one step
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_graph_that_writes_cannot_begin_to_be_differentiated_twice() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    compiled = torch.compile(model, backend="hocket")
+    for number in range(6):
+        x = torch.randn(5, 4, requires_grad=True)
+        loss = compiled(x).square().sum()
+        if number == 3:
+            with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+                torch.autograd.grad(loss, x, create_graph=True)
+        else:
+            torch.autograd.grad(loss, x, create_graph=number > 3)
+
+
+def test_a_tensor_that_is_saved_may_not_be_written() -> None:
+    torch._dynamo.reset()
+    model = Method(lambda m, x: (x @ m.weight).sin())
+    compiled = torch.compile(model, backend="hocket")
+    x = torch.randn(4, 4)
+    for _ in range(3):
+        result = compiled(x)
+        with torch.no_grad():
+            model.weight.mul_(1.0)
+        x.mul_(2.0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+
+def test_what_depends_on_missing_gradients_alone_is_left_out() -> None:
+    def backward(saved: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
+        both = one + torch.ops.aten.tanh_backward(other, saved)
+        return [both @ saved, other.sum(0), torch.cat([one, other])]
+
+    saved, one, other = (torch.randn(3, 3) for _ in range(3))
+    graph = make_fx(backward, tracing_mode="fake")(saved, one, other)
+    without = without_gradients(graph, 1, frozenset({1}))
+    names = [
+        str(node.target) for node in without.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    ]
+    assert len(names) == 1
+    assert not [node for node in without.graph.nodes if "tanh" in str(node.target) or "add" in str(node.target)]
+    first, missing, joined = without(saved, one)
+    assert torch.equal(first, one @ saved)
+    assert missing is None
+    assert torch.equal(joined, torch.cat([one, torch.zeros(3, 3)]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_backward_may_run_twice_where_results_share_memory(dynamic: bool) -> None:
+    torch._dynamo.reset()
+    model = Method(lambda m, x: (x @ m.weight).tanh().view(-1))
+    compiled = torch.compile(model, backend="hocket", dynamic=dynamic)
+    for number in range(8):
+        loss = compiled(torch.randn(2 + dynamic * (number % 2), 4)).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
