@@ -38,25 +38,26 @@ struct Kernels {
   void (*finish)(const Part&, const float*, int64_t, int64_t, float*, at::IntArrayRef);
 };
 
-#define HOCKET_KERNELS(NAME, UNIT, SCHEME, ...)                                                                     \
-  __VA_ARGS__ void pack_##NAME##SCHEME(const std::vector<Filters>& w, Panel panel, float* to) {                     \
-    pack<SCHEME>(w, panel, to);                                                                                     \
-  }                                                                                                                 \
-  __VA_ARGS__ void convolve_##NAME##SCHEME(const Convolution& c, const std::vector<Panel>& panels,                  \
-                                           const float* filters, const float* bias, float* memory, int64_t first,   \
-                                           int64_t last) {                                                          \
-    convolve<UNIT, SCHEME>(c, panels, filters, bias, memory, first, last);                                          \
-  }                                                                                                                 \
-  __VA_ARGS__ void sum_products_##NAME##SCHEME(const Convolution& c, const Part& part, float* memory, int64_t first, \
-                                               int64_t last, float* sums) {                                         \
-    sum_products<UNIT, SCHEME>(c, part, memory, first, last, sums);                                                 \
-  }                                                                                                                 \
-  const Kernels k##NAME##SCHEME{                                                                                    \
-      UNIT::kTiles,         SCHEME::kPlaces,         panels_of<UNIT>, pack_##NAME##SCHEME, convolve_##NAME##SCHEME, \
-      sum_products_##NAME##SCHEME, finish<SCHEME>};
+#define HOCKET_KERNELS(NAME, UNIT, SCHEME, ...)                                                                       \
+  __VA_ARGS__ void pack_##NAME##SCHEME(const std::vector<Filters>& w, Panel panel, float* to) {                       \
+    pack<SCHEME<UNIT::Vector>>(w, panel, to);                                                                         \
+  }                                                                                                                   \
+  __VA_ARGS__ void convolve_##NAME##SCHEME(const Convolution& c, const std::vector<Panel>& panels,                    \
+                                           const float* filters, const float* bias, float* memory, int64_t first,     \
+                                           int64_t last) {                                                            \
+    convolve<UNIT, SCHEME<UNIT::Vector>>(c, panels, filters, bias, memory, first, last);                              \
+  }                                                                                                                   \
+  __VA_ARGS__ void sum_products_##NAME##SCHEME(const Convolution& c, const Part& part, float* memory, int64_t first,  \
+                                               int64_t last, float* sums) {                                           \
+    sum_products<UNIT, SCHEME<UNIT::Vector>>(c, part, memory, first, last, sums);                                     \
+  }                                                                                                                   \
+  const Kernels k##NAME##SCHEME{                                                                                      \
+      UNIT::kTiles,           SCHEME<UNIT::Vector>::kPlaces, panels_of<UNIT>,                                         \
+      pack_##NAME##SCHEME,    convolve_##NAME##SCHEME,       sum_products_##NAME##SCHEME,                             \
+      finish<SCHEME<UNIT::Vector>>};
 
-HOCKET_KERNELS(Any, Narrow, ThreeTaps)
-HOCKET_KERNELS(Any, Narrow, TwoTaps)
+HOCKET_KERNELS(Any, Other, ThreeTaps)
+HOCKET_KERNELS(Any, Other, TwoTaps)
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HOCKET_AVX2 __attribute__((optimize("O3"), target("avx2,fma")))
 #define HOCKET_AVX512 __attribute__((optimize("O3"), target("avx2,fma,avx512f,prefer-vector-width=512")))

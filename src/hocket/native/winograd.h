@@ -21,14 +21,61 @@
 
 namespace hocket::winograd {
 
-constexpr int64_t kLanes = 16;  // floats in a vector: one register of AVX-512, two of AVX2
+constexpr int64_t kLanes = 16;  // floats in a vector
 
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
+// Registers of AVX-512, AVX2 and SSE. Where there are none of this size, a variable of this type lies in memory.
+typedef float Whole __attribute__((vector_size(kLanes * sizeof(float))));
+typedef float Half __attribute__((vector_size(kLanes * sizeof(float) / 2)));
+typedef float Quarter __attribute__((vector_size(kLanes * sizeof(float) / 4)));
+template <typename T>
+struct Unaligned {
+  typedef T Type __attribute__((aligned(alignof(float)), may_alias));
+};
 
-HOCKET_INLINE Vector load(const float* from) { return *reinterpret_cast<const Vector*>(from); }
-HOCKET_INLINE void store(float* to, Vector value) { *reinterpret_cast<Vector*>(to) = value; }
+// A vector as two, or a half of one.
+template <typename Part>
+struct Pair {
+  Part low, high;
+  HOCKET_INLINE Pair& operator+=(const Pair& other) { return low += other.low, high += other.high, *this; }
+  HOCKET_INLINE friend Pair operator+(const Pair& a, const Pair& b) { return {a.low + b.low, a.high + b.high}; }
+  HOCKET_INLINE friend Pair operator-(const Pair& a, const Pair& b) { return {a.low - b.low, a.high - b.high}; }
+  HOCKET_INLINE friend Pair operator-(const Pair& a) { return {-a.low, -a.high}; }
+  HOCKET_INLINE friend Pair operator*(float a, const Pair& b) { return {a * b.low, a * b.high}; }
+};
+
+template <typename Vector>
+struct Memory {
+  HOCKET_INLINE static Vector load(const float* from) {
+    return *reinterpret_cast<const typename Unaligned<Vector>::Type*>(from);
+  }
+  HOCKET_INLINE static void store(float* to, Vector value) {
+    *reinterpret_cast<typename Unaligned<Vector>::Type*>(to) = value;
+  }
+};
+
+template <typename Part>
+struct Memory<Pair<Part>> {
+  static constexpr int64_t kHalf = sizeof(Part) / sizeof(float);
+  HOCKET_INLINE static Pair<Part> load(const float* from) {
+    return {Memory<Part>::load(from), Memory<Part>::load(from + kHalf)};
+  }
+  HOCKET_INLINE static void store(float* to, Pair<Part> value) {
+    Memory<Part>::store(to, value.low), Memory<Part>::store(to + kHalf, value.high);
+  }
+};
+
+template <typename Vector>
+HOCKET_INLINE Vector load(const float* from) {
+  return Memory<Vector>::load(from);
+}
+
+template <typename Vector>
+HOCKET_INLINE void store(float* to, Vector value) {
+  Memory<Vector>::store(to, value);
+}
 
 // The first `count` values, if the vector has more.
+template <typename Vector>
 HOCKET_INLINE void store(float* to, Vector value, int64_t count) {
   if (count >= kLanes) return store(to, value);
   float lanes[kLanes];
@@ -39,7 +86,9 @@ HOCKET_INLINE void store(float* to, Vector value, int64_t count) {
 HOCKET_INLINE int64_t padded(int64_t channels) { return (channels + kLanes - 1) / kLanes * kLanes; }
 
 // The transforms of a row or a column: F(2, 3) and F(2, 2).
+template <typename V>
 struct ThreeTaps {
+  using Vector = V;
   static constexpr int kTaps = 3, kSide = 4, kPlaces = kSide * kSide;
   HOCKET_INLINE static void input(const Vector (&d)[4], Vector (&v)[4]) {
     v[0] = d[0] - d[2], v[1] = d[1] + d[2], v[2] = d[2] - d[1], v[3] = d[1] - d[3];
@@ -60,7 +109,9 @@ struct ThreeTaps {
   }
 };
 
+template <typename V>
 struct TwoTaps {
+  using Vector = V;
   static constexpr int kTaps = 2, kSide = 3, kPlaces = kSide * kSide;
   HOCKET_INLINE static void input(const Vector (&d)[3], Vector (&v)[3]) {
     v[0] = d[0] - d[1], v[1] = d[1], v[2] = d[2] - d[1];
@@ -142,6 +193,7 @@ struct Border {
 // V = B' d B of `count` vectors of a tile: `read(row, column, channel)` gives one of d.
 template <typename Scheme, typename Read>
 HOCKET_INLINE void transform_pixels(int64_t count, const Read& read, float* to, int64_t place_stride) {
+  using Vector = typename Scheme::Vector;
   constexpr int kSide = Scheme::kSide;
   for (int64_t c = 0; c < count * kLanes; c += kLanes) {
     Vector t[kSide][kSide], made[kSide];
@@ -167,6 +219,7 @@ HOCKET_INLINE void transform_pixels(int64_t count, const Read& read, float* to, 
 template <typename Scheme>
 HOCKET_INLINE void transform_input(const Image& x, const Border& border, Tile tile, int64_t pad_y, int64_t pad_x,
                                    int64_t count, Panel panel, const Block& v) {
+  using Vector = typename Scheme::Vector;
   constexpr int kSide = Scheme::kSide;
   for (int64_t t = 0; t < count; ++t, tile.next()) {
     const int64_t top = 2 * tile.row - pad_y, left = 2 * tile.column - pad_x;
@@ -174,7 +227,7 @@ HOCKET_INLINE void transform_input(const Image& x, const Border& border, Tile ti
     if (top >= 0 && left >= 0 && top + kSide <= x.height && left + kSide < x.width) {
       const float* corner = x.pixel(tile.image, top, left) + panel.first;
       const auto read = [=](int i, int j, int64_t c) __attribute__((always_inline)) {
-        return load(corner + i * x.row_stride + j * x.pixel_stride + c);
+        return load<Vector>(corner + i * x.row_stride + j * x.pixel_stride + c);
       };
       transform_pixels<Scheme>(panel.count, read, v.at(0, t), v.place_stride);
     } else {
@@ -182,7 +235,7 @@ HOCKET_INLINE void transform_input(const Image& x, const Border& border, Tile ti
       for (int64_t i = 0; i < kSide; ++i)
         for (int64_t j = 0; j < kSide; ++j)
           pixels[i][j] = border.pixel(x, tile.image, top + i, left + j) + panel.first;
-      const auto read = [&](int i, int j, int64_t c) __attribute__((always_inline)) { return load(pixels[i][j] + c); };
+      const auto read = [&](int i, int j, int64_t c) __attribute__((always_inline)) { return load<Vector>(pixels[i][j] + c); };
       transform_pixels<Scheme>(panel.count, read, v.at(0, t), v.place_stride);
     }
   }
@@ -192,6 +245,7 @@ HOCKET_INLINE void transform_input(const Image& x, const Border& border, Tile ti
 template <typename Scheme>
 HOCKET_INLINE void transform_gradient(const Image& y, const Border& border, Tile tile, int64_t count, Panel panel,
                                       const Block& m) {
+  using Vector = typename Scheme::Vector;
   constexpr int kSide = Scheme::kSide;
   for (int64_t t = 0; t < count; ++t, tile.next()) {
     const float* pixels[2][2];
@@ -199,8 +253,8 @@ HOCKET_INLINE void transform_gradient(const Image& y, const Border& border, Tile
       pixels[i / 2][i % 2] = border.pixel(y, tile.image, 2 * tile.row + i / 2, 2 * tile.column + i % 2) + panel.first;
     for (int64_t c = 0; c < panel.count * kLanes; c += kLanes) {
       Vector left[kSide], right[kSide], made[kSide];
-      Scheme::gradient({load(pixels[0][0] + c), load(pixels[1][0] + c)}, left);
-      Scheme::gradient({load(pixels[0][1] + c), load(pixels[1][1] + c)}, right);
+      Scheme::gradient({load<Vector>(pixels[0][0] + c), load<Vector>(pixels[1][0] + c)}, left);
+      Scheme::gradient({load<Vector>(pixels[0][1] + c), load<Vector>(pixels[1][1] + c)}, right);
       float* to = m.at(0, t) + c;
 #pragma GCC unroll 4
       for (int i = 0; i < kSide; ++i) {
@@ -216,6 +270,7 @@ HOCKET_INLINE void transform_gradient(const Image& y, const Border& border, Tile
 template <typename Scheme>
 HOCKET_INLINE void transform_output(const Block& m, Tile tile, int64_t count, Panel panel, const float* bias,
                                     const Image& y) {
+  using Vector = typename Scheme::Vector;
   constexpr int kSide = Scheme::kSide;
   const int64_t width = std::min(kLanes, y.channels);
   for (int64_t t = 0; t < count; ++t, tile.next()) {
@@ -227,11 +282,11 @@ HOCKET_INLINE void transform_output(const Block& m, Tile tile, int64_t count, Pa
       for (int j = 0; j < kSide; ++j) {
         Vector column[kSide];
 #pragma GCC unroll 4
-        for (int i = 0; i < kSide; ++i) column[i] = load(m.at(kSide * i + j, t) + c);
+        for (int i = 0; i < kSide; ++i) column[i] = load<Vector>(m.at(kSide * i + j, t) + c);
         Scheme::output(column, made);
         rows[0][j] = made[0], rows[1][j] = made[1];
       }
-      const Vector more = bias ? load(bias + panel.first + c) : Vector{};
+      const Vector more = bias ? load<Vector>(bias + panel.first + c) : Vector{};
       Scheme::output(rows[0], made);
       store(to, made[0] + more, width);
       if (right) store(to + y.pixel_stride, made[1] + more, width);
@@ -245,7 +300,8 @@ HOCKET_INLINE void transform_output(const Block& m, Tile tile, int64_t count, Pa
 
 // U = G g G' of 16 filters: `g[row][column]` is a vector of them.
 template <typename Scheme>
-HOCKET_INLINE void transform_filter(const Vector (&g)[Scheme::kTaps][Scheme::kTaps], float* to, int64_t place_stride) {
+HOCKET_INLINE void transform_filter(const typename Scheme::Vector (&g)[Scheme::kTaps][Scheme::kTaps], float* to, int64_t place_stride) {
+  using Vector = typename Scheme::Vector;
   constexpr int kTaps = Scheme::kTaps, kSide = Scheme::kSide;
   Vector t[kSide][kTaps], made[kSide];
 #pragma GCC unroll 3
@@ -267,7 +323,8 @@ HOCKET_INLINE void transform_filter(const Vector (&g)[Scheme::kTaps][Scheme::kTa
 
 // dg = G' dU G of 16 filters: `read(place)` gives a vector of dU.
 template <typename Scheme, typename Read>
-HOCKET_INLINE void transform_filter_gradient(const Read& read, Vector (&g)[Scheme::kTaps][Scheme::kTaps]) {
+HOCKET_INLINE void transform_filter_gradient(const Read& read, typename Scheme::Vector (&g)[Scheme::kTaps][Scheme::kTaps]) {
+  using Vector = typename Scheme::Vector;
   constexpr int kTaps = Scheme::kTaps, kSide = Scheme::kSide;
   Vector t[kTaps][kSide], made[kTaps];
 #pragma GCC unroll 4
@@ -290,14 +347,14 @@ struct Rows {
   int64_t row_stride, stride;
 };
 
-template <int kRows, int kVectors, bool kAdds>
+template <typename Vector, int kRows, int kVectors, bool kAdds>
 HOCKET_INLINE void multiply(Rows left, const float* right, int64_t right_stride, int64_t count, float* to,
                             int64_t to_stride) {
   Vector sum[kRows][kVectors] = {};
   for (int64_t i = 0; i < count; ++i) {
     Vector factor[kVectors];
 #pragma GCC unroll 4
-    for (int k = 0; k < kVectors; ++k) factor[k] = load(right + i * right_stride + k * kLanes);
+    for (int k = 0; k < kVectors; ++k) factor[k] = load<Vector>(right + i * right_stride + k * kLanes);
 #pragma GCC unroll 32
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
@@ -308,15 +365,15 @@ HOCKET_INLINE void multiply(Rows left, const float* right, int64_t right_stride,
 #pragma GCC unroll 4
     for (int k = 0; k < kVectors; ++k) {
       float* at = to + r * to_stride + k * kLanes;
-      store(at, kAdds ? load(at) + sum[r][k] : sum[r][k]);
+      store(at, kAdds ? load<Vector>(at) + sum[r][k] : sum[r][k]);
     }
 }
 
 // The same for one vector or for kVectors of them.
-template <int kRows, int kVectors, bool kAdds, typename... Operands>
+template <typename Vector, int kRows, int kVectors, bool kAdds, typename... Operands>
 HOCKET_INLINE void multiply_panel(Panel panel, Operands... operands) {
-  if (panel.count == 1) multiply<kRows, 1, kAdds>(operands...);
-  else multiply<kRows, kVectors, kAdds>(operands...);
+  if (panel.count == 1) multiply<Vector, kRows, 1, kAdds>(operands...);
+  else multiply<Vector, kRows, kVectors, kAdds>(operands...);
 }
 
 }  // namespace hocket::winograd

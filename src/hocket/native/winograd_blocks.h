@@ -18,12 +18,18 @@ constexpr int64_t kMaxVectors = 2;          // of a panel
 constexpr int64_t kMaxParts = 4;            // of an image that is read: its halves, by rows and by columns
 constexpr int64_t kPartSums = 64 * 64;      // for each place: they fill a quarter of that cache
 
-// How many rows and vectors of results a product has in registers.
+// What a vector is, and how many rows and vectors of results a product has in registers.
 struct Wide {
+  using Vector = Whole;
   static constexpr int kTiles = 14, kVectors = kMaxVectors, kChannels = 8;
 };
 struct Narrow {
+  using Vector = Pair<Half>;
   static constexpr int kTiles = 6, kVectors = 1, kChannels = 4;
+};
+struct Other {
+  using Vector = Pair<Pair<Quarter>>;
+  static constexpr int kTiles = 2, kVectors = 1, kChannels = 2;
 };
 
 // Filters as they are read: strides of the channels that they make, of those that they sum over, and of their rows and
@@ -91,6 +97,7 @@ std::vector<Panel> panels_of(int64_t channels) {
 // U of a panel, as [place][channel that is summed over][channel that is made].
 template <typename Scheme>
 HOCKET_INLINE void pack(const std::vector<Filters>& filters, Panel panel, float* to) {
+  using Vector = typename Scheme::Vector;
   constexpr int kTaps = Scheme::kTaps;
   const int64_t width = panel.count * kLanes, place_stride = filters.size() * filters[0].summed * width;
   for (const Filters& w : filters)
@@ -103,7 +110,7 @@ HOCKET_INLINE void pack(const std::vector<Filters>& filters, Panel panel, float*
             for (int64_t j = 0; j < kTaps; ++j) lanes[i][j][l] = from[i * w.row_stride + j * w.column_stride];
         }
         Vector g[kTaps][kTaps];
-        for (int i = 0; i < kTaps * kTaps; ++i) g[i / kTaps][i % kTaps] = load(lanes[i / kTaps][i % kTaps]);
+        for (int i = 0; i < kTaps * kTaps; ++i) g[i / kTaps][i % kTaps] = load<Vector>(lanes[i / kTaps][i % kTaps]);
         transform_filter<Scheme>(g, to + first, place_stride);
       }
 }
@@ -130,7 +137,7 @@ HOCKET_INLINE void convolve(const Convolution& c, const std::vector<Panel>& pane
       for (int64_t place = 0; place < Scheme::kPlaces; ++place, u += channels * width)
         for (int64_t t = 0; t < count; t += Unit::kTiles) {
           const Rows rows{v.at(place, t), v.tile_stride, 1};
-          multiply_panel<Unit::kTiles, Unit::kVectors, false>(panel, rows, u, width, channels, m.at(place, t),
+          multiply_panel<typename Unit::Vector, Unit::kTiles, Unit::kVectors, false>(panel, rows, u, width, channels, m.at(place, t),
                                                               m.tile_stride);
         }
       transform_output<Scheme>(m, Tile(c.y, from), count, panel, bias, c.y);
@@ -156,7 +163,7 @@ HOCKET_INLINE void sum_products(const Convolution& c, const Part& part, float* m
       for (int64_t place = 0; place < Scheme::kPlaces; ++place)
         for (int64_t r = 0; r < rows; r += Unit::kChannels) {
           const Rows channels{v.at(place, 0) + r, 1, v.tile_stride};
-          multiply_panel<Unit::kChannels, Unit::kVectors, true>(panel, channels, m.at(place, 0), m.tile_stride, count,
+          multiply_panel<typename Unit::Vector, Unit::kChannels, Unit::kVectors, true>(panel, channels, m.at(place, 0), m.tile_stride, count,
                                                                 sums + (place * rows + r) * columns + k, columns);
         }
       k += panel.count * kLanes;
@@ -167,22 +174,25 @@ HOCKET_INLINE void sum_products(const Convolution& c, const Part& part, float* m
 // The gradient of a part's filters, from `count` sums of products, `stride` apart.
 template <typename Scheme>
 void finish(const Part& part, const float* sums, int64_t stride, int64_t count, float* to, at::IntArrayRef s) {
+  using Vector = typename Scheme::Vector;
   constexpr int kTaps = Scheme::kTaps;
   const int64_t rows = padded(part.rows), columns = part.stride();
   for (int64_t c = 0; c < part.rows; ++c)
     for (int64_t k = 0; k < part.columns; k += kLanes) {
       const auto read = [&](int place) {
         const float* from = sums + (place * rows + c) * columns + k;
-        Vector sum = load(from);
-        for (int64_t i = 1; i < count; ++i) sum += load(from + i * stride);
+        Vector sum = load<Vector>(from);
+        for (int64_t i = 1; i < count; ++i) sum += load<Vector>(from + i * stride);
         return sum;
       };
       Vector g[kTaps][kTaps];
       transform_filter_gradient<Scheme>(read, g);
-      for (int64_t l = 0; l < std::min(kLanes, part.columns - k); ++l)
-        for (int64_t i = 0; i < kTaps; ++i)
-          for (int64_t j = 0; j < kTaps; ++j)
-            to[(part.k + k + l) * s[0] + (part.c + c) * s[1] + i * s[2] + j * s[3]] = g[i][j][l];
+      for (int64_t i = 0; i < kTaps; ++i)
+        for (int64_t j = 0; j < kTaps; ++j) {
+          float lanes[kLanes], *into = to + (part.k + k) * s[0] + (part.c + c) * s[1] + i * s[2] + j * s[3];
+          store(lanes, g[i][j]);
+          for (int64_t l = 0; l < std::min(kLanes, part.columns - k); ++l) into[l * s[0]] = lanes[l];
+        }
     }
 }
 
