@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
 
 
 @loop(planned=True)
@@ -150,6 +151,41 @@ def hidden_state_in_the_module() -> Loop:
         return update(optimizer, F.mse_loss(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, words(), lambda: {"hidden": model.hidden})
+
+
+@loop(planned=True)
+def hidden_states_with_their_graph() -> Loop:
+    """As in torch's word language model: kept as they come, in a tuple, and detached when the next step begins."""
+    model = nn.LSTM(8, 6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    kept: dict[str, Any] = {"states": (torch.zeros(1, 3, 6), torch.zeros(1, 3, 6)), "error": ""}
+
+    def step(batch):
+        states = tuple(state.detach() for state in kept["states"])
+        optimizer.zero_grad()
+        out, kept["states"] = model(batch[0], states)
+        loss = F.mse_loss(out, batch[1])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        optimizer.step()
+        return loss
+
+    def after(n, _):
+        if n == CHANGE:
+            kept["states"] = (torch.zeros(1, 3, 6), torch.zeros(1, 3, 6))
+        elif n == CHANGE + 5:
+            try:
+                kept["states"][0].sum().backward()
+            except RuntimeError as error:
+                kept["error"] = str(error)[:40]
+
+    def state():
+        return {
+            "needs": [each.requires_grad for each in kept["states"]],
+            "states": [s.detach() for s in kept["states"]],
+        }
+
+    return Loop(step, model, optimizer, words(), lambda: {**state(), "error": kept["error"]}, after)
 
 
 @loop(planned=True)

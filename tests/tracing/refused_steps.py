@@ -316,7 +316,7 @@ def advances(p, batch):
 
 def keeps_a_graph(p, batch):
     loss = p.loss(batch)
-    p.table["kept"] = loss  # here
+    p.table["kept"] = p.model[2].bias.sum()  # here
     return p.train(loss)
 
 
@@ -342,7 +342,7 @@ def trains_its_batch_cured(p, batch):
 
 def keeps_a_graph_cured(p, batch):
     loss = p.loss(batch)
-    p.table["kept"] = loss.detach()
+    p.table["kept"] = p.model[2].bias.detach().sum()
     return p.train(loss)
 
 

@@ -8,6 +8,7 @@ written: what a step rebinds, and numbers that change between steps, become inpu
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -75,6 +76,40 @@ def same(first: Any, second: Any) -> bool:
     if type(first) is tuple:
         return len(first) == len(second) and all(map(same, first, second))
     return not is_a(first, enum.Enum) and bool(first == second)  # of a member there is one
+
+
+def keeps_graph(tensor: torch.Tensor, place: Place | None) -> bool:
+    """Return True if a backward could go on behind a tensor that a step puts here, in a graph that none has used up.
+
+    False for a pruned or normed weight, which a hook makes anew before it is read.
+    """
+    if place is None or not tensor.requires_grad or (tensor.grad_fn is not None and is_spent(tensor.grad_fn)):
+        return False
+    return place.kind != "dict" or not place.owner.get("_forward_pre_hooks")
+
+
+def is_spent(node: Any) -> bool:
+    """Return True if a backward through this graph raises, since an earlier one has freed its values."""
+    waiting, seen = [node], {node}
+    while waiting:
+        node = waiting.pop()
+        kind: Any = type(node)
+        for name in _saved(kind):
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
+@functools.cache
+def _saved(kind: type) -> tuple[str, ...]:
+    """The attributes that hold what a node of this kind needs for its backward."""
+    return tuple(name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors")
 
 
 def are_like(first: Any, second: Any) -> bool:

@@ -31,7 +31,19 @@ from hocket.pystate.batches import batch_findings, kinds_in, reads_out_of_sight
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.findings import finding, line_about
 from hocket.pystate.kinds import reachable
-from hocket.pystate.places import ABSENT, Group, Place, are_like, is_a, is_immutable, is_number, is_plain, same, shown
+from hocket.pystate.places import (
+    ABSENT,
+    Group,
+    Place,
+    are_like,
+    is_a,
+    is_immutable,
+    is_number,
+    is_plain,
+    keeps_graph,
+    same,
+    shown,
+)
 from hocket.pystate.tokens import GENERATORS
 from hocket.pystate.walk import Reachable
 
@@ -291,7 +303,7 @@ def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedLi
 
 
 def _is_rebinding(change: Change) -> bool:
-    """Return whether tensors replaced others of their kind, without a graph of autograd behind them.
+    """Return whether tensors replaced others of their kind, without a graph of autograd that could still be used.
 
     With such a graph only where a hook makes it anew before it is read: pruned and normed weights.
     """
@@ -300,11 +312,7 @@ def _is_rebinding(change: Change) -> bool:
 
 def _may_be_kept(change: Change) -> bool:
     found = [leaf for leaf in tree_flatten(change.now)[0] if is_a(leaf, torch.Tensor)]
-    return bool(found) and (not any(leaf.requires_grad for leaf in found) or _is_made_by_hook(change.place))
-
-
-def _is_made_by_hook(place: Place) -> bool:
-    return place.kind == "dict" and bool(place.owner.get("_forward_pre_hooks"))
+    return bool(found) and not any(keeps_graph(leaf, change.place) for leaf in found)
 
 
 def _is_output(change: Change) -> bool:

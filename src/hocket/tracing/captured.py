@@ -157,7 +157,8 @@ class Captured:
             gradient.set(None if slot is None else values[slot])
         for entry, slot in self.rebound:
             value = values[slot]
-            entry.set(value.detach().requires_grad_() if entry in self.trace.with_grad else value)
+            name = self.trace.with_grad.get(entry)
+            entry.set(value if name is None else with_spent_graph(value.detach(), name))
         for number, reference in self.trace.numbers.items():
             number.set(numbers[reference.index])
         found: list[Any] = []

@@ -17,7 +17,7 @@ from hocket.tracing.bound_places import BoundPlaces
 from hocket.tracing.captured import Captured
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.scalars.tape import TapeRef
-from hocket.tracing.spent_graphs import SPENT
+from hocket.tracing.spent_graphs import SPENT, with_spent_graph
 from hocket.tracing.standing import TensorKind
 from hocket.tracing.state import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
 
@@ -101,7 +101,8 @@ class Binding:
             further = iter(found[len(captured.results) :])
             for entry, _ in captured.rebound:
                 value = next(further)
-                entry.set(value.detach().requires_grad_() if entry in captured.trace.with_grad else value)
+                name = captured.trace.with_grad.get(entry)
+                entry.set(value if name is None else with_spent_graph(value.detach(), name))
             for number in captured.trace.numbers:
                 number.set(next(further))
         return captured.returned(found)

@@ -25,7 +25,7 @@ from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
 from hocket.pystate.origins import step_line, user_line
-from hocket.pystate.places import Place, is_plain, same, shown
+from hocket.pystate.places import Place, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
@@ -233,7 +233,7 @@ class _Recording:
             return None
         ops.finish()
         is_late = bool(late_numbers) or any(kind == "late" for kind, _ in found.leaves)
-        with_grad = frozenset(entry for entry in rebound if entry.get().requires_grad)
+        with_grad = {e: v.grad_fn.name() if v.grad_fn else "" for e in rebound if (v := e.get()).requires_grad}
         batch_leaves = tuple(BatchLeaf(i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(self.leaves))
         return Trace(
             ops.graph,
@@ -278,12 +278,12 @@ class _Recording:
             if value is self.before[entry]:
                 continue
             if isinstance(value, torch.Tensor):
+                if keeps_graph(value, getattr(entry.table, "place", None)):
+                    self.reasons.add("returns a graph", entry.name, self._line_of(entry))
                 found[entry] = self._node(ops, value)
             else:
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
-        for entry in self.places.plain:
-            if isinstance(value := entry.get(), torch.Tensor):
-                found[entry] = self._node(ops, value)
+        found |= {e: self._node(ops, v) for e in self.places.plain if isinstance(v := e.get(), torch.Tensor)}
         return found
 
     def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from hocket.pystate.places import is_spent
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.tape import TapeRef
@@ -38,7 +38,7 @@ def returned_leaf(
     if isinstance(leaf, torch.Tensor):
         if id(leaf) in objects:
             return "place", objects[id(leaf)], None
-        is_live = leaf.grad_fn is not None and not _is_spent(leaf.grad_fn)
+        is_live = leaf.grad_fn is not None and not is_spent(leaf.grad_fn)
         if is_live and detaches:
             return "tensor", ops.node_of(leaf), None
         if leaf.requires_grad and leaf.retains_grad:
@@ -54,27 +54,3 @@ def returned_leaf(
 
 def _shown(tensor: torch.Tensor) -> str:
     return f"a tensor of shape {tuple(tensor.shape)}"
-
-
-def _is_spent(node: Any) -> bool:
-    """Return True if a backward through this graph raises, since an earlier one has freed its values."""
-    waiting, seen = [node], {node}
-    while waiting:
-        node = waiting.pop()
-        kind: Any = type(node)
-        for name in _saved(kind):
-            try:
-                getattr(node, name)
-            except RuntimeError:
-                return True
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
-    return False
-
-
-@functools.cache
-def _saved(kind: type) -> tuple[str, ...]:
-    """The attributes that hold what a node of this kind needs for its backward."""
-    return tuple(name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors")

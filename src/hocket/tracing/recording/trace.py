@@ -73,7 +73,7 @@ class Trace:
         notes: facts about each op.
         gradients: each parameter's gradient at the end: a node, None, or absent if it is unchanged.
         rebound: places that hold another tensor after the step than before.
-        with_grad: those of them whose tensor requires a gradient.
+        with_grad: those of them whose tensor requires a gradient, with the name of its autograd node.
         numbers: places whose number changed: the tape entry that computes it.
         effects: places that hold another plain value after the step than before, with that value.
         kinds: type and layout of the tensor at each source, as it was before the step.
@@ -95,7 +95,7 @@ class Trace:
     result: Result
     gradients: dict[Gradient, fx.Node | None]
     rebound: dict[Entry, fx.Node]
-    with_grad: frozenset[Entry]
+    with_grad: Mapping[Entry, str]
     numbers: dict[Entry, TapeRef]
     places: Inventory
     batch_leaves: tuple[Any, ...]
