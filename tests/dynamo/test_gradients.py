@@ -149,3 +149,25 @@ def test_a_backward_may_run_twice_where_results_share_memory(dynamic: bool) -> N
         loss = compiled(torch.randn(2 + dynamic * (number % 2), 4)).square().sum()
         loss.backward(retain_graph=True)
         loss.backward()
+
+
+@pytest.mark.parametrize("backend", ["eager", "hocket"])
+def test_compiled_autograd_sees_ops(backend: str) -> None:
+    def trained_by(compiler: str | None) -> list[Any]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = torch.compile(model, backend="hocket") if compiler else model
+        for number in range(12):
+            optimizer.zero_grad()
+            loss = run(torch.full((3, 4), number / 10)).square().sum()
+            if compiler and number > 5:
+                with torch._dynamo.compiled_autograd._enable(torch.compile(backend=compiler)):
+                    loss.backward()
+            else:
+                loss.backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    assert same(trained_by(backend), trained_by(None))

@@ -95,6 +95,8 @@ def compiled_graph(
     """
     if name := foreign_call(graph):
         return _as_it_stands(graph, f"it calls {name}, whose effects are not known")
+    if any(isinstance(value, list) for value in example_inputs):
+        return _as_it_stands(graph, "it takes lists and empties them, as graphs of compiled autograd do")
     held = held_tensors(graph)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in held):
         return _as_it_stands(graph, "it holds weights of its own")

@@ -92,6 +92,7 @@ class Differentiable:
             return outputs
         return [args[self.inputs[place]] if place in self.inputs else each for place, each in enumerate(outputs)]
 
+    @torch._dynamo.disable  # compiled autograd would compile what is behind it
     def gradients(self, needed: Sequence[torch.Tensor], given: Sequence[Any]) -> Sequence[Any]:
         """A gradient for each input, or None.
 
@@ -101,14 +102,15 @@ class Differentiable:
         """
         arrived = [given[place] for place in self.trained]
         missing = frozenset(n for n, each in enumerate(arrived) if each is None)
+        laid_out = [_laid_out(each, *self._layouts[n]) for n, each in enumerate(arrived) if each is not None]
         backward = self._backward.get(missing)
         if backward is None:
             pruned = without_gradients(self._graph, self._num_saved, missing)
             backward = self._backward[missing] = self._compile(pruned)
-        laid_out = [_laid_out(each, *self._layouts[n]) for n, each in enumerate(arrived) if each is not None]
         found: Sequence[Any] = backward([*needed, *laid_out])
         return found
 
+    @torch._dynamo.disable
     def gradients_again(
         self, args: Sequence[Any] | None, random_state: torch.Tensor | None, given: Sequence[Any]
     ) -> list[Any]:
