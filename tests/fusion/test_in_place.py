@@ -1,4 +1,4 @@
-"""What writes over its input: activations, only where nothing else reads it, and the forward's own items."""
+"""Writes over an input: by activations, only where nothing else reads it, and by the forward's own items."""
 
 from __future__ import annotations
 
