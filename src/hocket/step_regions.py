@@ -236,7 +236,7 @@ def _is_asked_for(config: TunerConfig) -> bool:
 
 
 def _takes_gradients_itself(codes: Iterable[CodeType]) -> bool:
-    """True if a file of the user's may differentiate twice, perhaps in a step yet to come. No region can.
+    """True if a file of the user's may differentiate twice, perhaps in a step yet to come. A model with norms cannot.
 
     ``create_graph`` may be given by position, so that any call of `torch.autograd`'s own functions counts.
     """

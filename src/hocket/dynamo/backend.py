@@ -137,7 +137,7 @@ def compiled_graph(
         traced=traced,
     )
     if isinstance(compiled, Differentiable):
-        compiled.on_twice = contest.keep_differentiable
+        compiled.on_twice = contest.differentiated_twice
     return contest
 
 

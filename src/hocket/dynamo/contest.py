@@ -119,9 +119,9 @@ class Contest:
         finally:
             self._busy.release()
 
-    def keep_differentiable(self) -> None:
-        """Let the original run from the next call on: its gradients are differentiated again."""
-        self._keep_original("its gradients are differentiated, too")
+    def differentiated_twice(self) -> None:
+        """Gradients were differentiated again: let the original run from the next call on."""
+        self._keep_original("its gradients are differentiated again")
 
     def close(self) -> None:
         """End the threads of all lanes: the original runs from now on."""
@@ -131,7 +131,7 @@ class Contest:
     def _contender(self) -> Callable[..., Any]:
         if self._stays is not None:
             return self._stays
-        plays_original = self._stage == "first" or (self._turns is not None and self._turns.contender == "original")
+        plays_original = self._turns is not None and self._turns.contender == "original"
         return self._original if plays_original else self._compiled
 
     def _watched(self, result: Any) -> Any:
@@ -139,7 +139,7 @@ class Contest:
 
         def look(gradients: Any) -> None:
             if torch.is_grad_enabled():
-                self.keep_differentiable()
+                self.differentiated_twice()
 
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and value.grad_fn is not None:
