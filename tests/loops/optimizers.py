@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from loops.loop import Loop, labelled, loop, mlp, ordinary, task
+from loops.loop import Loop, labelled, loop, mlp, ordinary, task, update
 
 
-@loop()
+@loop(planned=True)
 def scaled_and_clipped_gradients() -> Loop:
     """Half precision by the book. The scale starts too high, so that steps are skipped."""
     model = mlp()
@@ -28,6 +28,50 @@ def scaled_and_clipped_gradients() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, labelled(), scaler.state_dict)
+
+
+@loop(planned=True)
+def scaled_gradients_of_a_fused_update() -> Loop:
+    """The scaler hands its scale to the update as an attribute, and infinite gradients are skipped in the kernel."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=15)
+    batches = labelled()
+    batches[4][0][0, 0] = torch.inf
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return Loop(step, model, optimizer, batches, scaler.state_dict)
+
+
+@loop(planned=True)
+def a_cache_made_anew_by_each_step() -> Loop:
+    """Activations are kept by a hook while the step runs. Each step leaves another empty table than the one before."""
+    model, optimizer, batches = task()
+    kept = {"features": {}}
+    seen, repeated = [kept["features"]], []
+
+    def hook(module, args, output):
+        kept["features"][type(module).__name__] = output
+
+    model[1].register_forward_hook(hook)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1]) + 0.01 * kept["features"]["ReLU"].square().mean()
+        kept["features"] = {}
+        return update(optimizer, loss)
+
+    def after(n, _):
+        repeated.append(any(kept["features"] is one for one in seen))
+        seen.append(kept["features"])
+
+    return Loop(step, model, optimizer, batches, lambda: {"features": kept["features"], "repeated": repeated}, after)
 
 
 @loop(planned=True)

@@ -40,25 +40,6 @@ def _rows(number: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 6, generator=generator), torch.randint(4, (16,), generator=generator)
 
 
-@regional
-def scaled_gradients() -> Loop:
-    model, scaler = _mlp(6, 16, 4), torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step(batch):
-        x, y = batch
-        optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(x), y)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        return loss.item()
-
-    return Loop(step, model, optimizer, _rows, state=lambda: {"scale": scaler.get_scale()})
-
-
 class _Language(nn.Module):
     def __init__(self) -> None:
         super().__init__()

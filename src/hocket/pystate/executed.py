@@ -214,11 +214,13 @@ class ExecutedCode:
             self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
         for part in with_nested(code):
             self.names.update(part.co_names)
-            if whose == "torch" or whose == "stdlib":
+            is_plain = whose == "torch" or whose == "stdlib"
+            if not is_plain or (whose == "torch" and not _DYNAMIC.isdisjoint(part.co_names)):
+                # Spelled as a string, for getattr or a dict. Torch's optimizers ask for `found_inf` so.
+                self.names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
+            if is_plain:
                 continue
             self.user_names.update(part.co_names)
-            # A name may also be spelled as a string, for getattr or a dict.
-            self.names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
             if whose == "user" and not _DYNAMIC.isdisjoint(part.co_names):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":

@@ -11,7 +11,7 @@ since the last check. Without a compiler the same comparison runs in Python, at 
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
-from hocket.pystate.places import Group, is_a, is_number, is_plain, members_of, same
+from hocket.pystate.places import EMPTY_KINDS, Group, are_like, is_a, is_empty, is_number, is_plain, members_of, same
 from hocket.pystate.torch_kinds import HOOK_TABLES
 from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
@@ -53,6 +53,7 @@ class Guards:
         self._watch = watch
         self._moving = frozenset(watch.moving if watch.executed.follows_numbers else ())
         self._rebound = frozenset(watch.rebound)
+        self._refilled = _refilled(found, self._rebound)
         self._lists = frozenset(watch.appended)
         self._effects = effects or {}
         self._make_table()
@@ -61,8 +62,9 @@ class Guards:
         self._groups: list[Group] = []
         self._table: Any = native.load().GuardTable() if native.available() else PythonTable()
         self._empty_hooks: list[dict[Any, Any]] = []
-        for group in self._found.groups.values():
-            self._add(group)
+        for key, group in self._found.groups.items():
+            if key not in self._refilled:
+                self._add(group)
         # One counter for all hook tables that are empty: torch numbers the hooks of a process one by one.
         self._groups.append(Group("hooks", RemovableHandle, (None, "", "hooks"), (), ()))
         self._hooks = self._table.add_class(RemovableHandle, ["next_id"], [RemovableHandle.next_id], [EQUAL])
@@ -91,9 +93,11 @@ class Guards:
         An object may have been exchanged for an equal one that the table knows by its address.
         """
         now = self._watch.look()
-        if any(key not in now.groups for key in self._found.groups) or self._changes(now):
+        keys = [key for key in self._found.groups if key not in self._refilled]
+        if any(key not in now.groups for key in keys) or self._changes(now):
             return False
-        self._found.groups = {key: now.groups[key] for key in self._found.groups}
+        self._refilled = _refilled(now, self._rebound)
+        self._found.groups = {key: now.groups[key] for key in (*keys, *self._refilled)}
         self._make_table()
         return self.hold()
 
@@ -119,7 +123,9 @@ class Guards:
         if place.identity not in self._effects:
             return False
         expected = self._effects[place.identity]
-        return is_a(change.now, torch.Tensor) if expected is A_TENSOR else same(expected, change.now)
+        if expected is A_TENSOR:
+            return is_a(change.now, torch.Tensor)
+        return same(expected, change.now) or (is_empty(expected) and are_like(expected, change.now))
 
     def _is_about_others(self, failed: int) -> bool:
         """Return whether a change is irrelevant: a hook on another module, or unused names in a dict."""
@@ -187,6 +193,18 @@ class Guards:
         if is_a(value, torch.Tensor):
             return TENSOR if group.rebindable or identity in self._rebound else IDENTITY
         return TREE if identity in self._rebound else IDENTITY
+
+
+def _refilled(found: Reachable, rebound: Iterable[Any]) -> tuple[Any, ...]:
+    """The groups of empty lists and dicts that a step replaces by others, and may fill before."""
+    replaced = {
+        id(value)
+        for kind, owner, key in rebound
+        if (group := found.groups.get((owner, kind))) is not None
+        for each, value in zip(group.keys, group.values, strict=True)
+        if type(value) in EMPTY_KINDS and same(each, key)
+    }
+    return tuple(key for key, group in found.groups.items() if key[0] in replaced and not group.keys)
 
 
 def _is_safe_member(value: Any) -> bool:

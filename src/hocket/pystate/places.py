@@ -10,7 +10,9 @@ from __future__ import annotations
 import enum
 import functools
 import struct
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +39,7 @@ _EXACT = frozenset(
         np.dtype, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
     )
 )  # fmt: skip
+EMPTY_KINDS = frozenset((list, dict, OrderedDict, defaultdict))
 _VALUES = (np.generic, np.dtype, enum.Enum)
 
 _SHOWN_CHARACTERS = 60
@@ -58,6 +61,16 @@ def is_plain(value: Any) -> bool:
 def is_immutable(value: Any) -> bool:
     """True if `value` is plain and cannot have attributes either (a member of an enum can)."""
     return is_plain(value) and not issubclass(type(value), enum.Enum)
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether `value` is an empty list or dict of one of Python's own classes. A step may make it anew."""
+    return type(value) in EMPTY_KINDS and not value
+
+
+def as_it_stands(value: Any) -> Any:
+    """The value, or a copy of an empty list or dict, which a step may fill before it makes another."""
+    return copy(value) if is_empty(value) else value
 
 
 def is_number(value: Any) -> bool:
@@ -120,6 +133,8 @@ def are_like(first: Any, second: Any) -> bool:
             return False
         return first.layout is not torch.strided or first.stride() == second.stride()
     if type(first) is not type(second):
+        return False
+    if type(first) is defaultdict and first.default_factory is not second.default_factory:
         return False
     for base in (tuple, list, dict):
         if is_a(first, base):

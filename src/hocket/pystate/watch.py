@@ -17,7 +17,8 @@ import functools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -33,10 +34,12 @@ from hocket.pystate.findings import finding, line_about
 from hocket.pystate.kinds import reachable
 from hocket.pystate.places import (
     ABSENT,
+    EMPTY_KINDS,
     Group,
     Place,
     are_like,
     is_a,
+    is_empty,
     is_immutable,
     is_number,
     is_plain,
@@ -99,7 +102,18 @@ def differences(before: Reachable, after: Reachable) -> Iterator[Change]:
         then = before.groups.get(key)
         if then is None or (then.values is now.values and then.keys is now.keys):
             continue
-        yield from _changes(then, now)
+        for change in _changes(then, now):
+            yield replace(change, then=_as_it_was(change.then, before))
+
+
+def _as_it_was(value: Any, before: Reachable) -> Any:
+    """The value at the first walk, of a list or dict that was empty then and has been filled since."""
+    if type(value) in EMPTY_KINDS and value:
+        group = before.groups.get((id(value), "list" if type(value) is list else "dict"))
+        if group is not None and not group.keys:
+            value = copy(value)
+            value.clear()
+    return value
 
 
 def _changes(then: Group, now: Group) -> Iterator[Change]:
@@ -311,6 +325,8 @@ def _is_rebinding(change: Change) -> bool:
 
 
 def _may_be_kept(change: Change) -> bool:
+    if is_empty(change.now):
+        return True  # made anew in each step
     found = [leaf for leaf in tree_flatten(change.now)[0] if is_a(leaf, torch.Tensor)]
     return bool(found) and not any(keeps_graph(leaf, change.place) for leaf in found)
 

@@ -16,6 +16,7 @@ from hocket.errors import CaptureError
 from hocket.heap import collections_held
 from hocket.interrupts import held_interrupts
 from hocket.ir import Graph
+from hocket.pystate.places import as_it_stands
 from hocket.sinks import run_sinks
 from hocket.tracing.lowering.lower import Lowered, lower
 from hocket.tracing.program import Program, compile_action, compile_tape
@@ -175,8 +176,9 @@ class Captured:
 
     def returned(self, found: Sequence[Any]) -> Any:
         """Build the step's result from the values of `results`, and append to the lists that the step extends."""
+        made: dict[int, Any] = {}  # one empty list that two places share stays one
         for entry, value in self.trace.effects.items():
-            entry.set(value)
+            entry.set(made.setdefault(id(value), as_it_stands(value)))
         if self.returns_one:
             return found[0]
         late = self.late_values(found)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hocket.errors import CaptureError
+from hocket.pystate.places import as_it_stands
 from hocket.tracing.state import Gradient, Inventory
 
 # What torch answers where a stride is 0.
@@ -33,7 +34,7 @@ class Saved:
         for gradient, tensor, _ in self._gradients:
             if tensor is not None and tensor.dtype != (needed := gradient.parameter.get().dtype):
                 raise CaptureError(f"{gradient.name} is of {tensor.dtype}, its parameter of {needed}: set it to None")
-        self._numbers = [(entry, entry.get()) for entry in (*places.numbers, *places.plain)]
+        self._numbers = [(entry, as_it_stands(entry.get())) for entry in (*places.numbers, *places.plain)]
         # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
@@ -54,7 +55,7 @@ class Saved:
             for tensor, value in self._further:
                 _put(tensor, value)
         for entry, number in self._numbers:
-            entry.set(number)
+            entry.set(as_it_stands(number))
         for optimizer, known in zip(self._places.optimizers, self._states, strict=True):
             for parameter, state in list(optimizer.state.items()):
                 if parameter not in known:
@@ -79,7 +80,7 @@ class Saved:
         for gradient, _, _ in self._gradients:
             tensor = gradient.get()
             yield gradient.name, None if tensor is None else tensor.detach()
-        yield from ((entry.name, entry.get()) for entry, _ in self._numbers)
+        yield from ((entry.name, as_it_stands(entry.get())) for entry, _ in self._numbers)
         yield from ((f"closed over {place}", tensor.detach()) for place, (tensor, _) in enumerate(self._further))
 
 

@@ -7,6 +7,7 @@ tensor itself, so a planned step always works on what the model and the optimize
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,7 +101,9 @@ def _exchanged(container: Any, path: tuple[Any, ...], value: Any) -> Any:
         return value
     first, rest = path[0], path[1:]
     if isinstance(container, dict):
-        return type(container)({**container, first: _exchanged(container[first], rest, value)})
+        made = copy(container)
+        made[first] = _exchanged(container[first], rest, value)
+        return made
     elements = list(container)
     elements[first] = _exchanged(elements[first], rest, value)
     return container._make(elements) if hasattr(container, "_make") else type(container)(elements)

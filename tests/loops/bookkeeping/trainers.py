@@ -231,7 +231,7 @@ def anneals_its_rate_by_hand() -> Loop:
     return Loop(step, model, optimizer, data, lambda: {"n": n})
 
 
-@row("scaler")
+@row()
 def scaled_gradients() -> Loop:
     model, optimizer, data = parts()
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)

@@ -25,7 +25,7 @@ from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
 from hocket.pystate.origins import step_line, user_line
-from hocket.pystate.places import Place, is_plain, keeps_graph, same, shown
+from hocket.pystate.places import Place, as_it_stands, is_empty, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
@@ -121,6 +121,7 @@ class _Recording:
         self.numbers = {entry: entry.get() for entry in places.numbers}
         self.holders = {(id(entry.table), entry.key): entry.whole() for entry in places.numbers}
         self.plain = {entry: entry.get() for entry in places.plain}
+        self.kept = {entry: as_it_stands(value) for entry, value in self.plain.items()}
         self.keys = places.state_keys()
         self.updates: list[UpdateCall] = []
         self.outside = OutsideLeaves(self.leaves, self.before)
@@ -219,8 +220,7 @@ class _Recording:
         return tree_unflatten(found, self.spec)
 
     def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
-        gradients = self._gradients(ops)
-        rebound = self._rebound(ops)
+        gradients, rebound = self._gradients(ops), self._rebound(ops)
         numbers = self._numbers()
         effects = self._effects()
         late_numbers = self._late_numbers()
@@ -323,14 +323,15 @@ class _Recording:
 
     def _effects(self) -> dict[Entry, Any]:
         found: dict[Entry, Any] = {}
+        made: dict[int, Any] = {}
         for entry, before in self.plain.items():
             value = entry.get()
             if isinstance(value, torch.Tensor):
                 continue
-            if isinstance(value, (Live, LateFloat)) or not is_plain(value):
+            if isinstance(value, (Live, LateFloat)) or not (is_plain(value) or is_empty(value)):
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
             elif not same(before, value):
-                found[entry] = value
+                found[entry] = made.setdefault(id(value), as_it_stands(value))
         return found
 
     def _late_numbers(self) -> dict[Entry, LateRef]:
@@ -384,7 +385,7 @@ class _Recording:
         for source, tensor in self.before.items():
             if isinstance(source, Entry) and source.get() is not tensor:
                 source.set(tensor)
-        for entry, value in self.plain.items():
+        for entry, value in self.kept.items():
             entry.set(value)
         for optimizer, saved in zip(self.places.optimizers, self.states, strict=True):
             for parameter, state in list(optimizer.state.items()):
