@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hocket.search.training import Training
     from hocket.session import Schedule, schedule
     from hocket.tuning import tune
+    from hocket.updates import schedule_update
 
 __all__ = [
     "Asha",
@@ -69,6 +70,7 @@ __all__ = [
     "prefetch",
     "profile",
     "schedule",
+    "schedule_update",
     "scheduled",
     "simulate",
     "sink",
@@ -86,6 +88,7 @@ ELSEWHERE = {
     "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",
+    "schedule_update": "updates",
     "scheduled": "decorator",
     "split_policy": "distributed.pipelines.split",
     "prefetch": "distributed.prefetching",

@@ -1,4 +1,4 @@
-"""Trainers of other people, with models compiled by this backend: losses and parameters are those without it."""
+"""Trainers of other people, with models and updates by plan: losses and parameters are those without."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 EPOCHS = 5
 Run = tuple[list[float], list[torch.Tensor]]
+# Schedules of the updates of one test.
+UPDATES: list[hocket.Schedule] = []
 
 
 class _Net(nn.Module):
@@ -48,6 +50,12 @@ def _made(backend: str) -> _Net:
     return net
 
 
+def _updated(optimizer: torch.optim.Optimizer, backend: str) -> torch.optim.Optimizer:
+    if backend:
+        UPDATES.append(hocket.schedule_update(optimizer, guard=False, cache=False))
+    return optimizer
+
+
 def _state(model: nn.Module) -> list[torch.Tensor]:
     return [value.detach().clone() for value in model.state_dict().values()]
 
@@ -68,7 +76,7 @@ def _by_lightning(backend: str, folder: Path) -> Run:
             return loss
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            optimizer = _updated(torch.optim.AdamW(self.parameters(), lr=1e-2), backend)
             return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2)]
 
     module = Module()
@@ -84,7 +92,7 @@ def _by_lightning(backend: str, folder: Path) -> Run:
 def _by_fabric(backend: str, folder: Path) -> Run:
     fabric = pytest.importorskip("lightning").Fabric(accelerator="cpu")
     net = _made(backend)
-    model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
+    model, optimizer = fabric.setup(net, _updated(torch.optim.AdamW(net.parameters(), lr=1e-2), backend))
     seen = []
     for _ in range(EPOCHS):
         for x, y in fabric.setup_dataloaders(_data()):
@@ -99,7 +107,8 @@ def _by_fabric(backend: str, folder: Path) -> Run:
 def _by_accelerate(backend: str, folder: Path) -> Run:
     accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=2)
     net = _made(backend)
-    model, optimizer, data = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), _data())
+    optimizer = _updated(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), backend)
+    model, optimizer, data = accelerator.prepare(net, optimizer, _data())
     seen = []
     for _ in range(EPOCHS):
         for x, y in data:
@@ -116,7 +125,7 @@ def _by_accelerate(backend: str, folder: Path) -> Run:
 def _by_hand(backend: str, folder: Path) -> Run:
     """With a scaler of gradients, whose factor overflows now and then."""
     net = _made(backend)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    optimizer = _updated(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), backend)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120, growth_interval=7)
     seen = []
     for _ in range(EPOCHS):
@@ -155,17 +164,21 @@ def _by_transformers(backend: str, folder: Path) -> Run:
         use_cpu=True,
         disable_tqdm=True,
     )
-    trainer = Trainer(model, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in rows])
+    data = [{"input_ids": row, "labels": row} for row in rows]
+    optimizer = _updated(torch.optim.AdamW(model.parameters(), lr=1e-3), backend)
+    trainer = Trainer(model, arguments, train_dataset=data, optimizers=(optimizer, None))
     trainer.train()
     return [line.get("loss") for line in trainer.state.log_history], _state(model)
 
 
 @pytest.mark.parametrize("trained", [_by_hand, _by_lightning, _by_fabric, _by_accelerate, _by_transformers])
 def test_a_trainer_ends_as_without_the_backend(trained: Any, tmp_path: Path) -> None:
+    UPDATES.clear()
     losses, state = trained("", tmp_path)
     before = set(map(id, hocket.dynamo.regions()))
     found_losses, found_state = trained("hocket", tmp_path)
     made = [each for each in hocket.dynamo.regions() if id(each) not in before]
     assert made
+    assert [str(each.verdict) for each in UPDATES] == ["planned"]
     assert found_losses == losses
     assert all(map(torch.equal, found_state, state))
