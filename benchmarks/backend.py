@@ -1,38 +1,54 @@
 """Backends of `torch.compile` in turns with eager: ``python -m benchmarks backend``.
 
-Contenders, in one process, each on a twin of the same job (`benchmarks.turns`). The update is eager's but in the last:
+Contenders, in one process, each on a twin of the same job (`benchmarks.turns`):
 
 - ``dynamo``: Dynamo's graphs as they stand (``backend="eager"``), with Dynamo's guards: no backend can undo their time;
 - ``aot_eager``: the graphs of AOTAutograd op by op, what a region has to beat;
 - ``bitwise`` and ``close``: the model compiled with ``backend="hocket"`` and these ``numerics``;
-- ``inductor``: torch's own backend;
+- ``bitwise+update`` and ``close+update``: the same, and `hocket.schedule_update` for the optimizer;
+- ``inductor`` and ``inductor+update``: torch's own backend, for the model alone and for ``optimizer.step`` as well;
 - ``schedule``: the whole step by `hocket.schedule`.
 
-Regions have decided before they are timed, and their audits go on.
+Regions and updates have decided before they are timed, and their audits go on. Of the time that this took, what the
+same number of eager steps takes is left out (``decision_s``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
 
-from benchmarks.contenders import compiled_step, decided, gpt2
+import hocket
+from benchmarks.contenders import compiled_step, convmixer, decided, gpt2
 from benchmarks.turns import in_turns
 from hocket import zoo
-from hocket.dynamo import Region, regions
+from hocket.dynamo import regions
 from hocket.errors import InputError
 from hocket.job import Job
 
 __all__ = ["CONTENDERS", "run"]
 
-CONTENDERS = ("dynamo", "aot_eager", "bitwise", "close", "inductor", "schedule")
+# How the model is compiled, and who makes the update: "eager", "planned" or "compiled".
+WAYS: dict[str, tuple[dict[str, Any], str]] = {
+    "dynamo": ({"backend": "eager"}, "eager"),
+    "aot_eager": ({"backend": "aot_eager"}, "eager"),
+    "bitwise": ({"backend": "hocket", "options": {"numerics": "bitwise"}}, "eager"),
+    "close": ({"backend": "hocket", "options": {"numerics": "close"}}, "eager"),
+    "inductor": ({}, "eager"),
+    "bitwise+update": ({"backend": "hocket", "options": {"numerics": "bitwise"}}, "planned"),
+    "close+update": ({"backend": "hocket", "options": {"numerics": "close"}}, "planned"),
+    "inductor+update": ({}, "compiled"),
+}
+CONTENDERS = (*WAYS, "schedule")
 TARGETS: dict[str, Callable[[], Job]] = {
     "mlp": lambda: zoo.load("mlp"),
     "gpt2": lambda: gpt2(64),
     "resnet20": lambda: zoo.load("resnet20", batch_size=4),
     "lstm-cells": lambda: zoo.load("lstm-cells", batch_size=20),
+    "convmixer": convmixer,
 }
 BLOCK = 8
 # Steps after which a region that has not decided is timed as it is.
@@ -67,41 +83,64 @@ def run(
     return result
 
 
+class _Compiled:
+    """A compiled step whose lanes can be closed, as a schedule's are.
+
+    Args:
+        job: of its own.
+        label: of the way.
+    """
+
+    def __init__(self, job: Job, label: str) -> None:
+        options, update = WAYS[label]
+        known, start = set(regions()), perf_counter()
+        self.updates: list[hocket.Schedule] = []
+        if update == "planned":
+            numerics = options["options"]["numerics"]
+            each = job.optimizers
+            self.updates = [hocket.schedule_update(one, numerics=numerics, cache=False) for one in each]
+        self.step, self.report = compiled_step(job, update == "compiled", False, **options)
+        self.regions = [region for region in regions() if region not in known]
+        self.num_calls = 3
+        while self.step is not None and self.num_calls < MAX_SEARCHED and not self._is_decided():
+            self.step(job.batch(self.num_calls))
+            self.num_calls += 1
+        self.took_s = perf_counter() - start
+
+    def __call__(self, batch: Any) -> Any:
+        assert self.step is not None
+        return self.step(batch)
+
+    def close(self) -> None:
+        for region in self.regions:
+            if region._pool is not None:
+                region._pool.close()
+        for update in self.updates:
+            update.close()
+
+    def _is_decided(self) -> bool:
+        return all(each.verdict != "searching" for each in self.regions) and all(each.decided for each in self.updates)
+
+
 def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, Any]:
     eager = make()
+    ways = [label for label in WAYS if close or not label.startswith("close")]
+    made = {label: _Compiled(make(), label) for label in ways}
+    failed = {label: each.report for label, each in made.items() if each.step is None}
     contenders: dict[str, Callable[[Any], Any]] = {"eager": eager.step}
-    failed: dict[str, Any] = {}
-    found: dict[str, list[Region]] = {}
-    ways: dict[str, dict[str, Any]] = {
-        "dynamo": {"backend": "eager"},
-        "aot_eager": {"backend": "aot_eager"},
-        "bitwise": {"backend": "hocket", "options": {"numerics": "bitwise"}},
-        "close": {"backend": "hocket", "options": {"numerics": "close"}},
-        "inductor": {},
-    }
-    for label, options in ways.items():
-        if label == "close" and not close:
-            continue
-        known = set(regions())
-        job = make()
-        step, report = compiled_step(job, False, False, **options)
-        if step is None:
-            failed[label] = report
-            continue
-        contenders[label] = step
-        found[label] = [region for region in regions() if region not in known]
-        for number in range(MAX_SEARCHED):
-            if all(region.verdict != "searching" for region in found[label]):
-                break
-            step(job.batch(number))
+    contenders |= {label: each for label, each in made.items() if label not in failed}
     contenders["schedule"] = decided(make(), "bitwise")
     turns = in_turns(contenders, eager.batch, rounds=rounds, block=BLOCK)
-    made = found.get("bitwise", [])
+    eager_s = turns["eager"].median_ms / 1e3
+    found = made["bitwise"].regions
     return {
         "times": {label: turn.summary() for label, turn in turns.items()},
         "speedup": {label: turns["eager"].median_ms / turn.median_ms for label, turn in turns.items()},
-        "regions": len(made),
-        "planned": sum(region.verdict == "planned" for region in made),
-        "verdicts": {label: [(each.kind, each.verdict, each.why) for each in some] for label, some in found.items()},
+        "regions": len(found),
+        "planned": sum(region.verdict == "planned" for region in found),
+        "decision_s": {label: each.took_s - each.num_calls * eager_s for label, each in made.items()},
+        "decision_calls": {label: each.num_calls for label, each in made.items()},
+        "verdicts": {label: [(one.kind, one.verdict, one.why) for one in each.regions] for label, each in made.items()},
+        "updates": {label: [(str(one.verdict), one.why) for one in each.updates] for label, each in made.items()},
         "failed": failed,
     }

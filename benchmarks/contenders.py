@@ -1,4 +1,4 @@
-"""Alternatives to an eager step: compiled by torch, or scheduled. And a GPT-2, which the zoo does not have."""
+"""Alternatives to an eager step: compiled by torch, or scheduled. And two models that the zoo does not have."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch import nn
 from torch.utils._pytree import tree_map
 
 from hocket import zoo
@@ -16,7 +17,7 @@ from hocket.errors import HocketError
 from hocket.job import Job
 from hocket.session import Schedule, schedule
 
-__all__ = ["compiled_step", "decided", "gpt2", "is_image", "job_of"]
+__all__ = ["compiled_step", "convmixer", "decided", "gpt2", "is_image", "job_of"]
 
 # Of one function of Python for all contenders of a process together: torch's 8 are enough for one of them, but five
 # ways to compile a GAN need more, and what is beyond the limit would run eagerly, which is an error here.
@@ -133,3 +134,36 @@ def gpt2(width: int) -> Job:
         return loss
 
     return Job(step, model, optimizer, [{"input_ids": each, "labels": each.clone()} for each in words])
+
+
+def convmixer(width: int = 32, depth: int = 4) -> Job:
+    """A ConvMixer (Trockman and Kolter 2022) on small images, trained by AdamW."""
+    torch.manual_seed(0)
+
+    class Residual(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + super().forward(x)
+
+    def norm() -> tuple[nn.Module, nn.Module]:
+        return nn.GELU(), nn.BatchNorm2d(width)
+
+    blocks = [
+        nn.Sequential(
+            Residual(nn.Conv2d(width, width, 5, groups=width, padding="same"), *norm()),
+            nn.Conv2d(width, width, 1),
+            *norm(),
+        )
+        for _ in range(depth)
+    ]
+    stem, head = (nn.Conv2d(3, width, 4, stride=4), *norm()), (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    model = nn.Sequential(*stem, *blocks, *head, nn.Linear(width, 10)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Job(step, model, optimizer, [(torch.randn(8, 3, 32, 32), torch.randint(10, (8,))) for _ in range(3)])

@@ -18,9 +18,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from hocket.execution.base import Executor
-from hocket.session import Schedule
-
 __all__ = ["Turns", "in_turns"]
 
 WARM_UP = 2
@@ -61,6 +58,7 @@ def in_turns(
 
     Args:
         contenders: the steps. One that runs in another process has a method `seconds`, which says what it took there.
+            A method `close` ends the lanes after a block.
         batch: the batch of a number.
         rounds: how many blocks each gets.
         block: counted steps in a block. Two more come before them.
@@ -80,8 +78,8 @@ def in_turns(
                     found[label].steps_ms.append(took_ms)
                     faults += resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
             found[label].faults.append(faults / block)
-            if isinstance(step, (Executor, Schedule)):
-                step.close()
+            if (close := getattr(step, "close", None)) is not None:
+                close()
     return found
 
 
