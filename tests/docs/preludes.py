@@ -67,7 +67,8 @@ ITSELF = Around()
 FROM_ABOVE = Around(before="from hocket import Plan, Machine\nimport hocket")
 BLOCKS = {
     "compile 0": Around(STEP, "cross_entropy(model(x), y).backward(); assert hocket.dynamo.regions()"),
-    "compile 1": Around(
+    "compile 1": Around(STEP, "assert fast.why == 'not decided yet'"),
+    "compile 2": Around(
         STEP
         + """
 import accelerate, lightning, transformers
@@ -90,7 +91,7 @@ arguments = transformers.TrainingArguments(
 """,
         "Module().net(x)",
     ),
-    "compile 2": Around(
+    "compile 3": Around(
         STEP
         + """
 model = nn.Module()
@@ -99,7 +100,7 @@ fully_shard = lambda module: module  # a job of one process has nothing to shard
 """,
         "model.blocks[0](x).sum().backward()",
     ),
-    "compile 3": Around(STEP, "cross_entropy(model(x), y).backward(); step()"),
+    "compile 4": Around(STEP, "cross_entropy(model(x), y).backward(); step()"),
     "distributed 0": Around(STEP, ranks=2),
     "distributed 1": Around(
         JOB

@@ -37,6 +37,45 @@ def accumulation_whose_state_is_made_late() -> Loop:
 
 
 @loop(planned=True)
+def rates_of_dropout_and_smoothing_that_fall() -> Loop:
+    """Both reach C++, which computes other numbers from them. The rate is an attribute that the step sets."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    seen = {"steps": 0}
+
+    def step(batch):
+        seen["steps"] += 1
+        model[2].p = max(0.1, 0.5 - 0.001 * seen["steps"])
+        loss = F.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1 * 0.99 ** seen["steps"])
+        return update(optimizer, loss)
+
+    return Loop(step, model, optimizer, labelled(), lambda: {**seen, "rate": model[2].p})
+
+
+@loop(planned=True)
+def a_rate_by_numpy() -> Loop:
+    """A cosine, whose values are numpy's own floats, with a warm-up."""
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    seen = {"steps": 0, "rates": []}
+
+    def rate(step):
+        warmed = min(1.0, (step + 1) / 10) * np.power(0.999, step)
+        return warmed**1.1 * 0.005 * (1 + np.cos(np.pi * step / 300))
+
+    def step(batch):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(seen["steps"])
+        seen["steps"] += 1
+        return train(model, optimizer, batch)
+
+    def after(n, _):
+        seen["rates"].append((type(optimizer.param_groups[0]["lr"]).__name__, optimizer.param_groups[0]["lr"]))
+
+    return Loop(step, model, optimizer, labelled(), lambda: dict(seen), after=after)
+
+
+@loop(planned=True)
 def accumulation_by_batch_index() -> Loop:
     """The place in the epoch travels in the batch, as `enumerate` gives it."""
     model, optimizer, batches = task()

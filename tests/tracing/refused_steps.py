@@ -125,15 +125,14 @@ def computes_with_an_array_cured(p, batch):
 
 def computes_unseen(p, batch):
     out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
-    loss = nn.functional.cross_entropy(out, kinds, label_smoothing=p.optimizer.param_groups[0]["lr"])  # here
+    rate = p.optimizer.param_groups[0]["lr"]
+    loss = torch._C._nn.cross_entropy_loss(out, kinds, None, 1, -100, label_smoothing=rate)  # here
     return p.train(loss)
 
 
 def computes_unseen_cured(p, batch):
     out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
-    smooth = torch.tensor(p.optimizer.param_groups[0]["lr"])
-    losses = nn.functional.cross_entropy(out, kinds), -out.log_softmax(1).mean()
-    return p.train((1 - smooth) * losses[0] + smooth * losses[1])
+    return p.train(nn.functional.cross_entropy(out, kinds, label_smoothing=p.optimizer.param_groups[0]["lr"]))
 
 
 def hands_on(p, batch):

@@ -49,7 +49,7 @@ CASES = {
     "replaces memory": Case("gives a tensor other memory"),
     "computes with an array": Case("a numpy array of its batch", array),
     "uses a late number": Case("the value of a tensor"),
-    "computes unseen": Case("cross_entropy"),
+    "computes unseen": Case("cross_entropy_loss"),
     "sets random state": Case("torch.manual_seed"),
     "draws from a generator": Case("aten::rand"),
     "moves memory": Case("aten::resize_"),

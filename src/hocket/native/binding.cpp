@@ -198,7 +198,8 @@ class Binding : public hocket::Places, public hocket::BoundStep {
 
   static IValue value_of(const Number& number) {
     switch (number.kind) {
-      case Number::Kind::floating: return number.floating;
+      case Number::Kind::floating:
+      case Number::Kind::scalar: return number.floating;
       case Number::Kind::whole: return number.whole;
       case Number::Kind::truth: return number.whole != 0;
       case Number::Kind::object: break;

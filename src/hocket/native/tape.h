@@ -20,10 +20,16 @@ namespace hocket {
 
 namespace py = pybind11;
 
+// numpy's class of float, which computes by functions of its own.
+inline PyTypeObject* scalar_class() {
+  static PyObject* found = py::object(py::module_::import("numpy").attr("float64")).release().ptr();
+  return reinterpret_cast<PyTypeObject*>(found);
+}
+
 struct Number {
-  enum class Kind : uint8_t { floating, whole, truth, object } kind = Kind::whole;
+  enum class Kind : uint8_t { floating, scalar, whole, truth, object } kind = Kind::whole;
   union {
-    double floating;
+    double floating;  // of a scalar, too
     int64_t whole;
     PyObject* object;  // kept by the tape
   };
@@ -35,6 +41,11 @@ struct Number {
   // None for an int that is too large, and for what is neither a float nor an int.
   static std::optional<Number> of(PyObject* value) {
     if (PyFloat_CheckExact(value)) return Number(PyFloat_AS_DOUBLE(value));
+    if (Py_TYPE(value) == scalar_class()) {
+      Number found(PyFloat_AS_DOUBLE(value));
+      found.kind = Kind::scalar;
+      return found;
+    }
     if (!PyLong_CheckExact(value)) return {};
     int overflow = 0;
     const int64_t whole = PyLong_AsLongLongAndOverflow(value, &overflow);
@@ -44,6 +55,7 @@ struct Number {
   py::object boxed() const {
     switch (kind) {
       case Kind::floating: return py::float_(floating);
+      case Kind::scalar: return py::handle(reinterpret_cast<PyObject*>(scalar_class()))(floating);
       case Kind::whole: return py::int_(whole);
       case Kind::truth: return py::bool_(whole != 0);
       case Kind::object: break;
@@ -142,8 +154,9 @@ class Tape {
     return operand.is_entry ? value(index) : constants_[index];
   }
 
-  std::optional<Number> computed(const Entry& entry) const {
+  std::optional<Number> computed(const Entry& entry) {
     const Number &a = value_of(entry.operands[0]), &b = value_of(entry.operands[1]);
+    if (a.kind == Number::Kind::scalar || b.kind == Number::Kind::scalar) return ask(entry);
     if (a.kind == Number::Kind::whole && b.kind == Number::Kind::whole && entry.sign != '/') {
       int64_t result = 0;
       const bool overflow = entry.sign == '+' ? __builtin_add_overflow(a.whole, b.whole, &result)

@@ -74,8 +74,8 @@ def as_it_stands(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a plain int or float (a bool chooses code, and is none)."""
-    return type(value) in (int, float)
+    """Return whether `value` is a plain int or float, or numpy's own float (a bool chooses code, and is none)."""
+    return type(value) in (int, float, np.float64)
 
 
 def same(first: Any, second: Any) -> bool:

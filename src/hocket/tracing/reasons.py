@@ -62,9 +62,9 @@ REASONS: dict[str, tuple[str, str]] = {
         "call it after the training step, not inside it",
     ),
     "sets random state": (
-        "the step sets the state of the random numbers before {line} (torch.manual_seed, torch.set_rng_state, or an "
-        "activation checkpoint with dropout in it); a captured step draws them one after the other",
-        "seed outside the step; checkpoint with preserve_rng_state=False",
+        "the step sets the state of the random numbers before {line} (by torch.manual_seed, say); a captured step "
+        "draws them one after the other",
+        "seed outside the step",
     ),
     "draws from a generator": (
         "{subject} at {line} draws from a generator of its own",

@@ -18,7 +18,7 @@ from hocket.tracing.lowering import roles
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
-from hocket.tracing.lowering.passes import drop_dead, fold_views, split_conv_backward, split_updates
+from hocket.tracing.lowering.passes import drop_dead, drop_random_states, fold_views, split_conv_backward, split_updates
 from hocket.tracing.lowering.winograd import tile_convolutions
 from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
@@ -61,7 +61,7 @@ def lower(
         elif node.op == "call_function" and node in trace.notes:
             pieces.append(annotated_call(node, trace.notes[node], slots))
     kept = frozenset(slots.of[node] for node in _left_behind(trace))
-    pieces = drop_dead(pieces, kept)
+    pieces = drop_dead(drop_random_states(pieces), kept)
     values = {slot: node.meta.get("val") for node, slot in slots.of.items()} if native_ops else {}
     if FUSED_NORM in native_ops:
         pieces = fuse_norms(pieces, values, slots.root, kept)

@@ -10,6 +10,7 @@ import torch
 from hocket.tracing.lowering import conv_backward
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.program import Call
+from hocket.tracing.recording.random_states import READ, WRITE
 
 # Updates of many parameters by one call, each by itself.
 _FUSED_UPDATES = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
@@ -29,6 +30,14 @@ def drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[Annotat
             outs = {position: slot for position, slot in call.outs.items() if slot in needed}
             alive.append(replace(piece, call=replace(call, outs=outs)))
     return alive[::-1]
+
+
+def drop_random_states(pieces: list[AnnotatedCall]) -> list[AnnotatedCall]:
+    """Remove writes of the random state from a step that draws nothing, and let unread reads of it be removed."""
+    if any(piece.note.random and piece.call.func not in (READ, WRITE) for piece in pieces):
+        return pieces
+    left = [piece for piece in pieces if piece.call.func is not WRITE]
+    return [replace(p, note=replace(p.note, random=False)) if p.call.func is READ else p for p in left]
 
 
 def split_conv_backward(

@@ -38,6 +38,8 @@ MAX_VALUES = 1024
 _VALUE: Any = torch.ops.aten._local_scalar_dense.default
 _SET_ITEM: Any = torch.Tensor.__setitem__
 _ONE_HOT: Any = torch.nn.functional.one_hot
+_DROPOUTS = (torch.dropout, torch.dropout_, torch.feature_dropout, torch.feature_dropout_)
+_CROSS_ENTROPY: Any = torch._C._nn.cross_entropy_loss
 # Elementwise ops that compute with a number as with a tensor of no dimensions in the same type.
 _ARITHMETIC = frozenset(
     getattr(owner, name)
@@ -155,7 +157,9 @@ class FunctionRecorder(TorchFunctionMode):
             if isinstance(value, LateFloat):
                 self.ops.reasons.add("uses a late number", line=value.origin)
                 return func(*_unwrapped(args), **_unwrapped(kwargs))
-        if getattr(func, "__name__", "") in CHOOSERS:
+        computed = _computed_with(func, args, kwargs)
+        live = live if computed is None else computed
+        if computed is None and getattr(func, "__name__", "") in CHOOSERS:
             args, kwargs = plain_tree(args), plain_tree(kwargs)
         start, reads = len(self.ops.order), self.ops.batch.num_reads
         first_made = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
@@ -171,7 +175,7 @@ class FunctionRecorder(TorchFunctionMode):
             result = func(*_unwrapped(args), **_unwrapped(kwargs))
         nodes = self.ops.order[start:]
         for number in range(first_made, torch.autograd._get_sequence_nr()):  # type: ignore[attr-defined]
-            self.ops.numbers_kept[number] = live
+            self.ops.numbers_kept[number] = live, computed is not None
         if self.ops.batch.num_reads > reads:
             # The function read a value of the batch, perhaps of what it had computed with the numbers.
             plain_tree(live)
@@ -230,6 +234,19 @@ def _num_classes(args: Any, kwargs: Any) -> int:
     labels = args[0] if args else None
     is_usual = isinstance(labels, torch.Tensor) and labels.dtype is torch.int64 and labels.numel() > 0
     return found if is_usual and type(found) is int and found > 0 else 0
+
+
+def _computed_with(func: Any, args: Any, kwargs: Any) -> list[Any] | None:
+    """The live numbers that the ops of a call get, where C++ is known to compute them from the one that it is given."""
+    if kwargs or not isinstance(args[-1] if func is _CROSS_ENTROPY else args[1 % len(args)], Live):
+        return None
+    if func is _CROSS_ENTROPY and len(args) == 6:
+        smoothing, num_classes = args[5], args[0].shape[min(1, args[0].dim() - 1)]
+        return [1 - smoothing, smoothing / num_classes] if smoothing > 0 else []
+    if func in _DROPOUTS and len(args) == 3:
+        rate, trains = args[1:]
+        return [1 - rate] if trains and rate != 0 and rate != 1 else []
+    return None
 
 
 def _live_in(value: Any) -> Iterator[Any]:

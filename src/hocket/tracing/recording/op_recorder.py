@@ -128,8 +128,8 @@ class OpRecorder(TorchDispatchMode):
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
         self.constants: dict[fx.Node, float] = {}
         self.leaves: list[Leaf] = []
-        # number of an autograd node -> live numbers that its call was given, and that it may have kept
-        self.numbers_kept: dict[int, list[Live]] = {}
+        # number of an autograd node -> live numbers that it may have kept, and True if it computes with no others
+        self.numbers_kept: dict[int, tuple[list[Live], bool]] = {}
         self._nodes = WeakTensorKeyDictionary()
         # A weak reference keeps the address of a storage from being used again, and not its memory.
         self._root_of: dict[int, tuple[int, StorageWeakRef]] = {}
@@ -271,15 +271,16 @@ class OpRecorder(TorchDispatchMode):
     def _tie_kept(self, node: fx.Node) -> None:
         """Tie numbers that autograd kept for this op, and settle those that it computes with in another way."""
         running = torch._C._current_autograd_node()
-        live = self.numbers_kept.get(running._sequence_nr()) if running is not None else None
-        if not live:
+        kept = self.numbers_kept.get(running._sequence_nr()) if running is not None else None
+        if not kept or not kept[0]:
             return
+        live, is_known = kept
         if torch.is_grad_enabled():
             # A backward that is itself differentiated: the op's own node keeps the numbers, too.
-            self.numbers_kept[torch.autograd._get_sequence_nr() - 1] = live  # type: ignore[attr-defined]
+            self.numbers_kept[torch.autograd._get_sequence_nr() - 1] = kept  # type: ignore[attr-defined]
         note = self.notes[node]
         _, others = tie(node, note.scalars, live, self.tape)
-        if others:
+        if others and not is_known:
             for number in live:
                 self.tape.settle(number)
             note.scalars.clear()

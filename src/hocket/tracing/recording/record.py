@@ -25,7 +25,7 @@ from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
 from hocket.pystate.origins import step_line, user_line
-from hocket.pystate.places import Place, as_it_stands, is_empty, is_plain, keeps_graph, same, shown
+from hocket.pystate.places import Place, as_it_stands, is_empty, is_number, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
@@ -35,6 +35,7 @@ from hocket.tracing.recording.leaves import OutsideLeaves
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.outcomes import Outcomes
+from hocket.tracing.recording.random_states import random_as_ops
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
@@ -163,7 +164,13 @@ class _Recording:
                 note = partial(self.reasons.add, "reads an appended list")
                 recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
                 sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
-                with sinks, recorded_lists(self.appended, note) as added, ops, recorder:
+                with (
+                    sinks,
+                    recorded_lists(self.appended, note) as added,
+                    ops,
+                    recorder,
+                    random_as_ops(not self.random_cuda),
+                ):
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
             self.outside.note(self.reasons, self.line)
@@ -315,7 +322,7 @@ class _Recording:
         for entry, value in self._numbers_set():
             if isinstance(value, Live):
                 found[entry] = TapeRef(value.index)
-            elif type(value) in (int, float):
+            elif is_number(value):
                 found[entry] = self.tape.constant(value)
             elif not isinstance(value, LateFloat) or self.undoes:
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
@@ -335,9 +342,8 @@ class _Recording:
         return found
 
     def _late_numbers(self) -> dict[Entry, LateRef]:
-        if self.undoes:
-            return {}
-        return {entry: self.late.ref(value) for entry, value in self._numbers_set() if isinstance(value, LateFloat)}
+        found = () if self.undoes else self._numbers_set()
+        return {entry: self.late.ref(value) for entry, value in found if isinstance(value, LateFloat)}
 
     def _result(
         self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]

@@ -52,6 +52,12 @@ class Live:
         self.index = index
         self.plain = plain
 
+    def __getattr__(self, name: str) -> Any:
+        """What only numpy's floats have. Torch's C++ asks for names with underscores, which are no use of the value."""
+        if name.startswith("_") or not isinstance(self.plain, np.generic):
+            raise AttributeError(f"{type(self.plain).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self.tape.settle(self), name)
+
     @property
     def node(self) -> Any:
         """The plain value, for torch code that takes the value of a symbolic number."""
@@ -228,7 +234,7 @@ class LiveFloat(Live, torch.SymFloat):
     """A float that remembers how it was computed."""
 
     locals().update(_symbolic_methods(torch.SymFloat) | _METHODS)
-    __class__ = property(lambda self: float)
+    __class__ = property(lambda self: type(self.plain))
     hex = _method("hex")
     imag = 0.0
 
