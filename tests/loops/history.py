@@ -29,6 +29,40 @@ def recent_losses_that_skip_outliers() -> Loop:
 
 
 @loop(planned=True)
+def tables_returned_and_written_outside() -> Loop:
+    """The step returns a dict and a list of its own, and the loop writes into what it is given."""
+    model, optimizer, batches = task()
+    settings, seen = {"scale": 1.0, "steps": 0}, [0.5]
+    same = []
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1]) * settings["scale"] + seen[0]
+        settings["steps"] += 1
+        update(optimizer, loss)
+        return {"settings": settings, "seen": (seen, loss)}
+
+    def after(n, result):
+        same.append((result["settings"] is settings, result["seen"][0] is seen))
+        result["settings"]["scale"] = 1.0 + n / 100
+        result["seen"][0][0] = n / 10
+
+    return Loop(step, model, optimizer, batches, lambda: {"settings": settings, "seen": seen, "same": same}, after)
+
+
+@loop(planned=True)
+def rows_of_numbers_and_tensors() -> Loop:
+    model, optimizer, batches = task()
+    rows = []
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        rows.append((loss.item(), loss.detach().expand(3)))
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"rows": rows})
+
+
+@loop(planned=True)
 def total_of_tensors() -> Loop:
     model, optimizer, batches = task()
     total = torch.zeros(())

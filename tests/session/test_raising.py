@@ -163,3 +163,57 @@ def test_an_op_that_raises_is_named_with_its_layer_wherever_the_step_is_in_its_l
         assert torch.isfinite(fast(job.batch(0)))
     assert fast.verdict == "planned"
     fast.close()
+
+
+def _squares(x: torch.Tensor) -> torch.Tensor:
+    return x.t() @ x
+
+
+CHECKED = {
+    "singular inverse": lambda h, x: (torch.linalg.inv(x[:4]) * h.sum()).sum(),
+    "singular system": lambda h, x: torch.linalg.solve(x[:4], h[:4]).sum(),
+    "no decomposition": lambda h, x: torch.linalg.cholesky(_squares(x)).sum() * h.sum(),
+    "unread entropy": lambda h, x: torch.nn.functional.binary_cross_entropy(h.sigmoid(), x.abs()),
+    "unread item": lambda h, x: (torch.arange(4.0)[x[:, 0].long().abs()], h.square().mean())[1],
+    "unread row": lambda h, x: (x.gather(1, x[:, :1].long().abs()), h.square().mean())[1],
+    "unread check": lambda h, x: (_checked(x), h.square().mean())[1],
+}
+
+
+@torch.library.custom_op("raising::checked", mutates_args=())
+def _checked(x: torch.Tensor) -> None:
+    if not x.isfinite().all():
+        raise ValueError("not finite")
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_an_op_that_only_checks_raises_by_plan_too(name: str) -> None:
+    """The step returns nothing, so that what the op computes is not read."""
+
+    def trained(by_plan: bool) -> tuple[list[str], bytes]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            CHECKED[name](model(x), x).backward()
+            optimizer.step()
+
+        run = hocket.schedule(step, model, optimizer, guard=False, cache=False) if by_plan else step
+        seen = []
+        for number in range(24):
+            x = torch.rand(6, 4, generator=torch.Generator().manual_seed(number))
+            x = x * torch.nan if number == 20 else x * 0 + 60 if number == 21 else x
+            try:
+                run(x)
+                seen.append("returned")
+            except (ValueError, IndexError, RuntimeError) as error:
+                seen.append(type(error).__name__)
+        if isinstance(run, hocket.Schedule):
+            assert run.verdict == "planned", run.why
+        return seen, model.weight.detach().numpy().tobytes()
+
+    eager, planned = trained(by_plan=False), trained(by_plan=True)
+    assert set(eager[0][20:22]) - {"returned"}
+    assert planned == eager

@@ -226,6 +226,24 @@ def sets_a_value_cured(p, batch):
     return p.train(p.loss(batch)).item()
 
 
+COUNTED: dict[str, Any] = {"n": 0}
+
+
+@torch.library.custom_op("refused::counted", mutates_args=())
+def counted(x: torch.Tensor) -> torch.Tensor:
+    COUNTED["n"] += 1
+    return x * 2
+
+
+def counts_in_an_op(p, batch):
+    return p.train(p.loss(counted(batch)))  # here
+
+
+def counts_in_an_op_cured(p, batch):
+    COUNTED["n"] += 1
+    return p.train(p.loss(batch * 2))
+
+
 def returns_unseen(p, batch):
     loss = p.train(p.loss(batch))
     return {"loss": loss, "of": object}, {1, 2}  # here
@@ -234,6 +252,16 @@ def returns_unseen(p, batch):
 def returns_unseen_cured(p, batch):
     loss = p.train(p.loss(batch))
     return {"loss": loss}, [1, 2]
+
+
+def returns_attributes(p, batch):
+    loss = p.train(p.loss(batch))
+    loss.tag = "main"
+    return loss  # here
+
+
+def returns_attributes_cured(p, batch):
+    return p.train(p.loss(batch)), "main"
 
 
 def returns_a_graph(p, batch):

@@ -118,9 +118,9 @@ def verify(
                     result = captured.step(batch)  # nothing was run; a scheduled step goes on eagerly here, too
             results.append((f"result of step {n}", _detached(result)))
         returned_values += [
-            (f"what is appended to {each.name}", list_) for each, list_ in zip(lists, grown, strict=True)
+            (f"what is appended to {each.name}", _detached(list_)) for each, list_ in zip(lists, grown, strict=True)
         ]
-        results += [(f"what is appended to {each.name}", each.content()) for each in lists]
+        results += [(f"what is appended to {each.name}", _detached(each.content())) for each in lists]
         returned_values.append(("what sinks are called with", [repr(made)]))  # text has each bit of a float
         results.append(("what sinks are called with", [repr(held)]))
         found = differ(

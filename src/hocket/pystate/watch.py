@@ -176,6 +176,7 @@ class PurityWatch:
         written: places that the step sets to plain values.
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
         appended: lists that the step appends to, by identity.
+        owned: addresses of the lists and dicts that the step that runs has found.
     """
 
     def __init__(self, step: Callable[..., Any], roots: Iterable[Any], divided: CodeType | None = None) -> None:
@@ -188,6 +189,7 @@ class PurityWatch:
         self.written: dict[Any, Place] = {}
         self.live_leaves: set[int] = set()
         self.appended: dict[int, AppendedList] = {}
+        self.owned: frozenset[int] = frozenset()
         self._last: Reachable | None = None
         self._numbers_set: dict[Any, Any] = {}
 
@@ -225,6 +227,7 @@ class PurityWatch:
         before = self.look() if self.num_watched else None
         if before is not None and self._last is not None:
             self.note_moving(differences(self._last, before))
+            self.owned = frozenset(owner for owner, kind in before.groups if kind in ("list", "dict"))
         leaves, spec = tree_flatten(batch)
         versions = [leaf._version if is_a(leaf, torch.Tensor) else None for leaf in leaves]
 

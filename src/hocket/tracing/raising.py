@@ -32,6 +32,14 @@ _CHECK_VALUES = frozenset(_NAMES.split())
 _NEVER_RAISE = frozenset(("linalg_vector_norm", "linalg_cross"))
 
 
+_TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
+
+
+def is_foreign(func: Any) -> bool:
+    """Return True for an op of a library's or the user's own, which may raise, and have effects that are not known."""
+    return getattr(func, "namespace", "aten") not in _TORCHS_OWN
+
+
 def is_other_branch(args: Sequence[Any]) -> bool:
     """Return True for the arguments of an op that raises where the step takes another branch, or for such an error's.
 

@@ -94,9 +94,17 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} sets {subject}, which a planned step could not",
         "set it outside the step, or return it",
     ),
+    "counts in an op": (
+        "an op at {line} that is written in Python sets {subject}: a plan is timed by running its ops on copies",
+        "count in the step, next to the op",
+    ),
     "returns unseen": (
         "the step at {line} returns (or keeps in a list) a {subject}, whose tensors cannot be seen",
         "return tensors and plain values, in lists, tuples and dicts",
+    ),
+    "returns attributes": (
+        "the step at {line} returns {subject}, which a planned step does not set",
+        "return it beside the tensor",
     ),
     "returns a graph": (
         "the step at {line} returns {subject} with its autograd graph, for a backward outside of it",

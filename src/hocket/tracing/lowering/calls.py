@@ -14,6 +14,7 @@ from torch.utils.flop_counter import flop_registry
 
 from hocket.tracing.lowering.dependencies import Access
 from hocket.tracing.program import Call, Slot
+from hocket.tracing.raising import is_foreign, may_raise
 from hocket.tracing.recording.op_recorder import Note
 
 _aten = torch.ops.aten
@@ -49,6 +50,10 @@ class AnnotatedCall:
     @property
     def kernel(self) -> str:
         return self.target.rpartition(".")[2]
+
+    @property
+    def may_raise(self) -> bool:
+        return may_raise(self.kernel) or is_foreign(self.call.func)
 
 
 @dataclass

@@ -10,7 +10,6 @@ from hocket.ir import Buffer, Carried, Edge, Graph, Op
 from hocket.tracing.lowering import conv_backward, dependencies
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable
 from hocket.tracing.program import Program
-from hocket.tracing.raising import may_raise
 from hocket.tracing.recording.trace import Trace
 
 # The default random generator: every op that draws from it reads and writes it.
@@ -41,7 +40,7 @@ def graph_of(pieces: list[AnnotatedCall], program: Program, found: list[str], sl
     maker = {slot: position for position, action in enumerate(program.actions) for slot in action.fills}
     accesses = [piece.access for piece in pieces]
     pairs = dependencies.orders(accesses)
-    raising = {position for position, piece in enumerate(pieces) if may_raise(piece.kernel)}
+    raising = {position for position, piece in enumerate(pieces) if piece.may_raise}
     for pair in dependencies.around_raises(accesses, raising, _outliving(program, slots)):
         pairs.setdefault(pair, set())
     for position, action in enumerate(program.actions):

@@ -19,13 +19,13 @@ _MIN_UPDATE_BYTES = 128 << 10
 
 
 def drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[AnnotatedCall]:
-    """Remove unread ops, unless they write memory that outlives them, draw random numbers or only check values."""
+    """Remove unread ops, unless they write memory that outlives them, draw random numbers or may raise."""
     needed = set(kept)
     alive: list[AnnotatedCall] = []
     for piece in reversed(pieces):
         call = piece.call
-        only_checks = piece.kernel.startswith("_assert")
-        if piece.note.writes or piece.note.random or only_checks or needed.intersection(call.outs.values()):
+        has_effects = piece.note.writes or piece.note.random or piece.may_raise
+        if has_effects or needed.intersection(call.outs.values()):
             needed.update(call.reads)
             outs = {position: slot for position, slot in call.outs.items() if slot in needed}
             alive.append(replace(piece, call=replace(call, outs=outs)))

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
-from hocket.tracing.raising import is_other_branch, may_raise
+from hocket.tracing.raising import is_foreign, is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import num_selected, reads_value, selecting_masks, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
@@ -34,9 +34,6 @@ from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.state import Constant
-
-_TORCHS_OWN = frozenset(("aten", "prim", "prims", "inductor", "mkldnn", "mkl", "quantized", "c10d", "hocket"))
-
 
 # Ops with a bool as their result, and the tensor that it is in.
 _QUESTIONS: dict[Any, Callable[..., torch.Tensor]] = {
@@ -223,7 +220,7 @@ class OpRecorder(TorchDispatchMode):
         random = torch.Tag.nondeterministic_seeded in func.tags
         if random:
             self.refuse_rewound(user_line())
-        is_torchs = func.namespace in _TORCHS_OWN
+        is_torchs = not is_foreign(func)
         keeps_effects = not is_torchs or may_raise(func.__name__.partition(".")[0])
         if is_other_branch(args):
             keeps_effects = False  # eager makes the whole step

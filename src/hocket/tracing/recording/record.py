@@ -11,8 +11,8 @@ eager and, from the same state, by the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
+from hocket.tracing.recording.held_numbers import HeldNumbers
 from hocket.tracing.recording.leaves import OutsideLeaves
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
@@ -61,6 +62,7 @@ def record_step(
     follows: bool = True,
     settles: bool = False,
     undoes: bool = False,
+    owned: Collection[int] = (),
 ) -> Recorded:
     """Run ``step(batch)`` once and record it.
 
@@ -77,12 +79,14 @@ def record_step(
         settles: hand out plain numbers. The graph is good for all values that the step could read of them.
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
+        owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
 
     Raises:
         Exception: whatever the step raises.
     """
     recording = _Recording(inventory(model, optimizer, further, follows, leaves), batch, appended, live_leaves, undoes)
     recording.tape.follows = not settles
+    recording.owned = owned
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
             recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", step_line(step))
@@ -107,6 +111,7 @@ class _Recording:
         self.live_leaves = live_leaves
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
+        self.owned: Collection[int] = ()
         self.late = LateTape()
         self.sinks: list[Sink] = []
         self.calls: list[Any] = []
@@ -119,8 +124,7 @@ class _Recording:
         self.sources = [*sources, *(BatchLeaf(i) for i, v in enumerate(self.leaves) if isinstance(v, torch.Tensor))]
         self.tensors = [*self.before.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
         self.kinds = {s: TensorKind.of(t) for s, t in zip(self.sources, self.tensors, strict=True)}
-        self.numbers = {entry: entry.get() for entry in places.numbers}
-        self.holders = {(id(entry.table), entry.key): entry.whole() for entry in places.numbers}
+        self.numbers = HeldNumbers(places.numbers, self.tape)
         self.plain = {entry: entry.get() for entry in places.plain}
         self.kept = {entry: as_it_stands(value) for entry, value in self.plain.items()}
         self.keys = places.state_keys()
@@ -139,7 +143,7 @@ class _Recording:
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
-        ops = OpRecorder(where, self.tape, self._plain_numbers, self._effects_now)
+        ops = OpRecorder(where, self.tape, partial(self.numbers.plain, self.reasons), self._effects_now)
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if isinstance(source, BatchLeaf):
@@ -156,11 +160,10 @@ class _Recording:
             if self.undoes:
                 stack.callback(self._undo, ops)
             stack.callback(self.tape.close)
-            stack.callback(self._put_numbers_back)
+            stack.callback(self.numbers.put_back, self.undoes)
             stack.callback(where.close)
             with followed_math(), exits_noted(self.reasons), python_functions_open(), arrays_followed():
-                for entry, value in self.numbers.items():
-                    entry.set(self.tape.leaf(entry, value))
+                self.numbers.begin()
                 note = partial(self.reasons.add, "reads an appended list")
                 recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
                 sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
@@ -178,7 +181,11 @@ class _Recording:
             self.made = self.places.again().state_keys() ^ self.keys
             found = self._trace(ops, result, added)
             trace = None if leaves else found  # else it is recorded again, with those leaves in their places
-            return Recorded(plain_result(plain_arrays(result)), trace, self.reasons.first, leaves, bool(self.made))
+            plain = plain_result(plain_arrays(result), self._is_owned)
+            return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made))
+
+    def _is_owned(self, value: Any) -> bool:
+        return id(value) in self.owned
 
     def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
         leaves, spec = tree_flatten((args, kwargs))
@@ -189,17 +196,6 @@ class _Recording:
         self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
         plain: tuple[Any, Any] = plain_result((args, kwargs))
         return plain
-
-    @contextmanager
-    def _plain_numbers(self) -> Iterator[None]:
-        live = {entry: value for entry in self.numbers if isinstance(value := entry.get(), (Live, LateFloat))}
-        for entry, value in live.items():
-            entry.set(value.plain)
-        try:
-            yield
-        finally:
-            for entry, value in live.items():
-                entry.set(value)
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
@@ -296,30 +292,19 @@ class _Recording:
     def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:
         return None if self.reasons else ops.node_of(tensor)
 
-    def _numbers_set(self) -> Iterator[tuple[Entry, Any]]:
-        """The numbers that the step has set so far."""
-        for entry, before in self.numbers.items():
-            value = value_now(entry)
-            if isinstance(value, Live):
-                function, operand = self.tape.entries[value.index]
-                if function is not None or self.tape.leaves[operand] is not entry:
-                    yield entry, value
-            elif self.tape.follows or not same(before, value):  # else it is guarded
-                yield entry, value
-
     def _effects_now(self) -> dict[Entry, Any]:
         if self.sinks:
             self.reasons.add("calls a sink", "before an op that may raise", self.line_of_sinks)
-        for _, value in self._numbers_set():
+        for _, value in self.numbers.set_so_far():
             if isinstance(value, LateFloat):  # known when all ops have run; this one may raise before
                 self.reasons.add("uses a late number", line=value.origin)
-        found = {entry: TapeRef(v.index) if isinstance(v, Live) else v for entry, v in self._numbers_set()}
+        found = {entry: TapeRef(v.index) if isinstance(v, Live) else v for entry, v in self.numbers.set_so_far()}
         found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
         return {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
 
     def _numbers(self) -> dict[Entry, TapeRef]:
         found: dict[Entry, TapeRef] = {}
-        for entry, value in self._numbers_set():
+        for entry, value in self.numbers.set_so_far():
             if isinstance(value, Live):
                 found[entry] = TapeRef(value.index)
             elif is_number(value):
@@ -342,16 +327,16 @@ class _Recording:
         return found
 
     def _late_numbers(self) -> dict[Entry, LateRef]:
-        found = () if self.undoes else self._numbers_set()
+        found = () if self.undoes else self.numbers.set_so_far()
         return {entry: self.late.ref(value) for entry, value in found if isinstance(value, LateFloat)}
 
     def _result(
         self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
     ) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))
-        flat, spec = tree_flatten(tree)
+        flat, spec = tree_flatten(tree, self._is_owned)
         if late_numbers or any(isinstance(leaf, LateFloat) and leaf.entry is not None for leaf in flat):
-            flat, spec = tree_flatten((*tree, list(self.late.inputs)))
+            flat, spec = tree_flatten((*tree, list(self.late.inputs)), self._is_owned)
         objects: dict[int, Any] = {}
         sources: tuple[Any, ...] = (*self.places.tensors, *self.gradients, *self.places.parameters)
         for source in sources:
@@ -362,25 +347,14 @@ class _Recording:
         for position, leaf in enumerate(flat):
             if self.reasons:
                 break
+            if self._is_owned(leaf) and not isinstance(leaf, torch.Tensor):
+                leaves.append(("value", leaf))
+                continue
             kind, value, name = returned_leaf(ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
             leaves.append((kind, value))
             if name is not None:
                 names[position] = name
         return Result(spec, tuple(leaves), names)
-
-    def _put_numbers_back(self) -> None:
-        """Put plain numbers in the places of live ones. Tuples that held them come back if nothing changed."""
-        changed: set[tuple[int, Any]] = set()
-        for entry, before in self.numbers.items():
-            value = entry.get()
-            now = before if self.undoes else plain_of(value)
-            entry.set(now)
-            if not same(now, before):
-                changed.add((id(entry.table), entry.key))
-        for entry in self.numbers:
-            place = (id(entry.table), entry.key)
-            if entry.path and place not in changed:
-                entry.table[entry.key] = self.holders[place]
 
     def _undo(self, ops: OpRecorder) -> None:
         self.outside.put_back()

@@ -38,6 +38,8 @@ def returned_leaf(
     if isinstance(leaf, torch.Tensor):
         if id(leaf) in objects:
             return "place", objects[id(leaf)], None
+        if vars(leaf):
+            ops.reasons.add("returns attributes", f"{_shown(leaf)} with an attribute {next(iter(vars(leaf)))!r}", line)
         is_live = leaf.grad_fn is not None and not is_spent(leaf.grad_fn)
         if is_live and detaches:
             return "tensor", ops.node_of(leaf), None

@@ -7,7 +7,7 @@ import functools
 import gc
 import types
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_map_only
@@ -22,12 +22,12 @@ def plain_of(value: Any) -> Any:
     return value.plain if isinstance(value, (Live, LateFloat)) else value
 
 
-def plain_result(result: Any) -> Any:
-    """The user's own result, with plain numbers in place of live ones."""
-    flat, _ = tree_flatten(result)
+def plain_result(result: Any, is_owned: Callable[[Any], bool] | None = None) -> Any:
+    """The user's own result, with plain numbers in place of live ones. Lists and dicts that are owned stay."""
+    flat, _ = tree_flatten(result, is_owned)
     if not any(isinstance(leaf, (Live, LateFloat)) for leaf in flat):
         return result
-    return tree_map_only((Live, LateFloat), plain_of, result)
+    return tree_map_only((Live, LateFloat), plain_of, result, is_owned)
 
 
 def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:

@@ -1,0 +1,73 @@
+"""The numbers at the places of a step: live ones stand there while it is recorded, plain ones before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hocket.pystate.places import same, shown
+from hocket.tracing.reasons import Reasons
+from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.plain import plain_of
+from hocket.tracing.scalars.tape import Tape
+from hocket.tracing.standing import value_now
+from hocket.tracing.state import Entry
+
+
+class HeldNumbers:
+    """Numbers at places, which the tape follows.
+
+    Args:
+        entries: the places.
+        tape: of the recording.
+    """
+
+    def __init__(self, entries: Iterable[Entry], tape: Tape) -> None:
+        self._before = {entry: entry.get() for entry in entries}
+        self._holders = {(id(entry.table), entry.key): entry.whole() for entry in self._before}
+        self._tape = tape
+
+    def begin(self) -> None:
+        """Put live numbers in their places."""
+        for entry, value in self._before.items():
+            entry.set(self._tape.leaf(entry, value))
+
+    @contextmanager
+    def plain(self, reasons: Reasons) -> Iterator[None]:
+        """Put plain numbers in the places of live ones while an op of the user's runs, which may not set them."""
+        live = {entry: value for entry in self._before if isinstance(value := entry.get(), (Live, LateFloat))}
+        for entry, value in live.items():
+            entry.set(value.plain)
+        try:
+            yield
+        finally:
+            for entry, value in live.items():
+                if same(now := entry.get(), value.plain):
+                    entry.set(value)
+                else:  # a planned step runs the op, too
+                    reasons.add("counts in an op", f"{entry.name} to {shown(now)}")
+
+    def set_so_far(self) -> Iterator[tuple[Entry, Any]]:
+        """The numbers that the step has set."""
+        for entry, before in self._before.items():
+            value = value_now(entry)
+            if isinstance(value, Live):
+                function, operand = self._tape.entries[value.index]
+                if function is not None or self._tape.leaves[operand] is not entry:
+                    yield entry, value
+            elif self._tape.follows or not same(before, value):  # else it is guarded
+                yield entry, value
+
+    def put_back(self, undoes: bool) -> None:
+        """Put plain numbers in the places of live ones. Tuples that held them come back if nothing changed."""
+        changed: set[tuple[int, Any]] = set()
+        for entry, before in self._before.items():
+            now = before if undoes else plain_of(entry.get())
+            entry.set(now)
+            if not same(now, before):
+                changed.add((id(entry.table), entry.key))
+        for entry in self._before:
+            place = (id(entry.table), entry.key)
+            if entry.path and place not in changed:
+                entry.table[entry.key] = self._holders[place]
