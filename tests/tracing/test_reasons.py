@@ -50,6 +50,7 @@ CASES = {
     "computes with an array": Case("a numpy array of its batch", array),
     "uses a late number": Case("the value of a tensor"),
     "computes unseen": Case("cross_entropy_loss"),
+    "computes otherwise": Case("calls prod"),
     "sets random state": Case("torch.manual_seed"),
     "draws from a generator": Case("aten::rand"),
     "moves memory": Case("aten::resize_"),

@@ -61,6 +61,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} calls the step() of a scheduler ({subject})",
         "call it after the training step, not inside it",
     ),
+    "computes otherwise": (
+        "the step at {line} calls {subject}, which computes otherwise while it is recorded",
+        "take the last of cumprod() in place of prod(), or svd(x).S, eigh(x)[0] and norms of these",
+    ),
     "sets random state": (
         "the step sets the state of the random numbers before {line} (by torch.manual_seed, say); a captured step "
         "draws them one after the other",

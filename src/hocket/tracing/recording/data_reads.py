@@ -87,6 +87,14 @@ CHOOSERS = frozenset(
     }
 )
 
+# Functions that look for subclasses, and at which orders (None: in any case).
+_SINGULAR = (2, -2, "nuc")
+_OTHERWISE: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("prod", "linalg_svdvals", "linalg_eigvalsh", "linalg_matrix_rank")),
+    **dict.fromkeys(("linalg_matrix_norm", "linalg_norm"), _SINGULAR),
+    "linalg_cond": (*_SINGULAR, None),
+}
+
 # Methods of a tensor that hand its memory to code that does not go through torch.
 EXITS: frozenset[Any] = frozenset(
     {
@@ -101,6 +109,25 @@ EXITS: frozenset[Any] = frozenset(
 
 # Functions that make a tensor of Python data, and where they are given it.
 _MAKERS: dict[Any, int] = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0, torch.Tensor.new_tensor: 1}
+
+
+def computes_otherwise(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return True for a call whose C++ computes with other ops while a mode looks on, as for tensors of a subclass.
+
+    The gradient of a product does not ask for zeros then, and singular values come with their vectors.
+    """
+    name = getattr(func, "__name__", "")
+    if name not in _OTHERWISE or not args or not isinstance(args[0], torch.Tensor):
+        return False
+    trains = args[0].requires_grad and torch.is_grad_enabled()
+    if name == "prod" or trains:
+        return name == "prod" and trains
+    order = kwargs.get("ord", kwargs.get("p", args[1] if len(args) > 1 else None))
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
+    if name == "linalg_norm" and not (isinstance(dim, (tuple, list)) or (dim is None and args[0].dim() == 2)):
+        return False  # of vectors
+    orders = _OTHERWISE[name]
+    return orders is None or (type(order) in (int, float, str, type(None)) and order in orders)
 
 
 def reads_value(func: Any) -> bool:

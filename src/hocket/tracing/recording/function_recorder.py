@@ -24,7 +24,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.origins import user_line
 from hocket.tracing.recording.arrays import MAKERS, WatchedArray, made_of_array
-from hocket.tracing.recording.data_reads import CHOOSERS, EXITS, UNSEEN_WRITES, tensors_read, with_numbers
+from hocket.tracing.recording.data_reads import (
+    CHOOSERS,
+    EXITS,
+    UNSEEN_WRITES,
+    computes_otherwise,
+    tensors_read,
+    with_numbers,
+)
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.late import LateTape
@@ -92,6 +99,8 @@ class FunctionRecorder(TorchFunctionMode):
             self.ops.reasons.add("replaces memory")
         elif func in EXITS or name in UNSEEN_WRITES:
             self.ops.reasons.add("leaves torch", name)
+        elif computes_otherwise(func, args, kwargs):
+            self.ops.leave("computes otherwise", name)
         if self.ops.reasons:
             return func(*_unwrapped(args), **_unwrapped(kwargs))
         if func is torch.Tensor.tolist:

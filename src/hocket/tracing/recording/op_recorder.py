@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -124,6 +124,7 @@ class OpRecorder(TorchDispatchMode):
         self.outside: dict[int, torch.Tensor] = {}
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
         self.constants: dict[fx.Node, float] = {}
+        self.rest: ExitStack | None = None  # of the step, which may be left alone
         self.leaves: list[Leaf] = []
         # number of an autograd node -> live numbers that it may have kept, and True if it computes with no others
         self.numbers_kept: dict[int, tuple[list[Live], bool]] = {}
@@ -168,6 +169,12 @@ class OpRecorder(TorchDispatchMode):
         with FakeTensorMode(allow_fallback_kernels=True):
             for node, layout in self._layouts.items():
                 node.meta["val"] = _fake(layout, made)
+
+    def leave(self, kind: str, subject: str) -> None:
+        """Note a reason for which the rest of the step is not to be looked at, and look away."""
+        self.reasons.add(kind, subject)
+        if self.rest is not None and torch._C._len_torch_dispatch_stack() == 1:  # else the user has a mode of his own
+            self.rest.enter_context(_disable_current_modes())
 
     def refuse_rewound(self, before: str) -> None:
         """Note a reason if the random state is not what the last random op left: a graph cannot hold that."""

@@ -173,7 +173,9 @@ class _Recording:
                     ops,
                     recorder,
                     random_as_ops(not self.random_cuda),
+                    ExitStack() as rest,
                 ):
+                    ops.rest = None if self.undoes else rest  # else all that it writes has to be seen
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
             self.outside.note(self.reasons, self.line)
