@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.pystate.places import is_spent
 from hocket.tracing.recording.op_recorder import OpRecorder
@@ -38,7 +39,7 @@ def returned_leaf(
     if isinstance(leaf, torch.Tensor):
         if id(leaf) in objects:
             return "place", objects[id(leaf)], None
-        if vars(leaf):
+        if vars(leaf) and not isinstance(leaf, FakeTensor):
             ops.reasons.add("returns attributes", f"{_shown(leaf)} with an attribute {next(iter(vars(leaf)))!r}", line)
         is_live = leaf.grad_fn is not None and not is_spent(leaf.grad_fn)
         if is_live and detaches:
