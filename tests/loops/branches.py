@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributions import Categorical, Normal, kl_divergence
 
-from loops.loop import CHANGE, Loop, loop, mlp, task, update
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, train, update
 
 # Steps whose batch holds a NaN: in a search, after the verdict, two in a row.
 BAD = (40, CHANGE + 10, CHANGE + 11, CHANGE + 30)
@@ -238,6 +238,49 @@ def value_that_is_written_before_it_is_asked() -> Loop:
         return value
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def a_weight_that_is_asked_after_the_update() -> Loop:
+    """Where an update has made a weight that is no number, the model begins anew, without the optimizer's state."""
+    model, optimizer, batches = task()
+    begun = {"anew": 0}
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        if not torch.isfinite(model[0].weight).all():
+            begun["anew"] += 1
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.fill_(0.1)
+            optimizer.state.clear()
+        return loss
+
+    return Loop(step, model, optimizer, spoilt(batches), lambda: dict(begun))
+
+
+@loop(planned=True)
+def scaled_gradients_of_two_parts_are_accumulated() -> Loop:
+    """The scaler looks at what has been added up, and at the second part after the update of the first."""
+    model = mlp()
+    parts = [torch.optim.Adam(model[0].parameters(), lr=0.01), torch.optim.SGD(model[2].parameters(), lr=0.05)]
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5)
+    batches = spoilt(labelled())
+    seen = {"batches": 0}
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1]) / 3
+        scaler.scale(loss).backward()
+        seen["batches"] += 1
+        if seen["batches"] % 3 == 0:
+            for optimizer in parts:
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in parts:
+                optimizer.zero_grad()
+        return loss
+
+    return Loop(step, model, parts, batches, lambda: {**seen, **scaler.state_dict()})
 
 
 @loop(planned=True)

@@ -68,9 +68,16 @@ def is_empty(value: Any) -> bool:
     return type(value) in EMPTY_KINDS and not value
 
 
-def as_it_stands(value: Any) -> Any:
-    """The value, or a copy of an empty list or dict, which a step may fill before it makes another."""
-    return copy(value) if is_empty(value) else value
+def as_it_stands(value: Any, made: dict[int, Any] | None = None) -> Any:
+    """The value, or a copy of an empty list or dict, which a step may fill before it makes another.
+
+    Args:
+        value: of a place.
+        made: the copies of other places so far, by the address of the original. What is one object stays one.
+    """
+    if not is_empty(value):
+        return value
+    return copy(value) if made is None else made.setdefault(id(value), copy(value))
 
 
 def is_number(value: Any) -> bool:

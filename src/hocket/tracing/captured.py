@@ -176,9 +176,9 @@ class Captured:
 
     def returned(self, found: Sequence[Any]) -> Any:
         """Build the step's result from the values of `results`, and append to the lists that the step extends."""
-        made: dict[int, Any] = {}  # one empty list that two places share stays one
+        made: dict[int, Any] = {}
         for entry, value in self.trace.effects.items():
-            entry.set(made.setdefault(id(value), as_it_stands(value)))
+            entry.set(as_it_stands(value, made))
         if self.returns_one:
             return found[0]
         late = self.late_values(found)

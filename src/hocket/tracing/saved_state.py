@@ -34,7 +34,8 @@ class Saved:
         for gradient, tensor, _ in self._gradients:
             if tensor is not None and tensor.dtype != (needed := gradient.parameter.get().dtype):
                 raise CaptureError(f"{gradient.name} is of {tensor.dtype}, its parameter of {needed}: set it to None")
-        self._numbers = [(entry, as_it_stands(entry.get())) for entry in (*places.numbers, *places.plain)]
+        made: dict[int, Any] = {}
+        self._numbers = [(entry, as_it_stands(entry.get(), made)) for entry in (*places.numbers, *places.plain)]
         # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
@@ -54,8 +55,9 @@ class Saved:
                 gradient.set(tensor)
             for tensor, value in self._further:
                 _put(tensor, value)
+        made: dict[int, Any] = {}
         for entry, number in self._numbers:
-            entry.set(as_it_stands(number))
+            entry.set(as_it_stands(number, made))
         for optimizer, known in zip(self._places.optimizers, self._states, strict=True):
             for parameter, state in list(optimizer.state.items()):
                 if parameter not in known:

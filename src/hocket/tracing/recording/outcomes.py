@@ -7,8 +7,9 @@ graph that raises in a step with the other outcome, which is then made again by 
     recorded:  loss -> isfinite -> _assert_async -> (all that is written or drawn later waits for it)
     later:     the outcome is another one: put back what was written and drawn before, call the user's own step
 
-What a step writes and draws before the check has to be small enough to be kept in each step: the random state and
-buffers such as those of a BatchNorm. A check after the update stays what it was, a reason not to capture the step.
+What a step writes and draws before the check has to be small enough to be kept in each step (`MAX_KEPT_BYTES`): the
+random state, buffers such as those of a BatchNorm, gradients that it adds to, and what an update has written. A check
+after the update of a larger model stays what it was, a reason not to capture the step.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import LateFloat, Live
-from hocket.tracing.state import BatchLeaf, Entry, Gradient
+from hocket.tracing.standing import value_now
+from hocket.tracing.state import BatchLeaf, Gradient
 
 # What is kept in each step before a check, at the most.
 MAX_KEPT_BYTES = 2**20
@@ -106,8 +108,7 @@ class Outcomes:
             for root in note.writes & self.ops.outside.keys():
                 self._written |= dict.fromkeys(self._sources(root), self.ops.outside[root].nbytes)
         self._num_seen = len(self.ops.order)
-        are_kept = all(not isinstance(s, Entry) or s.kind in ("buffer", "object") for s in self._written)
-        are_kept = are_kept and not any(isinstance(source, (Gradient, BatchLeaf)) for source in self._written)
+        are_kept = not any(isinstance(source, BatchLeaf) for source in self._written)
         return are_kept and sum(self._written.values()) <= MAX_KEPT_BYTES
 
     def _sources(self, root: int) -> list[Any]:
@@ -168,9 +169,9 @@ class Undo:
 
     def keep(self) -> Kept:
         """The content of all of it now."""
-        tensors = [source.get() for source in self.written]
+        tensors = [value_now(source) for source in self.written]
         return Kept(
-            [(tensor, tensor.detach().clone()) for tensor in tensors if tensor is not None],
+            [(tensor, tensor.detach().clone()) for tensor in tensors if isinstance(tensor, torch.Tensor)],
             torch.get_rng_state() if self.draws else None,
             [(gradient, gradient.get()) for gradient in self.gradients],
         )

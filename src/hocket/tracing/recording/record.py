@@ -126,7 +126,8 @@ class _Recording:
         self.kinds = {s: TensorKind.of(t) for s, t in zip(self.sources, self.tensors, strict=True)}
         self.numbers = HeldNumbers(places.numbers, self.tape)
         self.plain = {entry: entry.get() for entry in places.plain}
-        self.kept = {entry: as_it_stands(value) for entry, value in self.plain.items()}
+        made: dict[int, Any] = {}
+        self.kept = {entry: as_it_stands(value, made) for entry, value in self.plain.items()}
         self.keys = places.state_keys()
         self.updates: list[UpdateCall] = []
         self.outside = OutsideLeaves(self.leaves, self.before)
@@ -325,7 +326,7 @@ class _Recording:
             if isinstance(value, (Live, LateFloat)) or not (is_plain(value) or is_empty(value)):
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
             elif not same(before, value):
-                found[entry] = made.setdefault(id(value), as_it_stands(value))
+                found[entry] = as_it_stands(value, made)
         return found
 
     def _late_numbers(self) -> dict[Entry, LateRef]:
