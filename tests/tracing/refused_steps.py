@@ -252,6 +252,14 @@ def counts_in_an_op_cured(p, batch):
     return p.train(p.loss(batch * 2))
 
 
+def wraps_tensors(p, batch):  # here
+    return p.train(p.loss(batch.a + batch.b))
+
+
+def wraps_tensors_cured(p, batch):
+    return p.train(p.loss(batch[0] + batch[1]))
+
+
 def returns_unseen(p, batch):
     loss = p.train(p.loss(batch))
     return {"loss": loss, "of": object}, {1, 2}  # here

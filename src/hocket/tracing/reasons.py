@@ -82,6 +82,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} uses a tensor whose layout is {subject}, not strided",
         "use dense tensors",
     ),
+    "wraps tensors": (
+        "the step at {line} works on {subject}, whose inner tensors are out of sight",
+        "give it the inner tensors, or plan models with sharded parameters alone (torch.compile with our backend)",
+    ),
     "shares memory unseen": (
         "the step at {line} uses a view of a tensor that was made out of torch's sight ({subject})",
         "make the view by a function of torch",

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.pystate.appended import AppendedList, recorded_lists
@@ -90,6 +91,10 @@ def record_step(
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
             recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", step_line(step))
+            return Recorded(step(batch), None, recording.reasons.first)
+    for source, tensor in zip(recording.sources, recording.tensors, strict=True):
+        if is_traceable_wrapper_subclass(tensor):
+            recording.reasons.add("wraps tensors", f"{source.name}, a {type(tensor).__name__}", step_line(step))
             return Recorded(step(batch), None, recording.reasons.first)
     return recording.run(step)
 
