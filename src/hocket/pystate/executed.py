@@ -140,8 +140,7 @@ class ExecutedCode:
         self.strict: dict[str, None] = {}
         self.persistent: dict[int, Any] = {}
         self.codes: set[CodeType] = set()
-        self.num_new = 0
-        self.num_new_of_user = 0
+        self.num_new = self.num_new_of_user = 0
         self.calls_sinks = False
         self.lines = OpLines()
         self._met: dict[int, Any] = {}
@@ -157,8 +156,7 @@ class ExecutedCode:
             CaptureError: a profiler and a debugger own both of Python's hooks.
         """
         set_hook, hook = self._free_hook()
-        self.world = {}
-        self.schedulers = []
+        self.world, self.schedulers = {}, []
         self.num_new_of_user = 0
         self.lines.begin(watching_frame())
         known = len(self.codes)
@@ -214,11 +212,11 @@ class ExecutedCode:
             self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
         for part in with_nested(code):
             self.names.update(part.co_names)
-            is_plain = whose == "torch" or whose == "stdlib"
-            if not is_plain or (whose == "torch" and not _DYNAMIC.isdisjoint(part.co_names)):
-                # Spelled as a string, for getattr or a dict. Torch's optimizers ask for `found_inf` so.
-                self.names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
-            if is_plain:
+            if whose == "stdlib" or (whose == "torch" and _DYNAMIC.isdisjoint(part.co_names)):
+                continue
+            # Spelled as a string, for getattr or a dict. Torch's optimizers ask for `found_inf` so.
+            self.names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
+            if whose == "torch":
                 continue
             self.user_names.update(part.co_names)
             if whose == "user" and not _DYNAMIC.isdisjoint(part.co_names):

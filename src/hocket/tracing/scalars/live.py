@@ -53,7 +53,7 @@ class Live:
         self.plain = plain
 
     def __getattr__(self, name: str) -> Any:
-        """What only numpy's floats have. Torch's C++ asks for names with underscores, which are no use of the value."""
+        """An attribute that only numpy's floats have. Torch's C++ asks for others, which begin with an underscore."""
         if name.startswith("_") or not isinstance(self.plain, np.generic):
             raise AttributeError(f"{type(self.plain).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self.tape.settle(self), name)
