@@ -25,6 +25,7 @@ _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SCOPES = (*_FUNCTIONS, ast.ClassDef)
 _RESULT = "_hocket_result"
+_TAKEN = "_hocket_taken"
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Methods of generators that write what they are given, which others may read before.
 _WRITING = frozenset(("shuffle",))
@@ -110,6 +111,33 @@ class Body:
         bound = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], node.value), node)
         returned = ast.copy_location(ast.Return(ast.Name(_RESULT, ast.Load())), node)
         self.statements[-1:] = [Statement(bound, self.names), Statement(returned, self.names)]
+
+    def divide_branch(self, lines: Collection[int]) -> None:
+        """Divide the last statement that runs ops, an `if`, behind those in its body.
+
+        ``if last: optimizer.step(); scheduler.step()`` becomes ``taken = not not last``, and two branches on that.
+
+        Args:
+            lines: of the ops.
+        """
+        positions = [n for n, s in enumerate(self.statements) if s.spans(lines) or self.updates(s)]
+        node = self.statements[positions[-1]].node if positions else None
+        if not isinstance(node, ast.If):
+            return
+        within = [Statement(each, self.names) for each in node.body]
+        end = max((n + 1 for n, s in enumerate(within) if s.spans(lines) or self.updates(s)), default=len(within))
+        if end == len(within) or within[end].node.lineno <= (within[end - 1].node.end_lineno or 0):
+            return
+        self.names |= {_TAKEN}
+        test = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.test))
+        asked = ast.copy_location(ast.Assign([ast.Name(_TAKEN, ast.Store())], test), node.test)
+        first = ast.copy_location(ast.If(ast.Name(_TAKEN, ast.Load()), node.body[:end], node.orelse), node)
+        first.lineno, first.end_lineno = node.body[0].lineno, (node.orelse or node.body[:end])[-1].end_lineno
+        second = ast.copy_location(ast.If(ast.Name(_TAKEN, ast.Load()), node.body[end:], []), node.body[end])
+        second.end_lineno = node.body[-1].end_lineno
+        self.statements[positions[-1] : positions[-1] + 1] = [
+            Statement(each, self.names) for each in (asked, first, second)
+        ]
 
     def compiled(self, statements: Sequence[ast.stmt], further: Sequence[str]) -> types.FunctionType:
         """A function of these statements with further keyword arguments."""

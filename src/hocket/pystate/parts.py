@@ -25,7 +25,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,18 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
     body = parsed(function, owner)
     if body is None or (len(body.statements) == 1 and isinstance(body.statements[0].node, ast.Return)):
         return _split_delegate(function, owner, lines)
+    found: dict[str, StepParts] = {}
+    for places in (lines.ops, lines.trains):
+        if body is not None:
+            body.divide_branch({line for each, line in places if each is code})
+            for parts in _split_body(body, lines):
+                found.setdefault(parts.lines, parts)
+        body = parsed(function, owner)
+    return list(found.values())
+
+
+def _split_body(body: Body, lines: OpLines) -> Iterator[StepParts]:
+    code = body.function.__code__
     runs_op, trains = (
         [s.spans({line for each, line in places if each is code}) or body.updates(s) for s in body.statements]
         for places in (lines.ops, lines.trains)
@@ -86,12 +98,10 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
     num_fetching = _num_fetching(body, trains)
     if any(runs_op[:num_fetching]):
         ways += [(cut, [False] * num_fetching + runs_op[num_fetching:], True) for cut in cuts if cut > num_fetching]
-    found: dict[str, StepParts] = {}
     for cut, runs, takes_all in ways:
         parts = BodyCut(body, cut, runs, drawn, takes_all).parts()
         if parts is not None:
-            found.setdefault(parts.lines, parts)
-    return list(found.values())
+            yield parts
 
 
 def _num_fetching(body: Body, trains: Sequence[bool]) -> int:

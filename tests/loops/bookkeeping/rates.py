@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 
+import torch
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import lr_scheduler
 
-from loops.bookkeeping.table import TABLE, parts, row
+from loops.bookkeeping.table import TABLE, classifier, parts, row
 from loops.loop import Case, Loop, train
 
 
@@ -75,3 +77,51 @@ def two_schedulers() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, data, lambda: {"rates": rates})
+
+
+@row()
+def stepped_where_gradients_have_been_added_up() -> Loop:
+    model, optimizer, data = parts()
+    scheduler, seen = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60), {"batches": 0, "others": 0}
+
+    def step(batch):
+        loss = classifier(model, batch) / 2
+        loss.backward()
+        seen["batches"] += 1
+        if seen["batches"] % 2 == 0:
+            clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            print(f"{scheduler.get_last_lr()[0]:.4f}")
+        else:
+            seen["others"] += 1
+        return loss.item()
+
+    return Loop(step, model, optimizer, data, lambda: {**seen, "lr": scheduler.get_last_lr()})
+
+
+@row()
+def stepped_behind_a_scaler() -> Loop:
+    """The branch ends the step there in every tenth batch."""
+    model, optimizer, data = parts()
+    scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    scaler, seen = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5), {"batches": 0}
+
+    def step(batch):
+        seen["batches"] += 1
+        loss = classifier(model, batch)
+        scaler.scale(loss).backward()
+        if seen["batches"] % 2 == 0:
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+            if seen["batches"] % 10 == 0:
+                print("every tenth")
+                return None
+        return loss.item()
+
+    return Loop(step, model, optimizer, data, lambda: {**seen, **scaler.state_dict(), "lr": scheduler.get_last_lr()})
