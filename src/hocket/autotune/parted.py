@@ -22,6 +22,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.arguments import spreading
+from hocket.autotune import pool
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.variant import Variant
@@ -170,7 +171,8 @@ class PartedPool:
         if is_end(kept):
             return own
         live = middle(own)
-        refused = middle.current.is_refused and not middle.has_plan
+        never_settles = middle.num_states > pool.MAX_STATES and bool(self._ways)
+        refused = middle.current.is_refused and (not middle.has_plan or never_settles)
         why = middle.current.decision.reason if refused else ""
         if not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders):
             why = why or "it hands on what it keeps"

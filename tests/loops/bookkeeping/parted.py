@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
+import numpy as np
+import torch
+import torch.nn.functional as F
+
 from loops.bookkeeping.table import parts, row
-from loops.loop import Loop, train
+from loops.loop import Loop, train, update
 
 
 @row()
@@ -118,3 +123,28 @@ def list_under_two_names() -> Loop:
         print(both)
 
     return Loop(step, model, optimizer, data, lambda: {"history": history})
+
+
+@row()
+def weight_that_ramps_up_as_a_plain_float() -> Loop:
+    """A mean teacher: numpy and `float` hide how the weight is computed, so that it is another number in each step."""
+    model, optimizer, data = parts()
+    teacher, seen = copy.deepcopy(model), {"steps": 0}
+
+    def ramped(step, length):
+        return float(np.exp(-5.0 * (1.0 - np.clip(step, 0.0, length) / length) ** 2))
+
+    def step(batch):
+        x, y = batch
+        weight = ramped(seen["steps"], 50)
+        output = model(x)
+        with torch.no_grad():
+            target = teacher(x).softmax(1)
+        loss = F.cross_entropy(output, y) + weight * F.mse_loss(output.softmax(1), target)
+        update(optimizer, loss)
+        for own, mean in zip(model.parameters(), teacher.parameters(), strict=True):
+            mean.data.mul_(0.9).add_(own.data, alpha=0.1)
+        seen["steps"] += 1
+        return loss.item()
+
+    return Loop(step, [model, teacher], optimizer, data, lambda: dict(seen))
