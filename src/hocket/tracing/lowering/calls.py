@@ -53,7 +53,8 @@ class AnnotatedCall:
 
     @property
     def may_raise(self) -> bool:
-        return may_raise(self.kernel) or is_foreign(self.call.func)
+        """True if it may raise for its values. Of others' ops those that return nothing are there to check."""
+        return may_raise(self.kernel) or (is_foreign(self.call.func) and not self.note.returns)
 
 
 @dataclass

@@ -10,6 +10,7 @@ import torch
 from hocket.tracing.lowering import conv_backward
 from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.program import Call
+from hocket.tracing.raising import is_foreign
 from hocket.tracing.recording.random_states import READ, WRITE
 
 # Updates of many parameters by one call, each by itself.
@@ -24,7 +25,7 @@ def drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[Annotat
     alive: list[AnnotatedCall] = []
     for piece in reversed(pieces):
         call = piece.call
-        has_effects = piece.note.writes or piece.note.random or piece.may_raise
+        has_effects = piece.note.writes or piece.note.random or piece.may_raise or is_foreign(call.func)
         if has_effects or needed.intersection(call.outs.values()):
             needed.update(call.reads)
             outs = {position: slot for position, slot in call.outs.items() if slot in needed}
