@@ -39,6 +39,7 @@ from hocket.pystate.origins import user_line
 __all__ = ["recorded"]
 
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
+_MOVED = "has got other memory, by set_ or swap_tensors"
 _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device))
 
 
@@ -91,6 +92,7 @@ class _Recorder(TorchFunctionMode):
         self._is_whole = False  # in a block that is one node
         self._names = {id(tensor): name for name, tensor in reversed(named_tensors(model))}
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}  # by the id of the tensor, which is held
+        self._memory = {id(tensor): _memory(tensor) for _, tensor in named_tensors(model)}  # of these and of others
         self._inputs: dict[fx.Node, int] = {}
         self._tensors: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
@@ -105,12 +107,15 @@ class _Recorder(TorchFunctionMode):
                 if id(leaf) in self._nodes:
                     continue  # one tensor stands for two arguments, as it does in each such call
                 node = self._graph.placeholder(f"input_{number}")
-                self._nodes[id(leaf)] = (leaf, node)
+                self._hold(leaf, node)
                 self._inputs[node] = number
 
     def traced(self, out: Any) -> Traced:
         """The graph, ended by this output."""
         self._write_back()
+        for name, tensor in named_tensors(self._model):
+            if self._has_moved(tensor):
+                self.reason = self.reason or f"{name} {_MOVED}"
         leaves, spec = pytree.tree_flatten(out)
         self._graph.output(tuple([self._argument(leaf) for leaf in leaves]))
         for node in reversed(list(self._graph.nodes)):
@@ -138,16 +143,17 @@ class _Recorder(TorchFunctionMode):
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_by_shapes = name not in DRAWS and self._is_by_shapes(args, kwargs)
         result = self._run(name, func, args, kwargs)
-        if is_by_shapes:
-            self._by_shapes |= {id(leaf): _version(leaf) for leaf in _tensors((args, kwargs, result))}
-        if not _has_tensor(result):
-            is_known = name in functions.KNOWN or (is_by_shapes and name not in functions.SHARING)
+        if not (gives := _has_tensor(result)):
             unknown = functions.SHAPE if _has_tensor((args, kwargs)) else functions.NOTHING
             self._look(functions.KNOWN.get(name, unknown))
-            if not is_known and name not in functions.WITHOUT_RESULT:
+        if not gives and name not in functions.WITHOUT_RESULT:
+            if functions.is_write(name) or (is_by_shapes and not self._is_by_shapes(args, kwargs)):
+                self._cannot(f"{name} writes into tensors")
+            elif name not in functions.KNOWN and (not is_by_shapes or name in functions.SHARING):
                 self._cannot(f"the forward looks at values, by {name}")
-            if is_known or self.reason:
-                return result
+            return result
+        if is_by_shapes:
+            self._by_shapes |= {id(leaf): _version(leaf) for leaf in _tensors((args, kwargs, result))}
         if functions.is_shaped_by_values(name, args, kwargs) and not is_by_shapes:
             self._cannot(f"{name} gives tensors whose shapes depend on values")
         if name.startswith("_foreach"):
@@ -288,7 +294,7 @@ class _Recorder(TorchFunctionMode):
     def _name_parts(self, node: fx.Node, result: Any) -> None:
         """Say of each tensor of a result which node it is."""
         if isinstance(result, Tensor):
-            self._nodes[id(result)] = (result, node)
+            self._hold(result, node)
         elif isinstance(result, (tuple, list)):
             for place, part in enumerate(result):
                 if _has_tensor(part):
@@ -313,6 +319,8 @@ class _Recorder(TorchFunctionMode):
         """A tensor's node."""
         if not isinstance(leaf, Tensor):
             return leaf
+        if self._has_moved(leaf):
+            self._cannot(f"a tensor {_MOVED}")
         if id(leaf) in self._nodes:
             return self._nodes[id(leaf)][1]
         name = self._names.get(id(leaf))
@@ -326,8 +334,16 @@ class _Recorder(TorchFunctionMode):
                 self._cannot(_UNKNOWN)
             node = self._graph.get_attr(f"constant_{len(self._constants)}")
             self._constants[node] = leaf
-        self._nodes[id(leaf)] = (leaf, node)
+        self._hold(leaf, node)
         return node
+
+    def _hold(self, tensor: Tensor, node: fx.Node) -> None:
+        self._nodes[id(tensor)] = (tensor, node)
+        self._memory[id(tensor)] = _memory(tensor)
+
+    def _has_moved(self, tensor: Tensor) -> bool:
+        """True if a tensor has got other memory since it was recorded, by what torch shows no mode."""
+        return self._memory.get(id(tensor), memory := _memory(tensor)) != memory
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -336,6 +352,13 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
+
+
+def _memory(tensor: Tensor) -> tuple[int, int] | None:
+    if not torch._C._has_storage(tensor):
+        return None
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 def _has_tensor(tree: Any) -> bool:
