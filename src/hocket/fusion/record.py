@@ -33,6 +33,7 @@ from hocket.fusion.originals import Known, check_part
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import named_tensors
+from hocket.fusion.strided import STRIDED, memory, unlike_alone
 from hocket.fusion.traced import RecordedForward, Traced
 from hocket.pystate.origins import user_line
 
@@ -92,7 +93,7 @@ class _Recorder(TorchFunctionMode):
         self._is_whole = False  # in a block that is one node
         self._names = {id(tensor): name for name, tensor in reversed(named_tensors(model))}
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}  # by the id of the tensor, which is held
-        self._memory = {id(tensor): _memory(tensor) for _, tensor in named_tensors(model)}  # of these and of others
+        self._memory = {id(tensor): memory(tensor) for _, tensor in named_tensors(model)}  # of these and of others
         self._inputs: dict[fx.Node, int] = {}
         self._tensors: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
@@ -141,6 +142,8 @@ class _Recorder(TorchFunctionMode):
         return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in STRIDED and args:
+            self._strided(name, args, kwargs)
         is_by_shapes = name not in DRAWS and self._is_by_shapes(args, kwargs)
         result = self._run(name, func, args, kwargs)
         if not (gives := _has_tensor(result)):
@@ -234,6 +237,14 @@ class _Recorder(TorchFunctionMode):
     def _is_by_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """True where shapes say all of what is in a function's arguments. A write into them changes the version."""
         return all(self._by_shapes.get(id(leaf)) == _version(leaf) for leaf in _tensors((args, kwargs)))
+
+    def _strided(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A view by strides holds for the layout that it has been found in."""
+        self._look(functions.LAYOUT)
+        given = [self._nodes[key][0] for key in self._nodes if self._nodes[key][1] in self._inputs]
+        own = [tensor for _, tensor in named_tensors(self._model)]
+        if unlike_alone(name, args, kwargs, {found[0] for each in (*own, *given) if (found := memory(each))}):
+            self._cannot(f"{name} counts elements of memory")
 
     def _attribute(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
         result = func(*args) if (found := as_leaf(args[0], name)) is NotImplemented else found
@@ -339,11 +350,11 @@ class _Recorder(TorchFunctionMode):
 
     def _hold(self, tensor: Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = (tensor, node)
-        self._memory[id(tensor)] = _memory(tensor)
+        self._memory[id(tensor)] = memory(tensor)
 
     def _has_moved(self, tensor: Tensor) -> bool:
         """True if a tensor has got other memory since it was recorded, by what torch shows no mode."""
-        return self._memory.get(id(tensor), memory := _memory(tensor)) != memory
+        return self._memory.get(id(tensor), found := memory(tensor)) != found
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -352,13 +363,6 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _memory(tensor: Tensor) -> tuple[int, int] | None:
-    if not torch._C._has_storage(tensor):
-        return None
-    with torch._C.DisableTorchFunction():
-        return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
 def _has_tensor(tree: Any) -> bool:
