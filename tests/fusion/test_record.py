@@ -221,7 +221,33 @@ def called_thrice(array, x):
         array(x)
 
 
+def gets_memory(m, x):
+    k = x.new_ones(4)
+    k.set_(x.new_full((4,), 2.0))
+    return m.a(x) * k
+
+
+def gets_memory_unread(m, x):
+    m.mean.set_(m.mean + 1)
+    return m.a(x)
+
+
+def swaps(m, x):
+    k, other = x.new_ones(4), x.new_full((4,), 2.0)
+    torch.utils.swap_tensors(k, other)
+    return m.a(x) * k
+
+
+def steps_inside(m, x):
+    k, options = torch.ones(4, dtype=D), {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
+    torch._fused_sgd_([k], [torch.ones(4, dtype=D)], [], weight_decay=0.0, lr=0.5, is_first_step=False, **options)
+    return m.a(x) * k
+
+
 REFUSED = {
+    gets_memory: "other memory, by set_",
+    swaps: "other memory, by set_ or swap_tensors",
+    steps_inside: "_fused_sgd_ writes into tensors",
     branches: "looks at values, by __bool__",
     hooks: "looks at values, by register_hook",
     prints: "looks at values, by __repr__",
@@ -245,6 +271,11 @@ def test_what_a_graph_would_lose_goes_model_by_model_and_says_why(act, reason, b
     array = hocket.fuse(models, backend=backend, shared=True, strict=True)
     with pytest.raises(InputError, match=reason):
         called_thrice(array, x)
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse. Layer. mean has got other memory, by set_")
+def test_a_buffer_that_gets_other_memory_behind_its_last_reader():
+    check(made(lambda: Layer(gets_memory_unread), 2), torch.rand(5, 4, dtype=D), shared=True, backend="rule", steps=3)
 
 
 class AsksForTheMode(Layer):

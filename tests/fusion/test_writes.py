@@ -101,7 +101,55 @@ def shifted_bits(m, h):
     return h * also
 
 
+def items_of_a_new_tensor(m, h):
+    k = torch.zeros(4, 4, 5, dtype=D)
+    k[:, -1] = 1.0
+    k[0] = 2.0
+    k[torch.arange(4), torch.tensor([0, 1, 2, 3]), [0, 1, 2, 3]] = 3.0
+    k[k == 1] = 4.0
+    k[1:, 0, 1] = k[0, 0, 2:]
+    return h * k
+
+
+def items_through_views(m, h):
+    k = torch.zeros(4, 20, dtype=D)
+    for place, row in enumerate(k):
+        row[place] = place + 1.0
+    k.view(4, 4, 5)[2, 1] = 0.5
+    k.t()[19] = float(k.sum())
+    return h * k.view(4, 4, 5)
+
+
+def items_of_masks(m, h):
+    k = torch.zeros(5, dtype=torch.bool)
+    k[-1] = True
+    y = h.masked_fill(k, 9.0)
+    number = torch.arange(4)
+    number[0] = 2
+    return y[:, number] * number[:, None, None]
+
+
+def items_of_a_filled_tensor(m, h):
+    with torch.no_grad():
+        k = torch.empty(4, 1, 1, dtype=D)
+        k[:] = 1.0
+    k[1:2] = m.seen[:1]
+    k[2] = 3.0
+    return h * k
+
+
+def items_of_a_new_buffer(m, h):
+    m.seen = torch.zeros(4, dtype=D)
+    m.seen[1] = 2.0
+    return h * m.seen.clone()[:, None, None]
+
+
 FUNCTIONS = [
+    items_of_a_new_tensor,
+    items_through_views,
+    items_of_masks,
+    items_of_a_filled_tensor,
+    items_of_a_new_buffer,
     through_data,
     a_copy_written,
     shifted_bits,

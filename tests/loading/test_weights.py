@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 import pytest
 import torch
@@ -117,3 +118,53 @@ def test_a_reader_may_return_less_and_not_more():
     short.size = "many"
     with pytest.raises(InputError, match="size: expected a whole number"):
         open_weights(short)
+
+
+class ReadsOnly:
+    """A file object that gives anything."""
+
+    name = "object"
+
+    def __init__(self, found):
+        self.found = found
+
+    def read(self, length):
+        return self.found
+
+
+@pytest.mark.parametrize(("found", "kind"), [(None, "NoneType"), ("text", "str"), ([1], "list")])
+def test_what_a_reader_gives_is_bytes(found, kind):
+    class Gives(Memory):
+        def read_at(self, offset, length):
+            return found
+
+    with pytest.raises(InputError, match=rf"memory: read_at\(0, 8\): expected bytes, got {kind}"):
+        open_weights(Gives(FIRST))
+    if found is not None:
+        with pytest.raises(InputError, match=rf"object: read\(8\): expected bytes, got {kind}"):
+            open_weights(ReadsOnly(found))
+
+
+class OfBytes:
+    """A path that is bytes to the system."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return self.path
+
+
+def test_a_path_may_be_bytes(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(FIRST)
+    name = os.fsencode(path)
+    for file in (name, OfBytes(name), [name], os.fsencode(tmp_path)):
+        weights = open_weights(file)
+        assert weights.tensors.keys() == {"a", "b"}
+        assert weights.sources[0].name == str(path)
+        weights.close()
+    for wrong in (bytearray(name), memoryview(name), [bytearray(name)]):
+        kind = type(wrong[0] if isinstance(wrong, list) else wrong).__name__
+        with pytest.raises(InputError, match=f"load: expected a path, .* got {kind}"):
+            open_weights(wrong)

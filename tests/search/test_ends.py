@@ -227,6 +227,31 @@ def test_the_best_model_has_the_best_value(keeps, value, tmp_path):
     assert value_of(model) == pytest.approx(study.best_value, rel=1e-9)
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_best_model_is_of_the_seed_that_its_trial_had(keeps, tmp_path):
+    options = {"checkpoints": tmp_path} if keeps else {}
+    study, _ = searched(bumpy, RATES, trials=3, epochs=2, seed=3, value="best", **options)
+    for seed in (None, 3):
+        model = hocket.best_model(study, bumpy, seed=seed, **options)
+        assert value_of(model) == pytest.approx(study.best_value, rel=1e-9)
+    with pytest.raises(InputError, match=r"seed: trial [012], the best one, was trained with 3, got 0"):
+        hocket.best_model(study, bumpy, seed=0, **options)
+
+
+def test_each_trial_of_a_study_has_the_seed_of_its_search_and_old_ones_have_none():
+    study = random_study()
+    for seed in (3, 0):
+        searched(bumpy, RATES, trials=2, epochs=2, seed=seed, value="best", study=study)
+        assert value_of(hocket.best_model(study, bumpy)) == pytest.approx(study.best_value, rel=1e-9)
+    assert [trial.user_attrs["hocket:seed"] for trial in study.trials] == [3, 3, 0, 0]
+    old = random_study()
+    for trial in study.trials[:2]:
+        trial.user_attrs = {}
+        old.add_trial(trial)
+    assert value_of(hocket.best_model(old, bumpy, seed=3)) == pytest.approx(old.best_value, rel=1e-9)
+    assert value_of(hocket.best_model(old, bumpy)) != pytest.approx(old.best_value, rel=1e-9)
+
+
 def test_a_best_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(InputError, match="has no best trial"):
         hocket.best_model(random_study(), train)

@@ -20,7 +20,7 @@ from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import attributes_of, check_memory, held, named_tensors, reached
 from hocket.fusion.stacked import is_same
 
-__all__ = ["compare", "differ_in_values", "differing_attribute", "own_options"]
+__all__ = ["compare", "differ_in_values", "differing_attribute", "own_options", "tied"]
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -55,6 +55,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> dict[str, st
     reasons = dict.fromkeys(separate, "as asked for")
     if errors := _compared("", list(models), reasons):
         raise InputError("models differ: " + _listed(errors))
+    _separate_tied(models[0], reasons)
     _check_ties(models, reasons)
     params = [name for name, _ in models[0].named_parameters()]
     if params and all(_inside(name, reasons) for name in params):
@@ -89,18 +90,39 @@ def _check_shared(models: Sequence[nn.Module]) -> None:
         owners |= own
 
 
+def _separate_tied(model: nn.Module, separate: dict[str, str]) -> None:
+    """A layer stays separate if one of its tensors is in a block that does, too."""
+
+    def split() -> tuple[str, str] | None:
+        for names in sorted(tied(model)):
+            inside = [name for name in names if _inside(name, separate)]
+            outside = [name for name in names if name not in inside]
+            if inside and outside:
+                return inside[0], outside[0]
+        return None
+
+    while found := split():
+        inside, name = found
+        block = next(block for block in separate if inside.startswith(block + "."))
+        path, _, leaf = name.rpartition(".")
+        reason = f"{leaf} is {inside}, and {block} stays separate"
+        if not path:
+            raise InputError(f"models differ: {reason}: {separate[block]}")
+        separate[path] = reason
+
+
 def _check_ties(models: Sequence[nn.Module], separate: dict[str, str]) -> None:
     """A tensor that stands under several names in one model has to stand under them in all."""
-    first = _tied(models[0])
+    first = tied(models[0])
     for index, model in enumerate(models[1:], 1):
-        for names in first ^ _tied(model):
+        for names in first ^ tied(model):
             if all(_inside(name, separate) for name in names):
                 continue
             where = (0, index) if names in first else (index, 0)
             raise InputError(f"models differ: {' and '.join(names)}: one tensor in model {where[0]}, not in {where[1]}")
 
 
-def _tied(model: nn.Module) -> set[tuple[str, ...]]:
+def tied(model: nn.Module) -> set[tuple[str, ...]]:
     """The names of each tensor that has several."""
     names: dict[int, list[str]] = {}
     for name, tensor in named_tensors(model):
@@ -246,7 +268,7 @@ def differ_in_values(first: nn.Module, second: nn.Module) -> bool:
     """True if two models differ only in the values of their tensors, as far as can be compared."""
     _check_layers([second])
     pairs = zip_longest(*(each.named_modules(remove_duplicate=False) for each in (first, second)), fillvalue=("", None))
-    return _tied(first) == _tied(second) and all(
+    return tied(first) == tied(second) and all(
         path == other_path
         and _structure([one, other]) is None
         and not _tensors(path, [one, other])

@@ -19,6 +19,7 @@ from torch._functorch.predispatch import lazy_load_decompositions
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion.known_functions import is_write
 from hocket.fusion.stacked import Stacked, joined, map_tree, part, unwrap
 
 __all__ = ["are_mixed", "batched", "loop", "stack_parts", "vmap"]
@@ -84,7 +85,7 @@ def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: d
     shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     before = [leaf._version for leaf in shared if not leaf.is_inference()]
     outs = []
-    writes = _writes(getattr(targets[0], "__name__", str(targets[0])))
+    writes = is_write(getattr(targets[0], "__name__", str(targets[0])))
     for index, target in enumerate(targets):
         outs.append(target(*part(args, index, writes=writes), **part(kwargs, index, writes=writes)))
         if index + 1 < len(targets) and before != [leaf._version for leaf in shared if not leaf.is_inference()]:
@@ -93,11 +94,6 @@ def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: d
                 "forward"
             )
     return stack_parts(outs, where)
-
-
-def _writes(name: str) -> bool:
-    """True of ``index_add_`` and ``__setitem__``, not of ``__getitem__``."""
-    return name.strip("_") == "setitem" or (name.endswith("_") and not name.endswith("__"))
 
 
 def stack_parts(outs: Sequence[Any], where: str) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = ["AS_MANY", "KNOWN", "KNOWN_ATTRIBUTES", "LAYOUT", "NOTHING", "OF_GENERATORS", "OPERATORS", "REFLECTED"]
-__all__ += ["SHAPE", "SHARING", "TRACEABLE_FORWARDS", "VIEWS", "WITHOUT_RESULT", "is_shaped_by_values"]
+__all__ += ["SHAPE", "SHARING", "TRACEABLE_FORWARDS", "VIEWS", "WITHOUT_RESULT", "is_shaped_by_values", "is_write"]
 
 
 # How far a forward looks at its tensors, apart from rank, type and device.
@@ -55,6 +55,11 @@ REFLECTED |= {"__rdiv__": operator.truediv, "__rmatmul__": operator.matmul}
 OPERATORS = {getattr(Tensor, name): name for name in dir(Tensor) if name in ("__pow__", "__ipow__", "__rpow__")}
 WITHOUT_RESULT = ("__setitem__", "_assert", "_assert_async")  # and yet ops
 _MASKS = (torch.bool, torch.uint8)
+
+
+def is_write(name: str) -> bool:
+    """True of ``index_add_`` and ``__setitem__``, not of ``__getitem__``."""
+    return name.strip("_") == "setitem" or (name.endswith("_") and not name.endswith("__"))
 
 
 def is_shaped_by_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

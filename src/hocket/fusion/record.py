@@ -33,12 +33,14 @@ from hocket.fusion.originals import Known, check_part
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import named_tensors
+from hocket.fusion.strided import STRIDED, memory, unlike_alone
 from hocket.fusion.traced import RecordedForward, Traced
 from hocket.pystate.origins import user_line
 
 __all__ = ["recorded"]
 
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
+_MOVED = "has got other memory, by set_ or swap_tensors"
 _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device))
 
 
@@ -91,6 +93,7 @@ class _Recorder(TorchFunctionMode):
         self._is_whole = False  # in a block that is one node
         self._names = {id(tensor): name for name, tensor in reversed(named_tensors(model))}
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}  # by the id of the tensor, which is held
+        self._memory = {id(tensor): memory(tensor) for _, tensor in named_tensors(model)}  # of these and of others
         self._inputs: dict[fx.Node, int] = {}
         self._tensors: dict[fx.Node, str] = {}
         self._constants: dict[fx.Node, Any] = {}
@@ -105,12 +108,15 @@ class _Recorder(TorchFunctionMode):
                 if id(leaf) in self._nodes:
                     continue  # one tensor stands for two arguments, as it does in each such call
                 node = self._graph.placeholder(f"input_{number}")
-                self._nodes[id(leaf)] = (leaf, node)
+                self._hold(leaf, node)
                 self._inputs[node] = number
 
     def traced(self, out: Any) -> Traced:
         """The graph, ended by this output."""
         self._write_back()
+        for name, tensor in named_tensors(self._model):
+            if self._has_moved(tensor):
+                self.reason = self.reason or f"{name} {_MOVED}"
         leaves, spec = pytree.tree_flatten(out)
         self._graph.output(tuple([self._argument(leaf) for leaf in leaves]))
         for node in reversed(list(self._graph.nodes)):
@@ -136,18 +142,21 @@ class _Recorder(TorchFunctionMode):
         return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in STRIDED and args:
+            self._strided(name, args, kwargs)
         is_by_shapes = name not in DRAWS and self._is_by_shapes(args, kwargs)
         result = self._run(name, func, args, kwargs)
-        if is_by_shapes:
-            self._by_shapes |= {id(leaf): _version(leaf) for leaf in _tensors((args, kwargs, result))}
-        if not _has_tensor(result):
-            is_known = name in functions.KNOWN or (is_by_shapes and name not in functions.SHARING)
+        if not (gives := _has_tensor(result)):
             unknown = functions.SHAPE if _has_tensor((args, kwargs)) else functions.NOTHING
             self._look(functions.KNOWN.get(name, unknown))
-            if not is_known and name not in functions.WITHOUT_RESULT:
+        if not gives and name not in functions.WITHOUT_RESULT:
+            if functions.is_write(name) or (is_by_shapes and not self._is_by_shapes(args, kwargs)):
+                self._cannot(f"{name} writes into tensors")
+            elif name not in functions.KNOWN and (not is_by_shapes or name in functions.SHARING):
                 self._cannot(f"the forward looks at values, by {name}")
-            if is_known or self.reason:
-                return result
+            return result
+        if is_by_shapes:
+            self._by_shapes |= {id(leaf): _version(leaf) for leaf in _tensors((args, kwargs, result))}
         if functions.is_shaped_by_values(name, args, kwargs) and not is_by_shapes:
             self._cannot(f"{name} gives tensors whose shapes depend on values")
         if name.startswith("_foreach"):
@@ -229,6 +238,14 @@ class _Recorder(TorchFunctionMode):
         """True where shapes say all of what is in a function's arguments. A write into them changes the version."""
         return all(self._by_shapes.get(id(leaf)) == _version(leaf) for leaf in _tensors((args, kwargs)))
 
+    def _strided(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A view by strides holds for the layout that it has been found in."""
+        self._look(functions.LAYOUT)
+        given = [self._nodes[key][0] for key in self._nodes if self._nodes[key][1] in self._inputs]
+        own = [tensor for _, tensor in named_tensors(self._model)]
+        if unlike_alone(name, args, kwargs, {found[0] for each in (*own, *given) if (found := memory(each))}):
+            self._cannot(f"{name} counts elements of memory")
+
     def _attribute(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
         result = func(*args) if (found := as_leaf(args[0], name)) is NotImplemented else found
         if name in functions.KNOWN_ATTRIBUTES:
@@ -288,7 +305,7 @@ class _Recorder(TorchFunctionMode):
     def _name_parts(self, node: fx.Node, result: Any) -> None:
         """Say of each tensor of a result which node it is."""
         if isinstance(result, Tensor):
-            self._nodes[id(result)] = (result, node)
+            self._hold(result, node)
         elif isinstance(result, (tuple, list)):
             for place, part in enumerate(result):
                 if _has_tensor(part):
@@ -313,6 +330,8 @@ class _Recorder(TorchFunctionMode):
         """A tensor's node."""
         if not isinstance(leaf, Tensor):
             return leaf
+        if self._has_moved(leaf):
+            self._cannot(f"a tensor {_MOVED}")
         if id(leaf) in self._nodes:
             return self._nodes[id(leaf)][1]
         name = self._names.get(id(leaf))
@@ -326,8 +345,16 @@ class _Recorder(TorchFunctionMode):
                 self._cannot(_UNKNOWN)
             node = self._graph.get_attr(f"constant_{len(self._constants)}")
             self._constants[node] = leaf
-        self._nodes[id(leaf)] = (leaf, node)
+        self._hold(leaf, node)
         return node
+
+    def _hold(self, tensor: Tensor, node: fx.Node) -> None:
+        self._nodes[id(tensor)] = (tensor, node)
+        self._memory[id(tensor)] = memory(tensor)
+
+    def _has_moved(self, tensor: Tensor) -> bool:
+        """True if a tensor has got other memory since it was recorded, by what torch shows no mode."""
+        return self._memory.get(id(tensor), found := memory(tensor)) != found
 
 
 def _tensors(tree: Any) -> list[Tensor]:

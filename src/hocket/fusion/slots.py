@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import InputError
-from hocket.fusion.compare import compare, differ_in_values
+from hocket.fusion.compare import compare, differ_in_values, tied
 from hocket.fusion.shared_objects import check_memory, named_tensors
 from hocket.fusion.store import Store, mark
 
@@ -70,14 +70,21 @@ def refill(store: Store, model: int, new: nn.Module, seed: int | None, training:
             torch._foreach_copy_([whole[model] for whole in stacked.values()], [tensors[name] for name in stacked])
         if grads := [whole.grad[model] for whole in stacked.values() if whole.grad is not None]:
             torch._foreach_zero_(grads)
-        for block, place in store.separate_index.items():
-            group, module = store.group(place), new.get_submodule(block)
-            if differ_in_values(group[model], module):
-                its = dict(named_tensors(module))
-                for name, tensor in named_tensors(group[model]):  # the parameters that an optimizer knows
-                    tensor.copy_(its[name])
+        pairs = [(place, new.get_submodule(block)) for block, place in store.separate_index.items()]
+        memo: dict[int, Any] = {}  # a tensor of several blocks stays one
+        others = []
+        for place, module in pairs:
+            old = store.group(place)[model]
+            if tied(store.templates[model]) != tied(new) or not differ_in_values(old, module):
+                others.append((place, module))
                 continue
-            group[model] = copy.deepcopy(module)
+            its = dict(named_tensors(module))
+            for name, tensor in named_tensors(old):  # the parameters that an optimizer knows
+                tensor.copy_(its[name])
+                memo[id(its[name])] = tensor
+        for place, module in others:
+            group = store.group(place)
+            group[model] = copy.deepcopy(module, memo)
             store.separate[place] = nn.ModuleList(group)
             mark(group)
     store.originals.add(new, model)

@@ -27,13 +27,15 @@ from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, WITH_RATES, drawing, each
 from hocket.fusion.stacked import Stacked, is_stacked, unwrap
 from hocket.fusion.store import Store
+from hocket.fusion.strided import STRIDED
 from hocket.fusion.traced import Traced
 from hocket.fusion.writes import in_place
 from hocket.pystate.origins import origin
 
 __all__ = ["Settings", "Step", "make_step", "warn_without_rule"]
 
-WITHOUT_VMAP = ("embedding", "unfold")  # in torch 2.13 padding rows get a gradient there, and axes are mistaken
+# In torch 2.13, padding rows and other elements get a gradient there, axes are mistaken, and what is saved is written.
+WITHOUT_VMAP = ("embedding", "unfold", "select_scatter", "cumprod_", "float_power_", "index_reduce_")
 BACKENDS = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
 
 
@@ -88,6 +90,8 @@ def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, p
     step = Step(place, layer, name, _caller(store, context, rule, draws), _backends(store, settings, draws))
     if name in WITHOUT_VMAP:
         step.backends = [backend for backend in step.backends if backend != "vmap"]
+    if name in STRIDED:
+        step.backends = ["rule"]  # a model's part of a stacked tensor lies elsewhere in memory than alone
     step.draws, step.takes_numbers = draws, name in NUMBERS or name in WITH_RATES
     step.alone = _drawing(store, [plain] * store.num_models) if draws else [plain] * store.num_models
     return step

@@ -73,11 +73,12 @@ class Store:
             else:
                 store.register_buffer(leaf, stacked)
             self.places[name] = (store, leaf)
+        memos: list[dict[int, Any]] = [{} for _ in models]  # a tensor of several blocks is one
         for name in self.reasons:
             if any(name.startswith(other + ".") for other in self.reasons):
                 continue
             self.separate_index[name] = len(self.separate)
-            own = [copy.deepcopy(model.get_submodule(name)) for model in models]
+            own = [copy.deepcopy(model.get_submodule(name), memo) for model, memo in zip(models, memos, strict=True)]
             mark(own)
             self.separate.append(nn.ModuleList(own))
         self.templates = [self.template_of(model, index) for index, model in enumerate(models)]
@@ -211,7 +212,7 @@ class Store:
                 trains = self.whole(name).requires_grad
                 memo[id(part)] = nn.Parameter(own, requires_grad=trains) if is_parameter else own
         for block, place in self.separate_index.items():
-            memo[id(template.get_submodule(block))] = copy.deepcopy(self.group(place)[index])
+            memo[id(template.get_submodule(block))] = copy.deepcopy(self.group(place)[index], memo)
         plain = _copied(template, memo, index)
         for parameter in plain.parameters():
             if hasattr(parameter, "_hocket_model"):

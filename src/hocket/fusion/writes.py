@@ -43,7 +43,7 @@ SAME_OR_NEW = frozenset(
 PERHAPS_VIEWS = frozenset(
     (
         "view", "reshape", "flatten", "unflatten", "ravel", "view_as", "reshape_as", "contiguous", "_unsafe_view",
-        "unsafe_view",
+        "unsafe_view", "as_strided",
     )
 )  # fmt: skip
 NO_WRITES = frozenset(("requires_grad_", "detach_", "retains_grad_"))

@@ -76,8 +76,8 @@ class Source(ABC):
 class DiskSource(Source):
     """A file by its path, read by ``preadv``."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        name = os.fspath(path)
+    def __init__(self, path: str | bytes | os.PathLike[Any]) -> None:
+        name = os.fsdecode(path)
         if "\0" in name:
             raise InputError(f"load: expected a path, got {name!r}")
         try:
@@ -127,7 +127,7 @@ class ReaderSource(Source):
 
     def _read(self, offset: int, buffers: Sequence[memoryview]) -> int:
         asked = sum(map(len, buffers))
-        found = memoryview(self._reader.read_at(offset, asked)).cast("B")
+        found = _as_bytes(self._reader.read_at(offset, asked), f"{self.name}: read_at({offset}, {asked})")
         if len(found) > asked:
             raise InputError(f"{self.name}: read_at({offset}, {asked}) returned {len(found)} bytes")
         return _scattered(found, buffers)
@@ -166,8 +166,8 @@ class StreamSource(Source):
         if self._fills:
             count = self._file.readinto(buffer)
         else:
-            found = self._file.read(min(len(buffer), PIECE_BYTES))
-            count = None if found is None else _scattered(memoryview(found), [buffer])
+            found = self._file.read(asked := min(len(buffer), PIECE_BYTES))
+            count = None if found is None else _scattered(_as_bytes(found, f"{self.name}: read({asked})"), [buffer])
         if count is None:
             raise InputError(f"{self.name}: it does not block, and has nothing to read yet")
         self._at += count
@@ -192,7 +192,7 @@ def source_of(file: Any) -> Source:
         >>> bytes(found), source.size_bytes, source.is_sequential
         (b'cke', 6, False)
     """
-    if isinstance(file, (str, os.PathLike)):
+    if isinstance(file, (str, bytes, os.PathLike)):
         return DiskSource(file)
     if isinstance(file, OffsetReader):
         return ReaderSource(file)
@@ -208,6 +208,13 @@ def source_of(file: Any) -> Source:
 def _called(reader: Any) -> str:
     name = getattr(reader, "name", None)
     return name if isinstance(name, str) and name else type(reader).__name__
+
+
+def _as_bytes(found: Any, asked: str) -> memoryview:
+    try:
+        return memoryview(found).cast("B")
+    except TypeError:
+        raise InputError(f"{asked}: expected bytes, got {type(found).__name__}") from None
 
 
 def _scattered(found: memoryview, buffers: Sequence[memoryview]) -> int:

@@ -15,7 +15,7 @@ from hocket.ir._fields import parse_json, read_file, shortened
 from hocket.loading.header import FIRST_USE_KEY, PREFIX_BYTES, Header, TensorEntry, header_size, parse_header
 from hocket.loading.sources import OffsetReader, Source, is_reader, source_of
 
-File: TypeAlias = "str | os.PathLike[str] | OffsetReader | Any"
+File: TypeAlias = "str | bytes | os.PathLike[Any] | OffsetReader | Any"
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -100,15 +100,16 @@ def open_weights(file: File | Sequence[File]) -> Weights:
     expected: Mapping[str, str] | None = None
     files: list[File]
     path = Path()
-    if isinstance(file, (str, os.PathLike)):
-        path = _in_folder(Path(file))
+    if isinstance(file, (str, bytes, os.PathLike)):
+        path = _in_folder(Path(os.fsdecode(file)))
         files = [path]
         if path.suffix == ".json":
             expected = _index(path)
             files = [path.parent / name for name in sorted(set(expected.values()))]
     else:
         given: Any = file
-        files = list(given) if isinstance(file, Iterable) and not is_reader(file) else [given]
+        is_one = is_reader(file) or isinstance(file, (bytearray, memoryview))
+        files = list(given) if isinstance(file, Iterable) and not is_one else [given]
     if not files:
         raise InputError("load: expected at least one file, got none")
     with ExitStack() as opened:

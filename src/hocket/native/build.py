@@ -6,9 +6,11 @@ import hashlib
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ _FOLDER = Path(__file__).parent
 # Cores that came with the package (`make wheels`), each for one version of torch and of Python.
 PREBUILT = _FOLDER / "prebuilt"
 PROGRESS_S = 3.0
+_OF_ERRORS = re.compile("error: |Killed")
 # Compiling the largest source takes 1.8 GiB (g++ 12). A process of a group that takes more than it may is killed.
 COMPILE_BYTES = 2 * 2**30
 _SOURCES = sorted(_FOLDER.glob("*.cpp"))
@@ -75,9 +78,20 @@ def available() -> Availability:
     except NoCompilerError as error:
         return Availability(False, f"native lanes need {error}; Python lanes are used")
     except (RuntimeError, OSError, ImportError, MemoryError, subprocess.CalledProcessError) as error:
-        first = str(error).strip().splitlines() or [type(error).__name__]
-        return Availability(False, f"native lanes could not be built ({first[0]}); Python lanes are used")
+        return Availability(False, f"native lanes could not be built ({cause(error)}); Python lanes are used")
     return Availability(True)
+
+
+def cause(error: Exception) -> str:
+    r"""The line of a failed build's output that says why: the compiler's first error, not the command before it.
+
+    Example:
+        >>> cause(RuntimeError("Error building extension: c++ -c a.cpp\n/src/a.cpp:1:1: error: no such type"))
+        'a.cpp:1:1: error: no such type'
+    """
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    line = next((line for line in lines if _OF_ERRORS.search(line)), lines[0])
+    return textwrap.shorten(re.sub(r"^\S*/", "", line), 200, placeholder=" ...")
 
 
 @cache

@@ -41,14 +41,43 @@ _CODE = (
 )  # fmt: skip
 
 
-# Functions that change settings of the process, whose they are, and what reads these settings.
-_SETTINGS: tuple[tuple[str, Any, Callable[[], Any]], ...] = (
-    ("setrecursionlimit", sys, sys.getrecursionlimit),
-    ("set_threshold", gc, gc.get_threshold),
-    ("setlocale", locale, lambda: locale.setlocale(locale.LC_ALL)),
-    ("set_printoptions", torch, lambda: repr(torch._tensor_str.PRINT_OPTS)),
-    ("seterr", np, lambda: repr(np.geterr())),
-    ("setswitchinterval", sys, sys.getswitchinterval),
+_ATTENTIONS = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
+# Settings of the process: names by which code asks for them or changes them, and what reads them.
+_SETTINGS: tuple[tuple[str, str, Callable[[], Any]], ...] = (
+    ("sys.setrecursionlimit", "getrecursionlimit", sys.getrecursionlimit),
+    ("sys.setswitchinterval", "getswitchinterval", sys.getswitchinterval),
+    ("gc.set_threshold", "get_threshold", gc.get_threshold),
+    ("locale.setlocale", "getlocale localeconv", lambda: locale.setlocale(locale.LC_ALL)),
+    ("numpy.seterr", "geterr", lambda: repr(np.geterr())),
+    ("torch.set_printoptions", "PRINT_OPTS", lambda: repr(torch._tensor_str.PRINT_OPTS)),
+    ("torch.set_num_threads", "get_num_threads", torch.get_num_threads),
+    ("torch.set_float32_matmul_precision", "get_float32_matmul_precision", torch.get_float32_matmul_precision),
+    (
+        "torch.use_deterministic_algorithms",
+        "set_deterministic_debug_mode get_deterministic_debug_mode are_deterministic_algorithms_enabled "
+        "is_deterministic_algorithms_warn_only_enabled",
+        torch.get_deterministic_debug_mode,
+    ),
+    ("torch.set_default_device", "get_default_device", torch.get_default_device),
+    ("torch.initial_seed", "", torch.initial_seed),
+    ("torch.set_anomaly_enabled", "is_anomaly_enabled set_detect_anomaly", torch.is_anomaly_enabled),
+    (
+        "torch.backends.enabled",
+        "",
+        lambda: (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch._C._get_nnpack_enabled()),
+    ),
+    ("torch.backends.cudnn.benchmark", "", lambda: torch.backends.cudnn.benchmark),
+    ("torch.backends.cudnn.deterministic", "", lambda: torch.backends.cudnn.deterministic),
+    ("torch.backends.quantized.engine", "", lambda: torch.backends.quantized.engine),
+    (
+        "torch.backends.cuda.flash_sdp_enabled",
+        "mem_efficient_sdp_enabled math_sdp_enabled cudnn_sdp_enabled enable_flash_sdp enable_mem_efficient_sdp "
+        "enable_math_sdp enable_cudnn_sdp",
+        lambda: tuple(getattr(torch.backends.cuda, name)() for name in _ATTENTIONS),
+    ),
+)
+_NAMED_SETTINGS = tuple(
+    (text, frozenset((text.rpartition(".")[-1], *others.split())), read) for text, others, read in _SETTINGS
 )
 
 
@@ -137,9 +166,9 @@ class Walk(ABC):
             self.todo.append((os.environ._data, (None, "", "os.environ")))  # type: ignore[attr-defined]
         if not names.isdisjoint(("getcontext", "localcontext", "setcontext")):
             self.todo.append((decimal.getcontext(), (None, "", "the context of decimal")))
-        for called, owner, read in _SETTINGS:
-            if called in names:
-                self.setting(owner, (None, "", f"{owner.__name__}.{called}"), read)
+        for text, its, read in _NAMED_SETTINGS:
+            if not its.isdisjoint(names):
+                self.setting(read, (None, "", text), read)
 
     # ------------------------------------------------------------------------------------------- making groups
 

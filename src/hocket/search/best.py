@@ -14,7 +14,7 @@ from torch import nn
 from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.search.run import Run, load_model
 from hocket.search.split import Train, built
-from hocket.search.study import EXPLOITS
+from hocket.search.study import EXPLOITS, SEED
 from hocket.search.trainer import SerialTrainer
 
 if TYPE_CHECKING:
@@ -24,19 +24,21 @@ __all__ = ["best_model"]
 
 
 def best_model(
-    study: optuna.Study, train: Train, *, seed: int = 0, checkpoints: str | os.PathLike[str] | None = None
+    study: optuna.Study, train: Train, *, seed: int | None = None, checkpoints: str | os.PathLike[str] | None = None
 ) -> nn.Module:
     """The model of the best trial, in evaluation mode, with the weights that gave its value.
 
     Args:
         study: what `hocket.tune` returned.
         train: the function that it was given.
-        seed: likewise.
+        seed: likewise. By default the one that the trial was trained with, or 0 if an older version of Hocket has noted
+            none.
         checkpoints: likewise. Without it the trial is trained again, alone, up to the epoch whose value was reported
             with. A trial has the values that it has alone.
 
     Raises:
-        InputError: no trial is complete, or the best one went on from another one's state, which only checkpoints keep.
+        InputError: no trial is complete, the best one was trained with another seed, or it went on from another one's
+            state, which only checkpoints keep.
         FormatError: the folder holds another trial's state.
         ExecutionError: the trial fails when it is trained again.
 
@@ -56,6 +58,10 @@ def best_model(
         trial = study.best_trial
     except ValueError as error:
         raise InputError(f"study: {study.study_name} has no best trial: {error}") from None
+    known = trial.user_attrs.get(SEED)
+    if None not in (seed, known) and seed != known:
+        raise InputError(f"seed: trial {trial.number}, the best one, was trained with {known}, got {seed}")
+    seed = known or seed or 0
     epochs = sorted(trial.intermediate_values)
     values = [trial.intermediate_values[epoch] for epoch in epochs]
     if checkpoints is not None:

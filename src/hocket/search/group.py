@@ -16,7 +16,7 @@ from hocket.search.data import RandomState, epoch_batches, is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
 from hocket.search.run import Run, Status
 from hocket.search.split import Split, Train
-from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer
+from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer, needs_closure
 from hocket.search.training import Training
 
 __all__ = ["TrialGroup", "Ways", "probe"]
@@ -162,6 +162,8 @@ class TrialGroup:
         runs, refused = self._alike(self.waiting[: ways.max_slots])
         self.waiting = [run for run in self.waiting if run not in [each for each, _ in refused]]
         try:
+            if needs_closure(optimizer := runs[0].made.optimizer):
+                raise CannotFuseError(f"optimizer: {type(optimizer).__name__} calls a closure")
             if self._probe is None:
                 self._probe = probe(runs[0].made)
             runs = runs[: self._capacity()]

@@ -28,7 +28,7 @@ from hocket.search.run import Run, Status
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["StudyClient", "load_optuna", "new_study"]
+__all__ = ["EXPLOITS", "SEED", "StudyClient", "load_optuna", "new_study"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ OWNER = "hocket:owner"
 CLAIM = "hocket:claim:"
 WHY = "hocket:error"
 EXPLOITS = "hocket:exploits"
+SEED = "hocket:seed"  # what the trial trains with
 PRUNED = "hocket:pruned"  # the epoch after which the user's own function pruned a trial
 
 
@@ -73,10 +74,10 @@ class StudyClient:
         space: distributions by name, or None if `suggesting` proposes them trial by trial.
         owner: name of this search, if it keeps checkpoints.
         seed: seed of a TPE sampler per proposal and parameter, so that a resumed search proposes the same, or None
-        for the
-            study's own sampler.
+            for the study's own sampler.
         callbacks: called with the study and each finished trial, as by `optuna.Study.optimize`.
         suggesting: asks a `Hyperparameters` for all hyper-parameters of a trial.
+        trained_with: seed of weights and data, which is noted of each trial.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class StudyClient:
         seed: int | None = None,
         callbacks: Sequence[Callable[[Any, Any], object]] = (),
         suggesting: Callable[[Hyperparameters], object] | None = None,
+        trained_with: int = 0,
     ) -> None:
         self._optuna = load_optuna()
         if not isinstance(study, self._optuna.Study):
@@ -103,7 +105,7 @@ class StudyClient:
         self._keeps_all = isinstance(study._storage, self._optuna.storages.InMemoryStorage)
         self._meanings: dict[str, dict[Any, Any]] = {}  # of values that the storage keeps as text
         self._owner, self._seed, self._callbacks = owner, seed, tuple(callbacks)
-        self._asked = 0
+        self._trained_with, self._asked = trained_with, 0
         self._trials: dict[int, Any] = {}
         self._reported: dict[int, int] = {}  # how many epochs of each trial the storage knows
         self._said: set[str] = set()
@@ -196,6 +198,7 @@ class StudyClient:
     def _propose(self, trial: Any) -> str | None:
         """Let the sampler suggest each parameter that a trial does not have."""
         self._trials[trial.number] = trial
+        trial.set_user_attr(SEED, self._trained_with)
         for name in self.space if self._suggesting is None else ():
             self._suggest(trial, name, self.space[name])
         if self._suggesting is None:

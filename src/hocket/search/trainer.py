@@ -6,6 +6,7 @@ Trials move at epoch boundaries. A trial in no slot has its whole state in its o
 
 from __future__ import annotations
 
+import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from hocket.search.run import EpochResult, Run, Status, step_scheduler
 from hocket.search.split import Train
 from hocket.search.training import Training
 
-__all__ = ["CannotFuseError", "EpochTrainer", "SerialTrainer", "Trainer", "metric_value"]
+__all__ = ["CannotFuseError", "EpochTrainer", "SerialTrainer", "Trainer", "metric_value", "needs_closure"]
 
 
 class CannotFuseError(HocketError):
@@ -203,6 +204,7 @@ class SerialTrainer(EpochTrainer):
     def __init__(self, train: Train, seed: int) -> None:
         super().__init__(1, seed)
         self._train = train
+        self._batches: list[tuple[Any, Any]] = []  # of one step, for an optimizer that needs a closure
 
     def put(self, slot: int, run: Run) -> None:
         self.slots[slot], self.setup = run, run.build(self._train)
@@ -223,16 +225,50 @@ class SerialTrainer(EpochTrainer):
             return [(run, EpochResult(error=f"{type(error).__name__}: {error}")) for _, run in self.active]
 
     def train_batch(self, inputs: Any, target: Any, *, begins: bool, ends: bool) -> torch.Tensor:
-        setup, clipping = self.setup, torch.nn.utils
+        setup = self.setup
         if begins:
             setup.optimizer.zero_grad()
+            self._batches = []
+        if needs_closure(setup.optimizer):
+            self._batches.append((inputs, target))
+            step: Any = setup.optimizer.step
+            return torch.as_tensor(step(self._closure) if ends else 0.0).detach().reshape(1)
+        loss = self._backward(inputs, target)
+        if ends:
+            self._clip()
+            setup.optimizer.step()
+        return loss.detach().sum().reshape(1)
+
+    def _backward(self, inputs: Any, target: Any) -> torch.Tensor:
+        setup = self.setup
         with setup.precision():
             loss = setup.loss(setup.model(inputs), target)
         (loss if setup.accumulate == 1 else loss / setup.accumulate).backward()
-        if ends:
-            if setup.clip_norm is not None:
-                clipping.clip_grad_norm_(setup.model.parameters(), setup.clip_norm)
-            if setup.clip_value is not None:
-                clipping.clip_grad_value_(setup.model.parameters(), setup.clip_value)
-            setup.optimizer.step()
-        return loss.detach().sum().reshape(1)
+        return loss
+
+    def _clip(self) -> None:
+        setup, clipping = self.setup, torch.nn.utils
+        if setup.clip_norm is not None:
+            clipping.clip_grad_norm_(setup.model.parameters(), setup.clip_norm)
+        if setup.clip_value is not None:
+            clipping.clip_grad_value_(setup.model.parameters(), setup.clip_value)
+
+    @torch.enable_grad()
+    def _closure(self) -> torch.Tensor:
+        """The loss of the batches of one step, whose gradients are there then."""
+        self.setup.optimizer.zero_grad()
+        losses = [self._backward(*batch).detach().sum() for batch in self._batches]
+        self._clip()
+        return torch.stack(losses).sum() / self.setup.accumulate
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """True of LBFGS, and of an optimizer of the user's that cannot step without a closure either.
+
+    Example:
+        >>> params = [torch.nn.Parameter(torch.ones(2))]
+        >>> needs_closure(torch.optim.LBFGS(params)), needs_closure(torch.optim.SGD(params))
+        (True, False)
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -122,6 +122,7 @@ def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) 
             config.seed if config.study is None else None,
             config.callbacks,
             lambda proposal: suggest_all(train, proposal, config.seed),
+            config.seed,
         )
         client.say_ignored()
         known = client.owned()

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import hocket
 from fusion.rules.layers import BY_RULE, Apply
+from hocket.errors import InputError
 from quick import covering
 
 FUNCTIONS = {
@@ -108,6 +109,64 @@ WITHOUT_A_RULE = {
     "roll": lambda x: x.roll(1, 0),
     "einsum without arrow": lambda x: torch.einsum("ij,jk", x, x.t()),
 }
+
+
+def written(x, name, *args):
+    getattr(x, name)(*args)
+    return x.sin()
+
+
+UNLIKE_ALONE_UNDER_VMAP = {
+    "select_scatter": lambda x: torch.select_scatter(x, x[0] * 2, 0, -1),
+    "select_scatter of a shared": lambda x: torch.select_scatter(torch.ones(5, 4).double(), x[:, 0], dim=-1, index=1),
+    "as_strided_scatter": lambda x: torch.as_strided_scatter(x * 1, x[:2, :2], (2, 2), (6, 1), 1).sin(),
+    "as_strided_scatter, named": lambda x: torch.as_strided_scatter(x, size=(4,), stride=(5,), src=x[0]).sin(),
+    "as_strided": lambda x: x.as_strided((3, 2), (6, 1), 2) + torch.as_strided_copy(x, (3, 2), (2, 1)),
+    "cumprod_": lambda x: written(x, "cumprod_", 1),
+    "float_power_": lambda x: written(x.abs() + 1, "float_power_", x.abs()),
+    "index_reduce_": lambda x: written(x, "index_reduce_", 0, torch.tensor([1, 1]), x[:2] * 2, "prod"),
+    "index_reduce_ of a shared": lambda x: written(
+        torch.ones(5, 4).double(), "index_reduce_", 0, torch.tensor([1, 1]), x[:2], "mean"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce.. is in beta")
+@pytest.mark.parametrize("backend", ["rule", "vmap", "auto"])
+@pytest.mark.parametrize("name", UNLIKE_ALONE_UNDER_VMAP)
+def test_gradients_that_torch_gets_wrong_under_vmap(name, backend):
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    models = made(lambda: Apply(UNLIKE_ALONE_UNDER_VMAP[name]), 3)
+    check(models, x, shared=False, backend=backend)
+
+
+UNLIKE_ALONE_IN_MEMORY = {
+    "of another order": lambda x: x.t().as_strided((3, 2), (6, 1)),
+    "beyond the tensor": lambda x: x[:2].as_strided((3, 4), (4, 1)),
+    "in place": lambda x: (x * 1).as_strided_((3, 2), (6, 1), 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse. Apply")
+@pytest.mark.parametrize("name", UNLIKE_ALONE_IN_MEMORY)
+def test_views_by_strides_that_depend_on_memory_go_model_by_model(name):
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    models = made(lambda: Apply(UNLIKE_ALONE_IN_MEMORY[name]), 3)
+    check(models, x, shared=False)
+    with pytest.raises(InputError, match="counts elements of memory"):
+        hocket.fuse(models, shared=False, strict=True)(x)
+
+
+@pytest.mark.parametrize("backend", ["rule", "loop"])
+def test_a_storage_offset_in_memory_that_models_have_in_common_is_refused(backend):
+    class Offset(Apply):
+        def forward(self, x):
+            return x * self.scale.as_strided((2, 2), (1, 2), 0)
+
+    models = made(lambda: Offset(None), 3)
+    with pytest.raises(InputError, match="as_strided: storage_offset: counts from the beginning of a memory"):
+        hocket.fuse(models, shared=True, backend=backend)(torch.ones(2, 2).double())
+    check(made(lambda: Offset(None), 1), torch.ones(1, 2, 2).double(), shared=False)
 
 
 @pytest.mark.parametrize(("name", "num_models"), covering(FUNCTIONS, [1, 3, 5]))

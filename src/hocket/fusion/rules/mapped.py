@@ -56,6 +56,15 @@ def mapped(context: OpContext, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented  # if it is the model's mistake, one model alone says it best
 
 
+@rule("cumprod_", "float_power_", "index_reduce_")
+def beside(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Writes whose gradients need the result, over which torch's batching would write once more."""
+    targets = (getattr(Tensor, context.name[:-1]),) * context.num_models
+    own = (Stacked(input.tensor.clone()), *args)
+    input.tensor.copy_(fallback.loop(targets, own, kwargs, context.where).tensor)
+    return input
+
+
 @rule("view", "_unsafe_view", "unsafe_view")
 def view(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """A view with a model's own shape, or a copy where the memory layout allows no view, see `hocket.fusion.writes`."""

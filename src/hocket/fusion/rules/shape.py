@@ -2,6 +2,7 @@
 
 cat(x, y)             in the layout of the first one
 max_pool2d(x)         models and examples become one axis, in the order that they have in memory
+as_strided(x)         one model's elements side by side, as a recorder has found them
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, fold, is_stacked, map_tree, unfold, with_model_dim
+from hocket.fusion.strided import strides
 
 POOLS = [
     f"{kind}{rank}d"
@@ -66,6 +68,24 @@ def per_example(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> An
     return map_tree(
         result, lambda each: Stacked(unfold(each, num_models, models_first)) if isinstance(each, Tensor) else each
     )
+
+
+@rule("select_scatter")
+def select_scatter(context: OpContext, input: Any, src: Any, dim: int, index: int) -> Any:
+    """One axis further: under torch's batching (2.13), the gradient of `src` is wrong."""
+    own = [with_model_dim(tensor, context.num_models) for tensor in (input, src)]
+    return Stacked(context.target(*own, dim % input.ndim + 1, index))
+
+
+@rule("as_strided", "as_strided_copy", "as_strided_scatter")
+def as_strided(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Strides within one model's memory, see `hocket.fusion.strided`, and from model to model."""
+    x = with_model_dim(input, context.num_models).contiguous()
+    is_scatter = context.name == "as_strided_scatter" and "src" not in kwargs
+    sources = (*args[:is_scatter], *(kwargs[name] for name in kwargs if name == "src"))
+    size, stride, first = strides(*args[is_scatter:], **kwargs)
+    own = [with_model_dim(source, context.num_models) for source in sources]
+    return Stacked(context.target(x, *own, (len(x), *size), (x[0].numel(), *stride), first))
 
 
 @rule("pad", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d")
