@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hocket
-import session.between_calls_of_kinds  # noqa: F401  # adds its cases
+import session.between_calls_of_batches  # noqa: F401  # adds its cases, and those of `between_calls_of_kinds`
 from quick import covering
 from session.between_calls import CALLS, CASES, CHANGES, Program
 
