@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native
 def test_value_of_another_type_is_seen_at_each_read(value):
     """A dict that was not written to since a read that failed still holds what made it fail."""
     table = {"weight": torch.ones(2)}
-    check = native.load().Signature((), [])
+    check = native.load().Signature((), [], True)
     place = check.add_item(check.add_object(table), "weight")
     check.expect_parameter(place)
     assert check.holds(())

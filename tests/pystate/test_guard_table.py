@@ -6,6 +6,7 @@ import collections
 import types
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,7 +14,8 @@ from torch import nn
 import hocket
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
-from hocket.pystate.guards import EQUAL, IDENTITY, NUMBER, TENSOR
+from hocket.pystate.guards import EQUAL, IDENTITY, NONE_THERE, NUMBER, TENSOR
+from hocket.pystate.places import ABSENT
 from support.steps import update
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="the native core cannot be built here")
@@ -41,6 +43,11 @@ class Things:
         self.bytes = bytearray(b"abc")
         self.members = {1, 2}
         self.answer = True
+        self.object = type("First", (), {})()
+        self.derived = type("Derived", (type("Base", (), {}),), {})
+        self.slots = Slots()
+        self.empty = types.CellType()
+        self.zeros = [0.0, 0j, np.float32(0.0), np.float64(0.0), (1, 0.0), float("nan"), np.float32("nan")]
 
     def fill(self, table: Any) -> None:
         table.add_dict(self.table, ["a", "b", "c"], [1, 2.0, self.marker], [EQUAL, EQUAL, IDENTITY], False, False)
@@ -56,7 +63,20 @@ class Things:
         table.add_buffer(self.bytes)
         table.add_set(self.members)
         table.add_test(lambda: self.answer)
+        table.add_type(self.object)
+        table.add_type(self.derived)
+        table.add_slot(self.slots, "later", ABSENT, NONE_THERE)
+        table.add_cell(self.empty, ABSENT, NONE_THERE)
+        table.add_list(self.zeros, list(self.zeros), [EQUAL] * len(self.zeros))
         table.finish()
+
+
+class Slots:
+    __slots__ = ("later",)
+
+
+def _zero(place: int, value: Any) -> Any:
+    return lambda things: things.zeros.__setitem__(place, value)
 
 
 def _moved(things: Things) -> None:
@@ -69,6 +89,11 @@ def _written(things: Things) -> None:
 
 def _unbound(things: Things) -> None:
     del things.cell.cell_contents
+
+
+def _inferred() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(2)
 
 
 # What changes, and the group that must say so; -1: none.
@@ -98,6 +123,20 @@ CHANGES: dict[str, tuple[Any, int]] = {
     "bytes": (_written, 10),
     "a member": (lambda t: t.members.add(3), 11),
     "a test": (lambda t: setattr(t, "answer", False), 12),
+    "a lazily negated tensor": (lambda t: t.counted.update(t=torch._neg_view(torch.ones(2))), 1),
+    "a tensor of inference mode": (lambda t: t.counted.update(t=_inferred()), 1),
+    "the class of an object": (lambda t: setattr(t.object, "__class__", type("Second", (), {})), 13),
+    "the bases of a class": (lambda t: setattr(t.derived, "__bases__", (type("Other", (), {}),)), 14),
+    "a slot that was empty": (lambda t: setattr(t.slots, "later", None), 15),
+    "a cell that was empty": (lambda t: setattr(t.empty, "cell_contents", None), 16),
+    "zero of the other sign": (_zero(0, -0.0), 17),
+    "complex zero of the other sign": (_zero(1, complex(0.0, -0.0)), 17),
+    "numpy's zero of the other sign": (_zero(2, np.float32(-0.0)), 17),
+    "numpy's double zero of the other sign": (_zero(3, np.float64(-0.0)), 17),
+    "zero of the other sign in a tuple": (_zero(4, (1, -0.0)), 17),
+    "True for 1 in a tuple": (_zero(4, (True, 0.0)), 17),
+    "NaN again": (_zero(5, float("nan")), -1),
+    "numpy's NaN again": (_zero(6, np.float32("nan")), -1),
 }
 
 

@@ -30,6 +30,7 @@ class Program:
     Attributes:
         change: called with 0, 1, ... before the calls of `CHANGES`.
         around: a context for each call, by its number.
+        batch: makes the batch of a call, by its number, of a tensor.
         after: called with what each call returned.
         numbers: what to compare beside the model, the optimizer and what is returned.
     """
@@ -39,6 +40,7 @@ class Program:
     step: Callable[[torch.Tensor], Any] = lambda batch: None
     change: Callable[[int], Any] = lambda number: None
     around: Callable[[int], Any] = lambda call: contextlib.nullcontext()
+    batch: Callable[[int, torch.Tensor], Any] = lambda call, x: x
     after: Callable[[Any], Any] = lambda result: None
     numbers: list[Any] = field(default_factory=list)
 

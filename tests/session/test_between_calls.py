@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import hocket
+import session.between_calls_of_batches  # noqa: F401  # adds its cases, and those of `between_calls_of_kinds`
 from quick import covering
 from session.between_calls import CALLS, CASES, CHANGES, Program
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 MODES = {"default": {}, "plan": {"guard": False, "planner": "serial"}}
 
@@ -22,7 +24,7 @@ def _told(made: Program, options: dict[str, Any] | None) -> Iterator[Any]:
     calls = 0
     own = made.step
 
-    def step(batch: torch.Tensor) -> Any:
+    def step(batch: Any) -> Any:
         return own(batch)
 
     fast = step if options is None else hocket.schedule(step, made.model, made.optimizer, cache=False, **options)
@@ -32,7 +34,7 @@ def _told(made: Program, options: dict[str, Any] | None) -> Iterator[Any]:
             made.change(CHANGES.index(call))
         try:
             with made.around(call):
-                result = fast(batches[call % 5])
+                result = fast(made.batch(call, batches[call % 5]))
         except Exception as error:  # noqa: BLE001  # eager's own is compared
             yield f"call {call}", type(error), str(error)
             continue

@@ -67,6 +67,31 @@ CHANGES = {
 }
 
 
+# Further ones, after each of which the signature is another.
+TOLD_APART = {
+    "an attribute of a tensor": lambda s: setattr(s.first, "weight", 2.0),
+    "a tensor as an attribute of a tensor": lambda s: setattr(s.first, "weight", torch.ones(1)),
+    "a subclass": lambda s: _put("x", [s.first.as_subclass(Special), (s.second, 2)])(s),
+    "a parameter": lambda s: _put("x", [nn.Parameter(s.first, requires_grad=False), (s.second, 2)])(s),
+    "a tensor of inference mode": lambda s: _put("x", [_inferred(), (s.second, 2)])(s),
+    "a lazily negated tensor": lambda s: _put("x", [torch._neg_view(s.first), (s.second, 2)])(s),
+    "a gradient": lambda s: setattr(s.first, "grad", torch.ones(5, 4)),
+    "zero of the other sign": _put("zeros", (-0.0, 0j)),
+    "complex zero of the other sign": _put("zeros", (0.0, complex(0.0, -0.0))),
+    "an int for a float": _put("zeros", (0, 0j)),
+    "True as a key": lambda s: s.batch["keys"].update({True: s.batch["keys"].pop(1)}),
+}
+
+
+class Special(torch.Tensor):
+    pass
+
+
+def _inferred() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.ones(5, 4)
+
+
 @pytest.fixture
 def setting() -> Setting:
     return Setting()
@@ -98,6 +123,72 @@ def test_what_changes_is_seen(setting, change):
     assert signatures.of(setting.places, setting.batch, setting.live).parts == expected
     for _ in range(2):
         assert signatures.of(setting.places, setting.batch, setting.live).parts == expected
+
+
+@pytest.mark.parametrize("change", TOLD_APART)
+def test_what_a_step_can_tell_apart_is_told_apart(setting, change):
+    setting.batch |= {"zeros": (0.0, 0j), "keys": {1: 1.5}}
+    signatures = recognised(setting)
+    before = signatures.of(setting.places, setting.batch)
+    TOLD_APART[change](setting)
+    for _ in range(3):
+        now = signatures.of(setting.places, setting.batch)
+        assert now.parts == signature_of(setting.places, setting.batch) != before.parts
+
+
+@pytest.mark.skipif(not available(), reason="the native core cannot be built here")
+def test_attributes_of_a_tensor_are_recognised(setting, monkeypatch):
+    def with_weight(weight):
+        setting.batch["x"][0] = tensor = torch.ones(5, 4)
+        tensor.weight = weight
+        return signatures.of(setting.places, setting.batch)
+
+    signatures = Signatures()
+    first, *others = [with_weight(2.0) for _ in range(3)]
+    assert others == [first, first]
+    assert with_weight(-0.0) != first
+    assert with_weight(2) != first
+    monkeypatch.setattr(signature, "signature_of", None)
+    assert with_weight(2.0) is first
+
+
+def test_a_number_that_is_none_is_met_again(setting):
+    signatures = Signatures()
+    found = {signatures.of(setting.places, (setting.first, float("nan"))) for _ in range(3)}
+    assert len(found) == 1
+
+
+def test_the_gradient_of_a_graph_s_input_does_not_count(setting):
+    signatures, graph = Signatures(), inventory([], [])
+    before = signatures.of(graph, [setting.first])
+    setting.first.grad = torch.ones(5, 4)
+    setting.first.weight = 2.0
+    assert signatures.of(graph, [setting.first]) == before
+
+
+@pytest.mark.parametrize("backend", ["all", "matmul", "conv"])
+def test_precisions_are_seen_and_raise_nothing(setting, backend):
+    signatures = recognised(setting)
+    plain = signatures.of(setting.places, setting.batch)
+    owner = torch.backends if backend == "all" else getattr(torch.backends.mkldnn, backend)
+    usual, owner.fp32_precision = owner.fp32_precision, "tf32" if backend == "all" else "bf16"
+    try:
+        assert signatures.of(setting.places, setting.batch) != plain
+    finally:
+        owner.fp32_precision = usual
+    assert signatures.of(setting.places, setting.batch) is plain
+
+
+def test_default_devices_are_told_apart(setting):
+    signatures, found = Signatures(), []
+    try:
+        for device in ("cpu", "meta", "cpu"):
+            torch.set_default_device(device)
+            found.append({signatures.of(setting.places, setting.batch) for _ in range(3)})
+    finally:
+        torch.set_default_device(None)
+    assert [len(each) for each in found] == [1, 1, 1]
+    assert found[0] == found[2] != found[1]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ namespace hocket::guarded {
 namespace py = pybind11;
 
 // How a value is compared: the same object; equal and of one type; a number of one type; a tensor of one kind; a tuple,
-// list or dict of such tensors and of equal values.
-enum Kind : int { kIdentity = 0, kEqual = 1, kNumber = 2, kTensor = 3, kTree = 4 };
+// list or dict of such tensors and of equal values; no value.
+enum Kind : int { kIdentity = 0, kEqual = 1, kNumber = 2, kTensor = 3, kTree = 4, kAbsent = 5 };
 
 constexpr size_t kAhead = 16;
 
@@ -55,7 +55,7 @@ struct Value {
     }
   }
   bool holds(PyObject* now) const {
-    if (now == nullptr) return false;
+    if (now == nullptr) return kind == kAbsent;
     if (now == then.ptr() && kind != kTensor && kind != kTree) return true;
     switch (kind) {
       case kIdentity: return false;
@@ -63,6 +63,7 @@ struct Value {
       case kNumber: return Py_TYPE(now) == Py_TYPE(then.ptr());
       case kTensor: return THPVariable_Check(now) && meta[0].holds(THPVariable_Unpack(now));
       case kTree: return tree_holds(now);
+      case kAbsent: return false;
     }
     return false;
   }
@@ -163,14 +164,24 @@ struct Slot {
 
   bool holds() const {
     PyObject* now = PyObject_GenericGetAttr(owner.ptr(), name.ptr());  // runs no code of the user's class
-    if (now == nullptr) {
-      PyErr_Clear();
-      return false;
-    }
+    if (now == nullptr) PyErr_Clear();
     const bool same = value.holds(now);
-    Py_DECREF(now);
+    Py_XDECREF(now);
     return same;
   }
+};
+
+// The class of an object, and of a class its bases.
+struct Typed {
+  PyObject* object;
+  PyTypeObject* type;
+  PyObject* bases;
+  int group;
+
+  static PyObject* bases_of(PyObject* object) {
+    return PyType_Check(object) ? reinterpret_cast<PyTypeObject*>(object)->tp_mro : nullptr;
+  }
+  bool holds() const { return Py_TYPE(object) == type && (bases == nullptr || bases_of(object) == bases); }
 };
 
 struct Function {

@@ -7,6 +7,7 @@
 //
 //   dicts (instances, modules, globals, classes)   tag, else size and values
 //   cells, lists, slots, functions                 values
+//   classes of objects, bases of classes           addresses
 //   tensors                                        dtype, device, sizes, strides, requires_grad, hooks
 //   buffers (small numpy arrays, bytearrays)       bytes
 //   tests                                          a Python callable that says whether it holds
@@ -57,6 +58,14 @@ class Table : public hocket::Condition {
     slots_.push_back({owner, name, Value(value, kind), groups_});
     return groups_++;
   }
+  int add_type(py::object object) {
+    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+    PyObject* bases = Typed::bases_of(object.ptr());
+    typed_.push_back({object.ptr(), Py_TYPE(object.ptr()), bases, groups_});
+    for (PyObject* each : {object.ptr(), type, bases})
+      if (each != nullptr) types_.push_back(py::reinterpret_borrow<py::object>(each));
+    return groups_++;
+  }
   int add_function(py::object function) {
     functions_.push_back({function, function.attr("__code__"), function.attr("__defaults__"),
                           function.attr("__kwdefaults__"), groups_});
@@ -97,6 +106,11 @@ class Table : public hocket::Condition {
       if (kTags && tag_of(seen.dict) == seen.tag) continue;
       if (!dicts_[i].holds()) return dicts_[i].group;
       seen.tag = tag_of(seen.dict);
+    }
+    const size_t num_typed = typed_.size();
+    for (size_t i = 0; i < num_typed; i++) {
+      if (i + kAhead < num_typed) __builtin_prefetch(typed_[i + kAhead].object);
+      if (!typed_[i].holds()) return typed_[i].group;
     }
     for (const auto& cell : cells_)
       if (!cell.value.holds(PyCell_GET(cell.cell.ptr()))) return cell.group;
@@ -140,7 +154,8 @@ class Table : public hocket::Condition {
   int groups_ = 0;
   std::vector<Tagged> tagged_;  // in step with dicts_: what the common case reads lies together
   std::vector<Dict> dicts_;
-  std::vector<py::object> types_;
+  std::vector<py::object> types_;  // and objects, which have to stay
+  std::vector<Typed> typed_;
   std::vector<Cell> cells_;
   std::vector<List> lists_;
   std::vector<Slot> slots_;
@@ -164,6 +179,7 @@ void bind_guards(py::module& module) {
       .def("add_cell", &Table::add_cell)
       .def("add_list", &Table::add_list)
       .def("add_slot", &Table::add_slot)
+      .def("add_type", &Table::add_type)
       .def("add_function", &Table::add_function)
       .def("add_tensor", &Table::add_tensor)
       .def("add_buffer", &Table::add_buffer)

@@ -33,12 +33,36 @@ inline uint64_t tag_of(PyObject* dict) {
 #endif
 }
 
+// Whether two scalars of numpy's have the same bits. Larger ones than a double (a long double) have bits without a
+// meaning.
+inline bool bits_equal(PyObject* now, PyObject* then, bool& known) {
+  Py_buffer a, b;
+  known = PyObject_GetBuffer(now, &a, PyBUF_SIMPLE) == 0;
+  if (known && PyObject_GetBuffer(then, &b, PyBUF_SIMPLE) != 0) {
+    PyBuffer_Release(&a);
+    known = false;
+  }
+  if (!known) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool same = a.len == b.len && std::memcmp(a.buf, b.buf, static_cast<size_t>(a.len)) == 0;
+  known = same || a.len <= static_cast<Py_ssize_t>(sizeof(double));
+  PyBuffer_Release(&a);
+  PyBuffer_Release(&b);
+  return same;
+}
+
+// Of one type, and numbers by their bits: -0.0 is not 0.0, and NaN is the same NaN.
 inline bool equal(PyObject* now, PyObject* then) {
   if (now == then) return true;
   if (Py_TYPE(now) != Py_TYPE(then)) return false;
-  if (PyFloat_CheckExact(now)) {
-    // By bits: -0.0 is not 0.0, and NaN is the same NaN.
+  if (PyFloat_Check(now)) {
     const double a = PyFloat_AS_DOUBLE(now), b = PyFloat_AS_DOUBLE(then);
+    return std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  if (PyComplex_Check(now)) {
+    const Py_complex a = reinterpret_cast<PyComplexObject*>(now)->cval, b = reinterpret_cast<PyComplexObject*>(then)->cval;
     return std::memcmp(&a, &b, sizeof a) == 0;
   }
   if (PyTuple_CheckExact(now)) {
@@ -46,6 +70,11 @@ inline bool equal(PyObject* now, PyObject* then) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(now); i++)
       if (!equal(PyTuple_GET_ITEM(now, i), PyTuple_GET_ITEM(then, i))) return false;
     return true;
+  }
+  if (!PyUnicode_Check(now) && !PyLong_Check(now) && !PyBytes_Check(now) && PyObject_CheckBuffer(now)) {
+    bool known = false;
+    const bool same = bits_equal(now, then, known);
+    if (known) return same;
   }
   const int same = PyObject_RichCompareBool(now, then, Py_EQ);
   if (same < 0) PyErr_Clear();
@@ -57,19 +86,19 @@ struct Meta {
   c10::ScalarType dtype;
   c10::Device device;
   c10::Layout layout;
-  bool requires_grad, is_conj, is_neg;
+  bool requires_grad, is_conj, is_neg, is_inference;
   std::vector<int64_t> sizes, strides;
 
   explicit Meta(const at::Tensor& t)
       : dtype(t.scalar_type()), device(t.device()), layout(t.layout()), requires_grad(t.requires_grad()),
-        is_conj(t.is_conj()), is_neg(t.is_neg()), sizes(t.sizes().vec()) {
+        is_conj(t.is_conj()), is_neg(t.is_neg()), is_inference(t.is_inference()), sizes(t.sizes().vec()) {
     if (layout == c10::kStrided) strides = t.strides().vec();
   }
   bool holds(const at::Tensor& t) const {
     const auto* impl = t.unsafeGetTensorImpl();
     return c10::typeMetaToScalarType(impl->dtype()) == dtype && impl->sizes() == c10::IntArrayRef(sizes) &&
         impl->device() == device && impl->requires_grad() == requires_grad && impl->layout() == layout &&
-        t.is_conj() == is_conj && t.is_neg() == is_neg &&
+        t.is_conj() == is_conj && t.is_neg() == is_neg && t.is_inference() == is_inference &&
         (layout != c10::kStrided || impl->strides() == c10::IntArrayRef(strides));
   }
 };

@@ -19,6 +19,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
 #if defined(__x86_64__)
@@ -56,9 +57,17 @@ struct Switches {
     const auto word = [](auto value) { return static_cast<uint64_t>(value); };
     return {{flags, word(at::impl::PythonTorchFunctionTLS::stack_len()), word(c10::impl::TorchDispatchModeTLS::stack_len()),
              word(at::autocast::get_autocast_dtype(at::kCPU)), word(at::autocast::get_autocast_dtype(at::kCUDA)),
-             word(c10::get_default_dtype_as_scalartype()), word(context.float32MatmulPrecision()),
+             word(c10::get_default_dtype_as_scalartype()), precisions(context),
              word(at::get_num_threads()), word(at::SavedTensorDefaultHooks::get_tls_state().stack.size()),
              word(context.qEngine()), keys.included_.raw_repr(), keys.excluded_.raw_repr(), denormals()}};
+  }
+  // The precisions of float32 that kernels ask for. Torch's own `float32MatmulPrecision` raises where they differ.
+  static uint64_t precisions(const at::Context& context) {
+    uint64_t found = 0;
+    for (const auto backend : {at::Float32Backend::MKLDNN, at::Float32Backend::CUDA})
+      for (const auto op : {at::Float32Op::MATMUL, at::Float32Op::CONV, at::Float32Op::RNN})
+        found = found << 8 | static_cast<uint64_t>(context.float32Precision(backend, op));
+    return found;
   }
   // Whether this thread takes denormal numbers for zero.
   static uint64_t denormals() {
@@ -71,16 +80,76 @@ struct Switches {
   bool operator==(const Switches&) const = default;
 };
 
+// The modes that see torch's functions (a default device is one), which `Switches` only counts.
+std::vector<py::object> function_modes() {
+  std::vector<py::object> found;
+  for (int64_t i = 0; i < at::impl::PythonTorchFunctionTLS::stack_len(); i++)
+    found.push_back(py::reinterpret_borrow<py::object>(
+        at::impl::PythonTorchFunctionTLS::get_stack_at(i)->ptr(getPyInterpreter())));
+  return found;
+}
+
+bool are_function_modes(const std::vector<py::object>& modes) {  // as many as there are
+  for (size_t i = 0; i < modes.size(); i++)
+    if (at::impl::PythonTorchFunctionTLS::get_stack_at(static_cast<int64_t>(i))->ptr(getPyInterpreter()) != modes[i].ptr())
+      return false;
+  return true;
+}
+
+// What a tensor of the batch holds besides its elements: attributes of its own, a gradient, a graph of autograd.
+class Held {
+ public:
+  explicit Held(PyObject* tensor) : gradients_(gradients_of(tensor)) {
+    PyObject *key, *value, *attributes = attributes_of(tensor);
+    for (Py_ssize_t at = 0; attributes != nullptr && PyDict_Next(attributes, &at, &key, &value);) {
+      if (!PyUnicode_CheckExact(key) || !is_simple(value)) throw py::type_error("expected plain attributes");
+      attributes_.emplace_back(py::reinterpret_borrow<py::object>(key), py::reinterpret_borrow<py::object>(value));
+    }
+  }
+
+  bool holds(PyObject* tensor) const {
+    PyObject *key, *value, *attributes = attributes_of(tensor);
+    if (static_cast<size_t>(attributes ? PyDict_GET_SIZE(attributes) : 0) != attributes_.size()) return false;
+    size_t number = 0;
+    for (Py_ssize_t at = 0; attributes != nullptr && PyDict_Next(attributes, &at, &key, &value); number++)
+      if (!hocket::equal(key, attributes_[number].first.ptr()) || !hocket::equal(value, attributes_[number].second.ptr()))
+        return false;
+    return gradients_of(tensor) == gradients_;
+  }
+
+ private:
+  static PyObject* attributes_of(PyObject* tensor) {
+    PyObject** found = _PyObject_GetDictPtr(tensor);
+    return found == nullptr ? nullptr : *found;
+  }
+  static bool is_simple(PyObject* value) {
+    return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||
+        PyUnicode_CheckExact(value);
+  }
+  static int gradients_of(PyObject* tensor) {
+    const auto& variable = THPVariable_Unpack(tensor);
+    const auto* impl = variable.unsafeGetTensorImpl();
+    const bool has_graph = impl->requires_grad() && variable.grad_fn() != nullptr;
+    return 2 * has_graph + impl->grad().defined();
+  }
+
+  std::vector<std::pair<py::object, py::object>> attributes_;
+  int gradients_;
+};
+
 class Signature : public hocket::Places, public hocket::Condition {
  public:
-  // The value of leaf `i` does not count where `free[i]`; its type does.
-  Signature(const py::object& batch, const std::vector<bool>& free) : pattern_(batch.ptr()), switches_(Switches::now()) {
+  // The value of leaf `i` does not count where `free[i]`; its type does. What tensors hold besides elements counts where
+  // `looks`.
+  Signature(const py::object& batch, const std::vector<bool>& free, bool looks)
+      : pattern_(batch.ptr()), switches_(Switches::now()), modes_(function_modes()) {
     if (!pattern_.read(batch.ptr(), now_) || free.size() != now_.size()) throw py::value_error("not this batch");
     std::unordered_map<PyObject*, size_t> first;
     for (size_t i = 0; i < now_.size(); i++) {
       Leaf leaf;
       if (THPVariable_Check(now_[i])) {
         leaf.meta.emplace(THPVariable_Unpack(now_[i]));
+        if (looks) leaf.held.emplace(now_[i]);
         leaf.first = first.try_emplace(now_[i], i).first->second;
       } else if (!free[i]) {
         leaf.value = py::reinterpret_borrow<py::object>(now_[i]);
@@ -108,11 +177,11 @@ class Signature : public hocket::Places, public hocket::Condition {
     if (!pattern_.read(batch, now_)) return false;
     for (size_t i = 0; i < now_.size(); i++) {
       const auto& leaf = leaves_[i];
-      if (leaf.meta ? !leaf.meta->holds(THPVariable_Unpack(now_[i]))
+      if (leaf.meta ? !leaf.meta->holds(THPVariable_Unpack(now_[i])) || (leaf.held && !leaf.held->holds(now_[i]))
                     : leaf.value && !hocket::equal(now_[i], leaf.value.ptr()))
         return false;
     }
-    if (!places_hold() || !(Switches::now() == switches_) || !read()) return false;
+    if (!places_hold() || !(Switches::now() == switches_) || !are_function_modes(modes_) || !read()) return false;
     for (const auto& [place, value] : expected_)
       if (at(place) != value.ptr() && !hocket::equal(at(place), value.ptr())) return false;
     for (const auto& [place, state] : parameters_)
@@ -123,6 +192,7 @@ class Signature : public hocket::Places, public hocket::Condition {
  private:
   struct Leaf {
     std::optional<hocket::Meta> meta;  // of a tensor
+    std::optional<Held> held;
     py::object value;                  // of what is none; empty where it does not count
     size_t first = 0;                  // the first place of this tensor
   };
@@ -157,6 +227,7 @@ class Signature : public hocket::Places, public hocket::Condition {
 
   hocket::BatchPattern pattern_;
   Switches switches_;
+  std::vector<py::object> modes_;
   std::vector<Leaf> leaves_;
   std::vector<Seen> seen_;
   uint64_t num_calls_ = 0;
@@ -176,7 +247,7 @@ void bind_signature(py::module& module) {
       .def("add_cell", &Places::add_cell)
       .def("at", [](const Places& places, int number) { return py::reinterpret_borrow<py::object>(places.at(number)); });
   py::class_<Signature, Places, Condition>(module, "Signature")
-      .def(py::init<const py::object&, const std::vector<bool>&>())
+      .def(py::init<const py::object&, const std::vector<bool>&, bool>())
       .def("leaves", &Signature::leaves)
       .def("expect", &Signature::expect)
       .def("expect_parameter", &Signature::expect_parameter)

@@ -27,12 +27,13 @@ from torch.utils import _pytree as pytree
 
 from hocket.arguments import Arguments, Unfolded
 from hocket.pystate.layout import foreign_base, instance_dict, slot_value, slots_of
-from hocket.pystate.places import is_plain, same
+from hocket.pystate.places import is_plain, same, shown
 
 # Beyond these an object is no batch: it is left as one leaf, which cannot be seen.
 MAX_DEPTH, MAX_LEAVES = 12, 2000
 
 _CONTAINERS = (dict, list, tuple)
+_USUAL_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _MADE_BY = (dict, list, types.SimpleNamespace)
 # Objects that are more than what they hold.
 _NEVER = (
@@ -99,15 +100,56 @@ def unfolded_again(batch: Any) -> Any:
     return _unfolded(batch.value, batch.tree.arrays(iter(batch.leaves))) if type(batch) is Unfolded else batch
 
 
-def batch_findings(batch: Any, leaves: list[Any], spec: Any, versions: Sequence[Any]) -> Iterator[str]:
-    """Findings about what a step did to its batch, of these leaves, and versions of tensors, before the step."""
+@dataclass(frozen=True)
+class Held:
+    """What a tensor of a batch holds besides its elements.
+
+    Attributes:
+        version: how often it was written to. None where torch does not count that.
+        attributes: of its own.
+        has_gradient: a gradient was there already.
+    """
+
+    version: int | None
+    attributes: dict[str, Any]
+    has_gradient: bool
+
+
+def held_by(leaf: Any) -> Held | None:
+    """What a leaf of a batch holds now, if it is a tensor."""
+    if not isinstance(leaf, torch.Tensor):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():  # no code of its class
+        has_gradient = (leaf.is_leaf or leaf.retains_grad) and leaf.grad is not None
+        version = None if leaf.is_inference() else leaf._version
+    return Held(version, dict(instance_dict(leaf) or {}), has_gradient)
+
+
+def _findings_of(tensor: str, leaf: torch.Tensor, held: Held) -> Iterator[str]:
+    if type(leaf) not in _USUAL_TENSORS:
+        yield f"{tensor} is a {type(leaf).__name__}, whose class sees all ops: pass it by as_subclass(torch.Tensor)"
+    if held.version is not None and leaf._version != held.version:
+        yield f"it writes into {tensor}: write into a copy"
+    for name, value in held.attributes.items():
+        if not is_plain(value):
+            yield f"{tensor} has an attribute of its own, {name}: {shown(value)}: pass that beside it"
+    now = instance_dict(leaf) or {}
+    if now.keys() != held.attributes.keys() or not all(same(now[name], each) for name, each in held.attributes.items()):
+        yield f"it sets attributes of {tensor}: return what they hold"
+    if held.has_gradient:
+        yield f"{tensor} has a gradient already: set it to None, or pass it beside the tensor"
+
+
+def batch_findings(batch: Any, leaves: list[Any], spec: Any, held: Sequence[Held | None]) -> Iterator[str]:
+    """Findings about what a step did to its batch, of these leaves, and what tensors held before the step."""
     again, spec_now = pytree.tree_flatten(unfolded_again(batch))
     if spec_now != spec or any(a is not b and not same(a, b) for a, b in zip(leaves, again, strict=True)):
         yield "it puts other values into its batch: put them into a copy"
         return
-    for place, (leaf, version) in enumerate(zip(leaves, versions, strict=True)):
-        if version is not None and leaf._version != version:
-            yield f"it writes into tensor {place} of its batch: write into a copy"
+    for place, (leaf, each) in enumerate(zip(leaves, held, strict=True)):
+        found = () if each is None else tuple(_findings_of(f"tensor {place} of its batch", leaf, each))
+        if found:
+            yield found[0]
             return
 
 

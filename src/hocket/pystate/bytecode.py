@@ -23,6 +23,11 @@ def globals_of(code: CodeType) -> set[str]:
     return found
 
 
+def strings_of(code: CodeType) -> set[str]:
+    """The names that code spells as strings, for `getattr` or a dict."""
+    return {constant for constant in code.co_consts if type(constant) is str and constant.isidentifier()}
+
+
 def compares_types(code: CodeType) -> bool:
     """Return whether code compares ``type(x)`` with anything, or looks something up by it."""
     instructions = list(dis.get_instructions(code))

@@ -31,7 +31,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate.bytecode import compares_types, globals_of, with_nested
+from hocket.pystate.bytecode import compares_types, globals_of, strings_of, with_nested
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
@@ -116,6 +116,7 @@ class ExecutedCode:
         lines: where ops ran and numbers were drawn.
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
+        user_strings: names that such code spells as strings.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
         schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
@@ -124,14 +125,15 @@ class ExecutedCode:
         strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
         divided: the code that the watched step is a part of, which counts only if it runs.
-        num_new: how many pieces of code the last watched step ran for the first time.
-        num_new_of_user: those of them that are neither torch's nor Python's own.
+        num_new, num_new_of_user: pieces of code that the last watched step ran for the first time, and the user's of
+            them.
     """
 
     def __init__(self, divided: CodeType | None = None) -> None:
         self.divided = divided
         self.names: set[str] = set()
         self.user_names: set[str] = set()
+        self.user_strings: set[str] = set()
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
         self.schedulers: list[tuple[str, str]] = []
@@ -214,11 +216,11 @@ class ExecutedCode:
             self.names.update(part.co_names)
             if whose == "stdlib" or (whose == "torch" and _DYNAMIC.isdisjoint(part.co_names)):
                 continue
-            # Spelled as a string, for getattr or a dict. Torch's optimizers ask for `found_inf` so.
-            self.names.update(c for c in part.co_consts if type(c) is str and c.isidentifier())
+            self.names |= strings_of(part)  # torch's optimizers ask for `found_inf` so
             if whose == "torch":
                 continue
             self.user_names.update(part.co_names)
+            self.user_strings |= strings_of(part)
             if whose == "user" and not _DYNAMIC.isdisjoint(part.co_names):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":

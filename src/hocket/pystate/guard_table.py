@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hocket.pystate.places import are_like, is_a, same
+from hocket.pystate.places import ABSENT, are_like, is_a, kind_of, same
 
 
 class PythonTable:
@@ -37,7 +37,7 @@ class PythonTable:
             try:
                 return test(cell.cell_contents)
             except ValueError:
-                return False  # unbound since
+                return kind == 5  # unbound
 
         return self.add_test(holds)
 
@@ -58,7 +58,16 @@ class PythonTable:
             try:
                 return test(object.__getattribute__(owner, name))
             except AttributeError:
-                return False
+                return kind == 5
+
+        return self.add_test(holds)
+
+    def add_type(self, owner: Any) -> int:
+        expected = (type(owner), vars(type)["__mro__"].__get__(owner) if is_a(owner, type) else None)
+
+        def holds() -> bool:
+            kind, bases = expected
+            return type(owner) is kind and (bases is None or vars(type)["__mro__"].__get__(owner) is bases)
 
         return self.add_test(holds)
 
@@ -128,12 +137,13 @@ def _test(value: Any, kind: int) -> Callable[[Any], bool]:
         return lambda now: is_a(now, torch.Tensor) and _meta(now) == expected
     if kind == 4:
         return lambda now: are_like(value, now)
+    if kind == 5:
+        return lambda now: now is ABSENT
     return lambda now: now is value
 
 
 def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:
-    strides = tensor.stride() if tensor.layout is torch.strided else ()
-    return (tensor.dtype, tensor.device, tensor.shape, strides, tensor.requires_grad, tensor.layout)
+    return (kind_of(tensor), tensor.stride() if tensor.layout is torch.strided else ())
 
 
 def _hooks(tensor: torch.Tensor) -> tuple[int, ...]:

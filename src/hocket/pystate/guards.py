@@ -22,13 +22,24 @@ from torch.utils.hooks import RemovableHandle
 
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
-from hocket.pystate.places import EMPTY_KINDS, Group, are_like, is_a, is_empty, is_number, is_plain, members_of, same
+from hocket.pystate.places import (
+    ABSENT,
+    EMPTY_KINDS,
+    Group,
+    are_like,
+    is_a,
+    is_empty,
+    is_number,
+    is_plain,
+    members_of,
+    same,
+)
 from hocket.pystate.torch_kinds import HOOK_TABLES
 from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
 
 # How a value is compared; the numbers are those of native/guards.cpp.
-IDENTITY, EQUAL, NUMBER, TENSOR, TREE = range(5)
+IDENTITY, EQUAL, NUMBER, TENSOR, TREE, NONE_THERE = range(6)
 # The effect of a step on a place where it puts a tensor.
 A_TENSOR = object()
 
@@ -94,10 +105,13 @@ class Guards:
         """
         now = self._watch.look()
         keys = [key for key in self._found.groups if key not in self._refilled]
-        if any(key not in now.groups for key in keys) or self._changes(now):
+        gone = {key for key in keys if key not in now.groups}
+        if any(not self._found.groups[key].is_passing for key in gone) or self._changes(now):
             return False
         self._refilled = _refilled(now, self._rebound)
-        self._found.groups = {key: now.groups[key] for key in (*keys, *self._refilled)}
+        passing = [key for key, group in now.groups.items() if group.is_passing]
+        kept = dict.fromkeys((*keys, *self._refilled, *passing))
+        self._found.groups = {key: now.groups[key] for key in kept if key not in gone}
         self._make_table()
         return self.hold()
 
@@ -132,9 +146,9 @@ class Guards:
         if failed == self._hooks:
             return not any(self._empty_hooks)
         group = self._groups[failed]
-        if group.counts is None or set(filter(group.counts, list(group.owner))) != set(group.keys):
+        if group.counts is None or set(filter(group.counts, list(group.entries))) != set(group.keys):
             return False
-        now = [group.owner[key] for key in group.keys]
+        now = [group.entries[key] for key in group.keys]
         return all(
             type(here) is type(then) if how == NUMBER else same(here, then)
             for how, here, then in zip(self._hows(group), now, group.values, strict=True)
@@ -149,6 +163,8 @@ class Guards:
             return
         if kind == "tensor":
             number = table.add_tensor(owner)
+        elif kind == "type":
+            number = table.add_type(owner)
         elif kind == "function":
             number = table.add_function(owner)
         elif kind == "buffer":
@@ -187,6 +203,8 @@ class Guards:
 
     def _how(self, group: Group, position: int) -> int:
         value = group.values[position]
+        if value is ABSENT:
+            return NONE_THERE
         identity = (group.kind, id(group.owner), group.keys[position])
         if is_plain(value):
             return NUMBER if identity in self._moving and is_number(value) else EQUAL

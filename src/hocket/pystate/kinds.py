@@ -35,7 +35,7 @@ from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import foreign_base
 from hocket.pystate.origins import is_user_code, origin
-from hocket.pystate.places import Group, Path, describe, is_a, is_immutable, members_of
+from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, members_of
 from hocket.pystate.tokens import GENERATORS, ITERATORS, generator_state, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
 from hocket.pystate.walk import MAX_ITEMS, MAX_VALUES, Reachable
@@ -89,7 +89,7 @@ class Kinds(TorchKinds):
         try:
             content = value.cell_contents
         except ValueError:
-            return  # not bound yet
+            content = ABSENT  # not bound yet
         self.add("cell", value, path, (name,), (content,))
 
     def method(self, value: types.MethodType, path: Path) -> None:
@@ -141,10 +141,11 @@ class Kinds(TorchKinds):
         path = (None, "", value.__name__)
         if whose == "user":
             self.names(table, path, self.named_or(frozenset()))
+            self.kind_of(value, path)
             return
         # By identity: torch.nn.functional.cross_entropy may be replaced. What was put there is looked into.
         names = self.executed.user_names
-        self.names(table, path, lambda key: key in names and key != "modules", but=tuple(_CODE_OF_OTHERS))
+        self.names(table, path, lambda key: key in names and key != "modules", but=_CODE_OF_OTHERS)
         packages = [table[key] for key in names if type(table.get(key)) is types.ModuleType] if whose == "torch" else []
         self.todo += [(each, (path, ".", each.__name__)) for each in packages]
         if value is sys and "modules" in names:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
 
+_IMMUTABLE_TYPE, _HEAP_TYPE = 1 << 8, 1 << 9  # flags of CPython's
 _SLOTS: WeakKeyDictionary[type, tuple[str, ...]] = WeakKeyDictionary()
 
 
@@ -72,6 +73,11 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
             table = descriptor.__get__(value)
             return table if type(table) is dict else None
     return None
+
+
+def is_changeable(kind: type) -> bool:
+    """Return whether attributes of a class can be set, and its instances given another class."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
 
 
 def origin_of(kind: type) -> str:

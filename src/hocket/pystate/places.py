@@ -43,6 +43,7 @@ EMPTY_KINDS = frozenset((list, dict, OrderedDict, defaultdict))
 _VALUES = (np.generic, np.dtype, enum.Enum)
 
 _SHOWN_CHARACTERS = 60
+_SIZE_OF_DOUBLE = 8
 
 
 def is_a(value: Any, kinds: Any) -> bool:
@@ -91,11 +92,28 @@ def same(first: Any, second: Any) -> bool:
         return True
     if type(first) is not type(second) or not is_plain(first):
         return False
-    if type(first) is float:
-        return struct.pack("d", first) == struct.pack("d", second)
     if type(first) is tuple:
         return len(first) == len(second) and all(map(same, first, second))
-    return not is_a(first, enum.Enum) and bool(first == second)  # of a member there is one
+    return not is_a(first, enum.Enum) and bool(exact(first) == exact(second))  # of a member there is one
+
+
+def exact(value: Any) -> Any:
+    """Return what equals that of another plain value of this type only if no code can tell the two apart.
+
+    Numbers count by their bits: -0.0 is not 0.0, and NaN is the same NaN.
+    """
+    kind = type(value)
+    if issubclass(kind, float):
+        return struct.pack("d", value)
+    if issubclass(kind, complex):
+        return struct.pack("2d", value.real, value.imag)
+    if issubclass(kind, np.generic) and value.itemsize <= _SIZE_OF_DOUBLE:  # larger ones have bits without a meaning
+        return value.tobytes()
+    if kind is slice:
+        value = (value.start, value.stop, value.step)
+    elif kind is not tuple:
+        return value
+    return tuple([(type(each), exact(each)) for each in value])
 
 
 def keeps_graph(tensor: torch.Tensor, place: Place | None) -> bool:
@@ -132,11 +150,16 @@ def _saved(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors")
 
 
+def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What a recorded step relies on in a tensor, besides its strides."""
+    flags = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), tensor.is_inference())
+    return (tensor.dtype, tensor.device, tensor.shape, tensor.layout, *flags)
+
+
 def are_like(first: Any, second: Any) -> bool:
     """Return whether two values are tensors of one kind, or tuples, lists and dicts of such in the same order."""
     if is_a(first, torch.Tensor) and is_a(second, torch.Tensor):
-        kinds = [(t.dtype, t.device, t.layout, t.shape, t.requires_grad) for t in (first, second)]
-        if kinds[0] != kinds[1] or isinstance(second, torch.nn.Parameter):
+        if kind_of(first) != kind_of(second) or isinstance(second, torch.nn.Parameter):
             return False
         return first.layout is not torch.strided or first.stride() == second.stride()
     if type(first) is not type(second):
@@ -202,9 +225,10 @@ class Group:
     """The values that one owner holds.
 
     Attributes:
-        kind: ``dict``, ``class``, ``cell``, ``list``, ``sequence``, ``slots``, ``readonly``, ``function``, ``tensor``,
-            ``buffer``, ``set``, ``context``, ``setting`` (what the function that is its key returns), ``state`` (of a
-            generator or an iterator, compared but never guarded: reading advances it).
+        kind: ``dict``, ``class``, ``type`` (the class of an object, and of a class its bases), ``cell``, ``list``,
+            ``sequence``, ``slots``, ``readonly``, ``function``, ``tensor``, ``buffer``, ``set``, ``context``,
+            ``setting`` (what the function that is its key returns), ``state`` (of a generator or an iterator, compared
+            but never guarded: reading advances it).
         owner: the object.
         path: how the step reaches it.
         keys, values: in step with each other.
@@ -212,6 +236,7 @@ class Group:
         form: how a message spells a key: ``.``, ``[]``, or not at all.
         rebindable: which tensor stands here may change (buffers: a captured step reads and writes them anew).
         counts: which keys matter, where not all do.
+        is_passing: the next step may put another object in the place of the owner.
     """
 
     kind: str
@@ -222,6 +247,12 @@ class Group:
     form: str = ""
     rebindable: bool = False
     counts: Callable[[str], bool] | None = None
+    is_passing: bool = False
+
+    @property
+    def entries(self) -> Any:
+        """The table of a dict or a class."""
+        return vars(self.owner) if self.kind == "class" else self.owner
 
     @property
     def whole(self) -> bool:

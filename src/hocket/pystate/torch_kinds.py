@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.pystate.layout import instance_dict, origin_of
-from hocket.pystate.places import Path, describe, is_a, is_number
+from hocket.pystate.origins import origin
+from hocket.pystate.places import Path, describe, is_a, is_number, kind_of
 from hocket.pystate.walk import Walk
 
 HOOK_TABLES = frozenset(
@@ -39,13 +41,25 @@ class TorchKinds(Walk):
 
     def tensor(self, value: torch.Tensor, path: Path) -> None:
         hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-        meta = (value.dtype, value.device, tuple(value.shape), value.requires_grad, value.layout)
+        meta = kind_of(value)
         self.add("tensor", value, path, ("kind", "hooks", "post-accumulate hooks"), (meta, *map(_ids, hooks)), ".")
         for found in hooks:
             for hook in found:
                 self.todo.append((hook, (path, "hook of {}", None)))
-        if value.__dict__ and not is_a(value, FakeTensor):  # that has torch's own notes
+        if not is_a(value, FakeTensor):  # that has torch's own notes
             self.attributes(value, path)
+
+    def klass(self, kind: type, path: Path) -> None:
+        """The attributes of a class. Methods of tensors that are exchanged for Python code cannot be recorded.
+
+        Where such code calls the method that was there before, torch calls the code again under a mode.
+        """
+        super().klass(kind, path)
+        for name, method in vars(torch.Tensor).items() if issubclass(kind, torch.Tensor) else ():
+            is_exchanged = is_a(method, FunctionType) and hasattr(torch._C.TensorBase, name)
+            if is_exchanged and name in self.executed.names and origin(method.__code__.co_filename) != "torch":
+                found = f"torch.Tensor.{name} is exchanged for a function: call that by its own name"
+                self.found.opaque[found] = None
 
     def module(self, value: nn.Module, path: Path) -> None:
         if type(value).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
@@ -65,10 +79,18 @@ class TorchKinds(Walk):
                 if fixed and not table:
                     continue
                 if name == "_buffers" and is_own:
-                    self.done.update(id(tensor) for tensor in table.values() if _is_constant(tensor))
+                    self._constants(table, path)
                 # Spelled as the user spells it: model.fc.weight.
                 rebindable = name == "_buffers" and is_own
                 self.add("dict", table, path, list(table), list(table.values()), ".", rebindable=rebindable)
+
+    def _constants(self, buffers: dict[str, Any], path: Path) -> None:
+        """Buffers out of reach of autograd, and so of hooks: of these only attributes count."""
+        for name, tensor in buffers.items():
+            if is_a(tensor, torch.Tensor) and not tensor.requires_grad:
+                self.done.add(id(tensor))
+                if not is_a(tensor, FakeTensor):
+                    self.own_attributes(tensor, (path, ".", name), self.named_or(frozenset()), is_passing=True)
 
     def optimizer(self, value: torch.optim.Optimizer, path: Path) -> None:
         if id(value) not in self.own:
@@ -79,7 +101,7 @@ class TorchKinds(Walk):
         if is_ours(value):
             self.names(value.__dict__, path, (_OPTIMIZER_SLOTS | {"_hocket_version"}).__contains__)
         else:
-            self.names(value.__dict__, path, self.named_or(_OPTIMIZER_SLOTS, _OPTIMIZER_SKIPPED))
+            self.own_attributes(value, path, self.named_or(_OPTIMIZER_SLOTS, _OPTIMIZER_SKIPPED))
         self.class_of(type(value))
         for number, group in enumerate(value.param_groups):
             # Numbers of a group are read anew by every planned step.
@@ -94,11 +116,6 @@ class TorchKinds(Walk):
 def is_ours(value: Any) -> bool:
     """True if it is an object of Hocket's own, such as a fused model: what it remembers is no part of the step."""
     return type(value).__module__.startswith("hocket.") and origin_of(type(value)) == "torch"
-
-
-def _is_constant(tensor: Any) -> bool:
-    """True if a buffer is out of reach of autograd, and so of hooks."""
-    return is_a(tensor, torch.Tensor) and not tensor.requires_grad
 
 
 def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:

@@ -15,8 +15,8 @@ import os
 import random
 import sys
 import types
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from abc import ABC, _get_dump, abstractmethod  # type: ignore[attr-defined]
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from hocket.pystate.executed import ExecutedCode
-from hocket.pystate.layout import instance_dict, origin_of, slot_value, slots_of
-from hocket.pystate.places import Group, Path, describe, is_a, is_immutable
+from hocket.pystate.layout import instance_dict, is_changeable, origin_of, slot_value, slots_of
+from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable
 
 # Beyond these, watching a step would cost more than planning could win.
 MAX_VALUES = 200_000
@@ -184,9 +184,12 @@ class Walk(ABC):
         rebindable: bool = False,
         counts: Callable[[str], bool] | None = None,
         but: tuple[type, ...] = (),
+        is_passing: bool = False,
     ) -> None:
         """Add a group, and queue its values, except for those of the types `but`."""
-        group = Group(kind, owner, path, keys, values, form=form, rebindable=rebindable, counts=counts)
+        group = Group(
+            kind, owner, path, keys, values, form=form, rebindable=rebindable, counts=counts, is_passing=is_passing
+        )
         self.found.groups[id(owner), kind] = group
         self.found.num_values += len(keys)
         for position, value in enumerate(values):
@@ -214,12 +217,23 @@ class Walk(ABC):
         keys = list((collections.OrderedDict if ordered else dict).__iter__(table))
         self.add("dict", table, path, keys, [dict.__getitem__(table, key) for key in keys], "[]")
 
-    def names(
-        self, table: dict[str, Any], path: Path, counts: Callable[[str], bool], but: tuple[type, ...] = ()
-    ) -> None:
-        """The entries of a dict of attributes or globals that count."""
+    def names(self, table: dict[str, Any], path: Path, counts: Callable[[str], bool], **options: Any) -> None:
+        """The entries of a dict of attributes or globals that count. For options see `add`."""
         keys = [key for key in dict.__iter__(table) if counts(key)]
-        self.add("dict", table, path, keys, [dict.__getitem__(table, key) for key in keys], ".", counts=counts, but=but)
+        self.add(
+            "dict", table, path, keys, [dict.__getitem__(table, key) for key in keys], ".", counts=counts, **options
+        )
+
+    def kind_of(self, value: Any, path: Path, *, is_passing: bool = False) -> None:
+        """The class of an object, where it can be given another, and the bases of a class."""
+        if is_a(value, type):
+            keys: Any = ("__class__", "__mro__")
+            values: Any = (type(value), vars(type)["__mro__"].__get__(value))
+        elif is_changeable(type(value)) or is_a(value, types.ModuleType):
+            keys, values = ("__class__",), (type(value),)
+        else:
+            return
+        self.add("type", value, path, keys, values, ".", but=(type, tuple), is_passing=is_passing)
 
     def named_or(self, always: frozenset[str], never: frozenset[str] = frozenset()) -> Callable[[str], bool]:
         names, wide = self.executed.names, self.wide
@@ -240,24 +254,32 @@ class Walk(ABC):
         self, value: Any, path: Path, always: frozenset[str] = frozenset(), never: frozenset[str] = frozenset()
     ) -> None:
         """The attributes of an object that count, and those of its class."""
-        self._own_attributes(value, path, self.named_or(always, never))
+        self.own_attributes(value, path, self.named_or(always, never))
         self.class_of(type(value))
 
     def attributes_of_user(self, value: Any, path: Path, always: frozenset[str] = frozenset()) -> None:
         """The attributes of an object of Python's or torch's that code of the user's names."""
         names = self.executed.user_names
-        self._own_attributes(value, path, lambda key: key in names or key in always, _CODE)
+        self.own_attributes(value, path, lambda key: key in names or key in always, but=_CODE)
 
-    def _own_attributes(
-        self, value: Any, path: Path, counts: Callable[[str], bool], but: tuple[type, ...] = ()
+    def own_attributes(
+        self,
+        value: Any,
+        path: Path,
+        counts: Callable[[str], bool],
+        *,
+        but: tuple[type, ...] = (),
+        is_passing: bool = False,
     ) -> None:
+        """The class of an object, and those of its attributes that count, which may all be set later."""
+        self.kind_of(value, path, is_passing=is_passing)
         table = instance_dict(value)
         if table is not None and id(table) not in self.done:
             self.done.add(id(table))
-            self.names(table, path, counts, but)
-        present = [(key, found) for key in slots_of(type(value)) if counts(key) for found in slot_value(value, key)]
-        if present:
-            self.add("slots", value, path, [key for key, _ in present], [found for _, found in present], ".", but=but)
+            self.names(table, path, counts, but=but, is_passing=is_passing)
+        slots = {key: (*slot_value(value, key), ABSENT)[0] for key in slots_of(type(value)) if counts(key)}
+        if slots:
+            self.add("slots", value, path, list(slots), list(slots.values()), ".", but=but, is_passing=is_passing)
 
     def class_of(self, kind: type) -> None:
         if id(kind) not in self.done:
@@ -277,11 +299,21 @@ class Walk(ABC):
             is_known = not is_user or any(origin_of(each) not in ("user", "library") for each in base.__mro__[:-1])
             names = self.executed.names if is_user and is_known else self.executed.user_names
             always = ("forward", "__call__") if is_user else ("forward",) if issubclass(base, nn.Module) else ()
-            table = vars(base)
-            keys = [key for key in table if key in always or (key in names and not key.startswith("__"))]
-            if keys and base is not object:
-                values = [table[key] for key in keys]
-                self.add("class", base, (None, "", base.__qualname__), keys, values, ".", but=() if is_user else _CODE)
+            counts = _of_class(always, names, self.executed.user_strings)
+            keys = list(filter(counts, vars(base)))
+            # One without any, too: they may be set later.
+            if is_changeable(base) and (keys or is_user or whose == "torch"):
+                name: Path = (None, "", base.__qualname__)
+                values = [vars(base)[key] for key in keys]
+                self.add("class", base, name, keys, values, ".", counts=counts, but=() if is_user else _CODE)
+                self.kind_of(base, name)
+                if is_user and not self.executed.user_names.isdisjoint(("isinstance", "issubclass")):
+                    self._registered(base, name)
+
+    def _registered(self, kind: type, path: Path) -> None:
+        """The classes that count as derived from an abstract one."""
+        if "_abc_impl" in vars(kind):
+            self.setting(kind, (path, "the classes registered with {}", None), lambda: _get_dump(kind)[0])
 
     # ------------------------------------------------------------------------------------------ visiting values
 
@@ -302,3 +334,8 @@ class Walk(ABC):
     @abstractmethod
     def visit(self, value: Any, path: Path) -> None:
         """Make groups of what `value` holds, and queue what is in them."""
+
+
+def _of_class(always: Iterable[str], names: Container[str], strings: Container[str]) -> Callable[[str], bool]:
+    """Tell which attributes of a class count."""
+    return lambda key: key in always or ((key in names or key in strings) and not key.startswith("__"))

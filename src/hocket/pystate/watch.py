@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
-from hocket.pystate.batches import batch_findings, kinds_in, reads_out_of_sight
+from hocket.pystate.batches import batch_findings, held_by, kinds_in, reads_out_of_sight
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.findings import finding, line_about
 from hocket.pystate.kinds import reachable
@@ -229,7 +229,7 @@ class PurityWatch:
             self.note_moving(differences(self._last, before))
             self.owned = frozenset(owner for owner, kind in before.groups if kind in ("list", "dict"))
         leaves, spec = tree_flatten(batch)
-        versions = [leaf._version if is_a(leaf, torch.Tensor) else None for leaf in leaves]
+        held = list(map(held_by, leaves))
 
         def watched(batch: Any) -> Any:
             with self._watching(counts):
@@ -247,7 +247,7 @@ class PurityWatch:
             if self.executed.schedulers:  # all else that changes is its doing
                 findings = [finding("steps a scheduler", *each) for each in self.executed.schedulers]
         findings += list(after.opaque)
-        findings += batch_findings(batch, leaves, spec, versions)
+        findings += batch_findings(batch, leaves, spec, held)
         if asked := reads_out_of_sight(batch, self.executed.codes):
             findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)

@@ -13,6 +13,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket import native
+from hocket.pystate.layout import instance_dict
+from hocket.pystate.places import exact, is_a, is_plain, kind_of
 from hocket.tracing.bound_places import BoundPlaces
 from hocket.tracing.state import PLAIN, Inventory
 from hocket.tracing.switches import switches
@@ -32,12 +34,13 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
     """
     leaves, spec = tree_flatten(batch)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    shapes = tuple([(t.shape, t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors])
+    looks = _looks(places)
+    shapes = tuple([_described(tensor, looks) for tensor in tensors])
     # 1, 1.0 and True are equal but do not compute the same; of what is not plain only the type can be told.
     others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
     values = tuple(
         [
-            (type(leaf), leaf if isinstance(leaf, PLAIN) and place not in live_leaves else None)
+            (type(leaf), exact(leaf) if isinstance(leaf, PLAIN) and place not in live_leaves else None)
             for place, leaf in enumerate(others)
         ]
     )
@@ -49,7 +52,42 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
     if not all(isinstance(parameter, torch.Tensor) for parameter in parameters):
         raise KeyError("a parameter is gone")
     present = tuple([(p.requires_grad, p.grad is None) for p in parameters])
-    return (spec, shapes, values, twice, modes, present, places.versions(), switches())
+    return ((spec, _keys(batch)), shapes, values, twice, modes, present, places.versions(), switches())
+
+
+def _looks(places: Inventory) -> bool:
+    """Return whether the step may ask tensors of its batch for more than their layout: a graph of Dynamo's does not."""
+    return bool(places.parameters)
+
+
+def _described(tensor: torch.Tensor, looks: bool) -> tuple[Any, ...]:
+    """What a step can tell two tensors of its batch apart by, besides their elements."""
+    if not _is_usual(tensor):
+        with torch._C.DisableTorchFunctionSubclass():  # no code of its class
+            return _description(tensor, looks)
+    return _description(tensor, looks)
+
+
+def _description(tensor: torch.Tensor, looks: bool) -> tuple[Any, ...]:
+    held: tuple[Any, ...] = ()
+    if looks:
+        has_graph = tensor.grad_fn is not None
+        has_gradient = (not has_graph or tensor.retains_grad) and tensor.grad is not None  # else torch warns
+        attributes = [
+            (name, type(each), exact(each) if is_plain(each) else None)
+            for name, each in (instance_dict(tensor) or {}).items()
+        ]
+        held = (has_graph, has_gradient, tuple(attributes))
+    strides = tensor.stride() if tensor.layout is torch.strided else ()
+    return (type(tensor), kind_of(tensor), strides, held)
+
+
+def _keys(batch: Any) -> tuple[Any, ...]:
+    """The keys of all dicts of a batch that are no text, with their types: torch's pytree takes True for 1."""
+    if is_a(batch, dict):
+        own = [(type(key), exact(key)) for key in batch if type(key) is not str and is_plain(key)]
+        return (*own, *(key for value in batch.values() for key in _keys(value)))
+    return tuple([key for value in batch for key in _keys(value)]) if is_a(batch, (list, tuple)) else ()
 
 
 class Signature:
@@ -144,7 +182,7 @@ def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -
         free.append(not isinstance(leaf, PLAIN) or position in live_leaves)
         position += not isinstance(leaf, torch.Tensor)
     try:
-        check = native.load().Signature(batch, free)
+        check = native.load().Signature(batch, free, _looks(places))
         seen = check.leaves()
         if len(seen) != len(leaves) or any(a is not b for a, b in zip(seen, leaves, strict=True)):
             return None  # torch's pytree sees another tree in it

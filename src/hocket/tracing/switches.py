@@ -13,6 +13,7 @@ import torch
 from torch.utils._device import DeviceContext
 
 _SMALLEST, _ONE = 5e-324, 1.0
+_PRECISIONS = [(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
 
 
 def switches() -> tuple[Any, ...]:
@@ -24,7 +25,7 @@ def switches() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
         torch.get_num_threads(),
-        torch.get_float32_matmul_precision(),
+        *_precisions(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # a property of the module
@@ -59,6 +60,11 @@ def obstacle() -> str:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks on saved tensors are set (torch.autograd.graph.saved_tensors_hooks)"
     return ""
+
+
+def _precisions() -> list[str]:
+    """The precisions of float32 that kernels ask for. `torch.get_float32_matmul_precision` raises where they differ."""
+    return [torch._C._get_fp32_precision_getter(backend, op) for backend, op in _PRECISIONS]
 
 
 def _default_device() -> Any:
