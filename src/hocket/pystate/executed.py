@@ -125,8 +125,7 @@ class ExecutedCode:
         strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
         divided: the code that the watched step is a part of, which counts only if it runs.
-        num_new, num_new_of_user: pieces of code that the last watched step ran for the first time, and the user's of
-            them.
+        num_new, num_new_of_user: pieces of code that the last watched step ran for the first time, all and the user's.
     """
 
     def __init__(self, divided: CodeType | None = None) -> None:
@@ -145,8 +144,7 @@ class ExecutedCode:
         self.num_new = self.num_new_of_user = 0
         self.calls_sinks = False
         self.lines = OpLines()
-        self._met: dict[int, Any] = {}
-        self._met_before: dict[int, Any] = {}
+        self._met, self._met_before = dict[int, Any](), dict[int, Any]()
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
         self._facts: dict[int, _CodeFacts] = {}  # by address: code is slow to hash
 
