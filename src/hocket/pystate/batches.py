@@ -102,7 +102,7 @@ def unfolded_again(batch: Any) -> Any:
 
 @dataclass(frozen=True)
 class Held:
-    """What a tensor of a batch holds besides its elements.
+    """A tensor of a batch without its elements.
 
     Attributes:
         version: how often it was written to. None where torch does not count that.
@@ -116,7 +116,7 @@ class Held:
 
 
 def held_by(leaf: Any) -> Held | None:
-    """What a leaf of a batch holds now, if it is a tensor."""
+    """A leaf of a batch as it is now, if it is a tensor."""
     if not isinstance(leaf, torch.Tensor):
         return None
     with torch._C.DisableTorchFunctionSubclass():  # no code of its class

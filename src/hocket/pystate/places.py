@@ -151,7 +151,7 @@ def _saved(kind: type) -> tuple[str, ...]:
 
 
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What a recorded step relies on in a tensor, besides its strides."""
+    """All that a recorded step relies on in a tensor, besides its strides."""
     flags = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), tensor.is_inference())
     return (tensor.dtype, tensor.device, tensor.shape, tensor.layout, *flags)
 

@@ -61,7 +61,7 @@ def _looks(places: Inventory) -> bool:
 
 
 def _described(tensor: torch.Tensor, looks: bool) -> tuple[Any, ...]:
-    """What a step can tell two tensors of its batch apart by, besides their elements."""
+    """All by which a step can tell two tensors of its batch apart, besides their elements."""
     if not _is_usual(tensor):
         with torch._C.DisableTorchFunctionSubclass():  # no code of its class
             return _description(tensor, looks)
