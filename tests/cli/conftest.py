@@ -145,7 +145,7 @@ def printing():
 def branching():
     def step(job, batch):
         loss = job.step(batch)
-        return loss if loss.item() < 1e9 else loss * 2
+        return loss if int(loss.item()) < 1e9 else loss * 2
 
     return instead(step)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.testing._internal.two_tensor import TwoTensor
 
 import hocket
 
@@ -253,11 +254,17 @@ def counts_in_an_op_cured(p, batch):
 
 
 def wraps_tensors(p, batch):  # here
-    return p.train(p.loss(batch.a + batch.b))
+    trained = p.optimizer.param_groups[0]["params"]
+    if len(trained) == 4:
+        trained.append(nn.Parameter(TwoTensor(torch.ones(2), torch.ones(2))))
+    return p.train(p.loss(batch))
 
 
 def wraps_tensors_cured(p, batch):
-    return p.train(p.loss(batch[0] + batch[1]))
+    trained = p.optimizer.param_groups[0]["params"]
+    if len(trained) == 4:
+        trained.append(nn.Parameter(torch.ones(2)))
+    return p.train(p.loss(batch))
 
 
 def returns_unseen(p, batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,8 +40,11 @@ def returned_leaf(
     if isinstance(leaf, torch.Tensor):
         if id(leaf) in objects:
             return "place", objects[id(leaf)], None
-        if vars(leaf) and not isinstance(leaf, FakeTensor):
-            ops.reasons.add("returns attributes", f"{_shown(leaf)} with an attribute {next(iter(vars(leaf)))!r}", line)
+        own = (
+            [] if isinstance(leaf, FakeTensor) else [name for name, value in vars(leaf).items() if not _is_ours(value)]
+        )
+        if own:
+            ops.reasons.add("returns attributes", f"{_shown(leaf)} with an attribute {own[0]!r}", line)
         is_live = leaf.grad_fn is not None and not is_spent(leaf.grad_fn)
         if is_live and detaches:
             return "tensor", ops.node_of(leaf), None
@@ -53,6 +57,11 @@ def returned_leaf(
     if not isinstance(leaf, PLAIN):
         ops.reasons.add("returns unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", line)
     return "value", leaf, None
+
+
+def _is_ours(value: Any) -> bool:
+    """Return True for the backward of fused losses, for which a planned step has no use."""
+    return isinstance(value, partial) and str(value.func.__module__).startswith("hocket.")
 
 
 def _shown(tensor: torch.Tensor) -> str:
