@@ -1,19 +1,23 @@
 """`hocket.schedule_update`: the update of an optimizer by plan, in a loop that cannot be one step.
 
 The method of the optimizer stays its method: schedulers, scalers and trainers call it, wrap it and look it up as they
-do with any other.
+do with any other. An update that is faster by itself may slow down what follows, whose data lie in other caches then. So
+planned and plain updates take turns in the loop, from one update to the next, and the faster ones stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
+from time import perf_counter
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.optim import optimizer as optimizers
 
+from hocket.autotune.decision import Decision
+from hocket.autotune.turns import Turns
 from hocket.errors import InputError
 from hocket.session import Schedule, schedule
 
@@ -32,8 +36,9 @@ def schedule_update(optimizer: torch.optim.Optimizer, **options: Any) -> Schedul
         options: of `hocket.schedule`.
 
     Returns:
-        The schedule of the updates, whose ``verdict`` and ``why`` say how they run. ``del optimizer.step`` undoes it,
-        and copies and pickles of the optimizer do not have it.
+        The schedule of the updates, which stay plain unless the loop is faster with planned ones. Its ``verdict`` and
+        ``why`` say how they run. ``del optimizer.step`` undoes it, and copies and pickles of the optimizer do not have
+        it.
 
     Raises:
         InputError: this is no optimizer, its updates are scheduled already, or an option cannot be used.
@@ -53,21 +58,65 @@ def schedule_update(optimizer: torch.optim.Optimizer, **options: Any) -> Schedul
     if hasattr(plain, _SCHEDULE):
         raise InputError("schedule_update: the updates of this optimizer are scheduled already")
     fast = schedule(plain, [], optimizer, **options)
+    update = _Update(fast, plain, options.get("guard", True))
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         if closure is None:
-            return fast()
+            return update()
         if not _calls_closure_first(self, plain):
             return plain(closure)
         with torch.enable_grad():
             loss = closure()
-        fast()
+        update()
         return loss
 
     update_wrapper(step, plain)
     setattr(step, _SCHEDULE, fast)
     optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
     return fast
+
+
+class _Update:
+    """The updates of one optimizer: by their schedule, then in turns with plain ones where there is a plan."""
+
+    def __init__(self, fast: Schedule, plain: Callable[[], Any], takes_turns: bool) -> None:
+        self._fast, self._plain = fast, plain
+        self._stays: Callable[[], Any] | None = None if takes_turns else fast
+        self._turns: Turns | None = None
+        self._start_s: float | None = None
+
+    @property
+    def contender(self) -> str:
+        """The contender whose turn it is. Empty before there are turns and after them."""
+        return "" if self._turns is None or self._turns.is_over else self._turns.contender
+
+    def __call__(self) -> Any:
+        if self._stays is not None:
+            return self._stays()
+        if self._turns is None:
+            result = self._fast()
+            if self._fast.decided:
+                is_planned = self._fast.verdict == "planned"
+                self._turns, self._stays = (Turns("plain", "planned", ""), None) if is_planned else (None, self._fast)
+            return result
+        start_s = perf_counter()
+        if self._start_s is not None:
+            self._turns.note((start_s - self._start_s) * 1e3)
+        self._start_s = start_s
+        if self._turns.is_over:
+            self._decide(self._turns)
+            return self()
+        return (self._fast if self.contender == "planned" else self._plain)()
+
+    def _decide(self, found: Turns) -> None:
+        self._stays = self._fast if found.is_faster else self._plain
+        if not found.is_faster:
+            reason = (
+                f"with planned updates the loop is {found.speedup:.2f}x as fast ({found.low:.2f} to {found.high:.2f})"
+            )
+            decision = Decision("eager", reason, found.speedup, found.low, found.high, eager_ms=found.incumbent_ms)
+            self._fast.close()
+            self._fast._pool.current.conclude(decision)
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer, plain: Callable[..., Any]) -> bool:
