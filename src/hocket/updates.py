@@ -1,7 +1,7 @@
 """`hocket.schedule_update`: the update of an optimizer by plan, in a loop that cannot be one step.
 
 The method of the optimizer stays its method: schedulers, scalers and trainers call it, wrap it and look it up as they
-do with any other. An update that is faster by itself may slow down what follows, whose data lie in other caches then. So
+do with any other. An update that is faster by itself may slow down what follows, whose data lie in other caches then:
 planned and plain updates take turns in the loop, from one update to the next, and the faster ones stay.
 """
 
