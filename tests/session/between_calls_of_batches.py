@@ -217,3 +217,16 @@ def precision_of_products() -> Program:
 @case
 def precision_of_all() -> Program:
     return _with_precision(torch.backends, "tf32")
+
+
+@case
+def precision_of_products_that_the_step_has_a_name_for() -> Program:
+    """Torch's own question for the precision raises meanwhile. The step never asks it."""
+    made = _with_precision(torch.backends.mkldnn.matmul, "bf16")  # type: ignore[attr-defined]
+
+    def loss_of(batch: torch.Tensor) -> torch.Tensor:
+        scale = 1 if batch.dim() == 2 else len(torch.get_float32_matmul_precision())
+        return made.model(batch).square().mean() * scale
+
+    made.trains(loss_of)
+    return made

@@ -9,11 +9,8 @@ from __future__ import annotations
 import builtins
 import collections
 import decimal
-import gc
-import locale
 import os
 import random
-import sys
 import types
 from abc import ABC, _get_dump, abstractmethod  # type: ignore[attr-defined]
 from collections.abc import Callable, Container, Iterable
@@ -23,6 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from hocket.pystate import settings
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import instance_dict, is_changeable, origin_of, slot_value, slots_of
 from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable
@@ -39,46 +37,6 @@ _CODE = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, property, staticmethod, classmethod,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
-
-
-_ATTENTIONS = ("flash_sdp_enabled", "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled")
-# Settings of the process: names by which code asks for them or changes them, and what reads them.
-_SETTINGS: tuple[tuple[str, str, Callable[[], Any]], ...] = (
-    ("sys.setrecursionlimit", "getrecursionlimit", sys.getrecursionlimit),
-    ("sys.setswitchinterval", "getswitchinterval", sys.getswitchinterval),
-    ("gc.set_threshold", "get_threshold", gc.get_threshold),
-    ("locale.setlocale", "getlocale localeconv", lambda: locale.setlocale(locale.LC_ALL)),
-    ("numpy.seterr", "geterr", lambda: repr(np.geterr())),
-    ("torch.set_printoptions", "PRINT_OPTS", lambda: repr(torch._tensor_str.PRINT_OPTS)),
-    ("torch.set_num_threads", "get_num_threads", torch.get_num_threads),
-    ("torch.set_float32_matmul_precision", "get_float32_matmul_precision", torch.get_float32_matmul_precision),
-    (
-        "torch.use_deterministic_algorithms",
-        "set_deterministic_debug_mode get_deterministic_debug_mode are_deterministic_algorithms_enabled "
-        "is_deterministic_algorithms_warn_only_enabled",
-        torch.get_deterministic_debug_mode,
-    ),
-    ("torch.set_default_device", "get_default_device", torch.get_default_device),
-    ("torch.initial_seed", "", torch.initial_seed),
-    ("torch.set_anomaly_enabled", "is_anomaly_enabled set_detect_anomaly", torch.is_anomaly_enabled),
-    (
-        "torch.backends.enabled",
-        "",
-        lambda: (torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled, torch._C._get_nnpack_enabled()),
-    ),
-    ("torch.backends.cudnn.benchmark", "", lambda: torch.backends.cudnn.benchmark),
-    ("torch.backends.cudnn.deterministic", "", lambda: torch.backends.cudnn.deterministic),
-    ("torch.backends.quantized.engine", "", lambda: torch.backends.quantized.engine),
-    (
-        "torch.backends.cuda.flash_sdp_enabled",
-        "mem_efficient_sdp_enabled math_sdp_enabled cudnn_sdp_enabled enable_flash_sdp enable_mem_efficient_sdp "
-        "enable_math_sdp enable_cudnn_sdp",
-        lambda: tuple(getattr(torch.backends.cuda, name)() for name in _ATTENTIONS),
-    ),
-)
-_NAMED_SETTINGS = tuple(
-    (text, frozenset((text.rpartition(".")[-1], *others.split())), read) for text, others, read in _SETTINGS
-)
 
 
 class Reachable:
@@ -166,9 +124,9 @@ class Walk(ABC):
             self.todo.append((os.environ._data, (None, "", "os.environ")))  # type: ignore[attr-defined]
         if not names.isdisjoint(("getcontext", "localcontext", "setcontext")):
             self.todo.append((decimal.getcontext(), (None, "", "the context of decimal")))
-        for text, its, read in _NAMED_SETTINGS:
-            if not its.isdisjoint(names):
-                self.setting(read, (None, "", text), read)
+        for each in (*settings.KERNELS, *settings.OTHERS):
+            if not each.names.isdisjoint(names):
+                self.setting(each, (None, "", each.name), each.read)
 
     # ------------------------------------------------------------------------------------------- making groups
 

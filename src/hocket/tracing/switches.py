@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
+from hocket.pystate.settings import KERNELS
+
 _SMALLEST, _ONE = 5e-324, 1.0
-_PRECISIONS = [(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
 
 
 def switches() -> tuple[Any, ...]:
@@ -24,20 +25,8 @@ def switches() -> tuple[Any, ...]:
         torch.is_autocast_cache_enabled(),
         torch.is_grad_enabled(),
         torch.get_default_dtype(),
-        torch.get_num_threads(),
-        *_precisions(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # a property of the module
-        torch.backends.mkldnn.enabled,
-        torch._C._get_nnpack_enabled(),
-        torch.backends.cudnn.enabled,
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
-        torch.backends.cuda.flash_sdp_enabled(),
-        torch.backends.cuda.mem_efficient_sdp_enabled(),
-        torch.backends.cuda.math_sdp_enabled(),
-        torch.backends.quantized.engine,
+        *(setting.read() for setting in KERNELS),
         _default_device(),
         _flushes_denormals(),
     )
@@ -60,11 +49,6 @@ def obstacle() -> str:
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks on saved tensors are set (torch.autograd.graph.saved_tensors_hooks)"
     return ""
-
-
-def _precisions() -> list[str]:
-    """The precisions of float32 that kernels ask for. `torch.get_float32_matmul_precision` raises where they differ."""
-    return [torch._C._get_fp32_precision_getter(backend, op) for backend, op in _PRECISIONS]
 
 
 def _default_device() -> Any:

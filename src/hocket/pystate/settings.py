@@ -1,0 +1,88 @@
+"""Settings of the process that a step or a forward may ask for: how they are read, and the names that code uses.
+
+Those that choose kernels, or the order in which these add, belong to the signature of every call
+(`hocket.tracing.switches`). All are guarded where code of the user's names them (`hocket.pystate.walk`).
+"""
+
+from __future__ import annotations
+
+import gc
+import locale
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting, or several that are read together.
+
+    Attributes:
+        name: for messages.
+        read: returns its value.
+        further: names by which code asks for it or changes it, besides the last part of `name`.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    further: tuple[str, ...] = ()
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset((self.name.rpartition(".")[-1], *self.further))
+
+
+_PRECISIONS = [(backend, op) for backend in ("mkldnn", "cuda") for op in ("matmul", "conv", "rnn")]
+_ATTENTIONS = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+
+
+def _precisions() -> tuple[str, ...]:
+    """The precisions of float32 that kernels ask for. `torch.get_float32_matmul_precision` raises where they differ."""
+    return tuple([torch._C._get_fp32_precision_getter(backend, op) for backend, op in _PRECISIONS])
+
+
+def _attentions() -> tuple[bool, ...]:
+    return tuple([getattr(torch.backends.cuda, f"{name}_enabled")() for name in _ATTENTIONS])
+
+
+def _enabled() -> tuple[Any, ...]:
+    return torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled(), torch.backends.cudnn.enabled
+
+
+KERNELS = (
+    Setting("torch.set_num_threads", torch.get_num_threads, ("get_num_threads",)),
+    Setting("torch.set_float32_matmul_precision", _precisions, ("get_float32_matmul_precision", "fp32_precision")),
+    Setting(
+        "torch.use_deterministic_algorithms",
+        torch.get_deterministic_debug_mode,
+        (
+            *("set_deterministic_debug_mode", "get_deterministic_debug_mode", "are_deterministic_algorithms_enabled"),
+            "is_deterministic_algorithms_warn_only_enabled",
+        ),
+    ),
+    Setting("torch.backends.enabled", _enabled),
+    Setting("torch.backends.cudnn.benchmark", lambda: torch.backends.cudnn.benchmark),
+    Setting("torch.backends.cudnn.deterministic", lambda: torch.backends.cudnn.deterministic),
+    Setting("torch.backends.quantized.engine", lambda: torch.backends.quantized.engine),
+    Setting(
+        "torch.backends.cuda.flash_sdp_enabled",
+        _attentions,
+        tuple([form for name in _ATTENTIONS for form in (f"{name}_enabled", f"enable_{name}")]),
+    ),
+)
+OTHERS = (
+    Setting("torch.set_default_device", torch.get_default_device, ("get_default_device",)),
+    Setting("torch.initial_seed", torch.initial_seed),
+    Setting("torch.set_anomaly_enabled", torch.is_anomaly_enabled, ("is_anomaly_enabled", "set_detect_anomaly")),
+    Setting("torch.set_printoptions", lambda: repr(torch._tensor_str.PRINT_OPTS), ("PRINT_OPTS",)),
+    Setting("numpy.seterr", lambda: repr(np.geterr()), ("geterr",)),
+    Setting("sys.setrecursionlimit", sys.getrecursionlimit, ("getrecursionlimit",)),
+    Setting("sys.setswitchinterval", sys.getswitchinterval, ("getswitchinterval",)),
+    Setting("gc.set_threshold", gc.get_threshold, ("get_threshold",)),
+    Setting("locale.setlocale", lambda: locale.setlocale(locale.LC_ALL), ("getlocale", "localeconv")),
+)
