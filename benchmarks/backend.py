@@ -120,7 +120,9 @@ class _Compiled:
             update.close()
 
     def _is_decided(self) -> bool:
-        return all(each.verdict != "searching" for each in self.regions) and all(each.decided for each in self.updates)
+        # A copy of a backward for gradients that are never asked for is never called.
+        waiting = [each for each in self.regions if each.verdict == "searching" and each.was_called]
+        return not waiting and all(each.decided for each in self.updates)
 
 
 def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, Any]:
