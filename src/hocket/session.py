@@ -245,6 +245,11 @@ class Schedule(FunctionLike):
         python = (f"Python of {lines} runs as it is, before and after the planned ops",) if lines else ()
         return (*notes_of(self.decision, self.history), *python)
 
+    def overrule(self, decision: Decision) -> None:
+        """Put a decision that the caller's loop has made in the place of the last one, and end the lanes' threads."""
+        self.close()
+        self._pool.current.conclude(decision)
+
     def state_dict(self) -> dict[str, Any]:
         """The decisions that were made or met, as plain values, to be saved with a checkpoint."""
         return self._pool.config.store.state()

@@ -33,7 +33,7 @@ def schedule_update(optimizer: torch.optim.Optimizer, **options: Any) -> Schedul
     Args:
         optimizer: one whose ``step()`` needs no closure. A closure that is given is called first where the optimizer is
             one of torch's, without hooks. With all others, calls with a closure are the optimizer's own.
-        options: of `hocket.schedule`.
+        options: of `hocket.schedule`. Without ``guard`` planned updates stay in any case.
 
     Returns:
         The schedule of the updates, which stay plain unless the loop is faster with planned ones. Its ``verdict`` and
@@ -115,8 +115,7 @@ class _Update:
                 f"with planned updates the loop is {found.speedup:.2f}x as fast ({found.low:.2f} to {found.high:.2f})"
             )
             decision = Decision("eager", reason, found.speedup, found.low, found.high, eager_ms=found.incumbent_ms)
-            self._fast.close()
-            self._fast._pool.current.conclude(decision)
+            self._fast.overrule(decision)
 
 
 def _calls_closure_first(optimizer: torch.optim.Optimizer, plain: Callable[..., Any]) -> bool:
