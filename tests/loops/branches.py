@@ -242,7 +242,7 @@ def value_that_is_written_before_it_is_asked() -> Loop:
 
 @loop(planned=True)
 def a_weight_that_is_asked_after_the_update() -> Loop:
-    """Where an update has made a weight that is no number, the model begins anew, without the optimizer's state."""
+    """The model begins anew, without the optimizer's state, where an update has made a weight that is no number."""
     model, optimizer, batches = task()
     begun = {"anew": 0}
 

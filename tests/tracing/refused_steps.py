@@ -5,14 +5,10 @@ One of the same name with "_cured" does what the reason says.
 
 from __future__ import annotations
 
-import datetime
 import math
-import random
-import time
 from collections import deque
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
@@ -134,17 +130,6 @@ def computes_unseen(p, batch):
 def computes_unseen_cured(p, batch):
     out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
     return p.train(nn.functional.cross_entropy(out, kinds, label_smoothing=p.optimizer.param_groups[0]["lr"]))
-
-
-def hands_on(p, batch):
-    p.table["n"] += 1
-    span = datetime.timedelta(seconds=p.table["n"])  # here
-    return p.train(p.loss(batch) * (span.days + 1))
-
-
-def hands_on_cured(p, batch):
-    p.table["n"] += 1
-    return p.train(p.loss(batch) * (p.table["n"] // 86400 + 1))
 
 
 def computes_otherwise(p, batch):
@@ -352,24 +337,6 @@ def steps_a_scheduler_cured(p, batch):
 # Findings of the watch.
 
 
-def draws(p, batch):
-    return p.train(p.loss(batch * random.random()))  # here
-
-
-def draws_cured(p, batch):
-    return p.train(p.loss(batch * torch.rand(())))
-
-
-def advances(p, batch):
-    return p.train(p.loss(batch + next(p.numbers)))  # here
-
-
-def keeps_a_graph(p, batch):
-    loss = p.loss(batch)
-    p.table["kept"] = p.model[2].bias.sum()  # here
-    return p.train(loss)
-
-
 CODES = {"code": torch.zeros(6, requires_grad=True)}
 
 
@@ -388,52 +355,3 @@ def trains_its_batch(p, batch):  # here
 
 def trains_its_batch_cured(p, batch):
     return p.train(p.loss(batch.detach().requires_grad_()))
-
-
-def keeps_a_graph_cured(p, batch):
-    loss = p.loss(batch)
-    p.table["kept"] = p.model[2].bias.detach().sum()
-    return p.train(loss)
-
-
-def counts(p, batch):
-    p.table["deque"][0] += 1  # here
-    return p.train(p.loss(batch))
-
-
-def grows(p, batch):
-    p.table["names"][f"n{len(p.table['names'])}"] = 1  # here
-    return p.train(p.loss(batch))
-
-
-def exchanges(p, batch):
-    p.table["object"] = object()  # here
-    return p.train(p.loss(batch))
-
-
-def exchanges_cured(p, batch):
-    return p.train(p.loss(batch))
-
-
-# Steps that ask for what only Python knows.
-
-
-def asks_the_clock(p, batch):
-    return p.train(p.loss(batch) * (time.time() > 0))  # here
-
-
-def asks_the_system(p, batch):
-    from os.path import exists
-
-    return p.train(p.loss(batch) * (1 + exists("/nowhere")))  # here
-
-
-def draws_by_numpy(p, batch):
-    return p.train(p.loss(batch * np.random.rand()))  # noqa: NPY002  # here
-
-
-OWN = np.random.default_rng(0)
-
-
-def draws_by_its_own_generator(p, batch):
-    return p.train(p.loss(batch * OWN.random()))  # here

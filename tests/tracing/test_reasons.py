@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from hocket.pystate.findings import FINDINGS
 from hocket.tracing.reasons import REASONS
 from support.steps import update
 from support.twins import Program, captured, ran
-from tracing import refused_steps
+from tracing import refused_states, refused_steps
+
+BODIES = {**vars(refused_steps), **vars(refused_states)}
 
 
 @dataclasses.dataclass
@@ -82,7 +85,7 @@ CASES = {
 
 
 def function_of(kind: str) -> Any:
-    return getattr(refused_steps, kind.replace(" ", "_"))
+    return BODIES[kind.replace(" ", "_")]
 
 
 def program(body: Any) -> Callable[[], Program]:
@@ -99,7 +102,8 @@ def program(body: Any) -> Callable[[], Program]:
 
 def line_of(body: Any) -> str:
     lines, first = inspect.getsourcelines(body)
-    return f"refused_steps.py:{next(number for number, line in enumerate(lines, first) if '# here' in line)}"
+    file = Path(inspect.getfile(body)).name
+    return f"{file}:{next(number for number, line in enumerate(lines, first) if '# here' in line)}"
 
 
 def test_every_reason_has_a_case():
@@ -121,7 +125,7 @@ def test_a_reason_names_the_line_the_object_and_a_cure(kind, monkeypatch):
     assert line_of(body) in fast.why, fast.why
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CASES if f"{kind.replace(' ', '_')}_cured" in vars(refused_steps)])
+@pytest.mark.parametrize("kind", [kind for kind in CASES if f"{kind.replace(' ', '_')}_cured" in BODIES])
 def test_the_cure_is_planned(kind):
     case = CASES[kind]
     fast = captured(program(function_of(f"{kind} cured")), case.cured_batch or case.batch)
