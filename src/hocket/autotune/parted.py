@@ -22,9 +22,8 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from hocket.arguments import spreading
-from hocket.autotune import pool
 from hocket.autotune.candidate import TunerConfig
-from hocket.autotune.pool import VariantPool
+from hocket.autotune.pool import MAX_STATES, VariantPool
 from hocket.autotune.variant import Variant
 from hocket.errors import CaptureError
 from hocket.pystate.cuts import StepParts, is_end
@@ -34,7 +33,7 @@ from hocket.pystate.watch import PurityWatch
 log = logging.getLogger(__name__)
 
 # Variants of one signature; where there are more, a middle may need fewer.
-MAX_STATES = 2
+MAX_UNDIVIDED = 2
 
 
 class PartedPool:
@@ -79,7 +78,7 @@ class PartedPool:
             return self._by_parts(self._middle, batch)
         result = self._whole(batch)
         is_news = self._whole.current.is_refused and self._whole.current is not self._told
-        if self._is_open and (is_news or self._whole.num_states > MAX_STATES):
+        if self._is_open and (is_news or self._whole.num_states > MAX_UNDIVIDED):
             self._divide(batch)
         elif is_news and self._asked.plan is None:
             self._refuse()
@@ -171,7 +170,7 @@ class PartedPool:
         if is_end(kept):
             return own
         live = middle(own)
-        never_settles = middle.num_states > pool.MAX_STATES and bool(self._ways)
+        never_settles = middle.num_states > MAX_STATES and bool(self._ways)
         refused = middle.current.is_refused and (not middle.has_plan or never_settles)
         why = middle.current.decision.reason if refused else ""
         if not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders):

@@ -74,16 +74,16 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[Ste
     if body is None or (len(body.statements) == 1 and isinstance(body.statements[0].node, ast.Return)):
         return _split_delegate(function, owner, lines)
     found: dict[str, StepParts] = {}
-    for places in (lines.ops, lines.trains):
-        if body is not None:
-            body.divide_branch({line for each, line in places if each is code})
-            for parts in _split_body(body, lines):
-                found.setdefault(parts.lines, parts)
-        body = parsed(function, owner)
+    for one, places in ((body, lines.ops), (parsed(function, owner), lines.trains)):
+        assert one is not None
+        one.divide_branch({line for each, line in places if each is code})
+        for parts in _split_body(one, lines):
+            found.setdefault(parts.lines, parts)
     return list(found.values())
 
 
 def _split_body(body: Body, lines: OpLines) -> Iterator[StepParts]:
+    """The parts of a body whose last branch is divided already."""
     code = body.function.__code__
     runs_op, trains = (
         [s.spans({line for each, line in places if each is code}) or body.updates(s) for s in body.statements]

@@ -19,7 +19,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Setting:
+class ProcessSetting:
     """One setting, or several that are read together.
 
     Attributes:
@@ -55,9 +55,11 @@ def _enabled() -> tuple[Any, ...]:
 
 
 KERNELS = (
-    Setting("torch.set_num_threads", torch.get_num_threads, ("get_num_threads",)),
-    Setting("torch.set_float32_matmul_precision", _precisions, ("get_float32_matmul_precision", "fp32_precision")),
-    Setting(
+    ProcessSetting("torch.set_num_threads", torch.get_num_threads, ("get_num_threads",)),
+    ProcessSetting(
+        "torch.set_float32_matmul_precision", _precisions, ("get_float32_matmul_precision", "fp32_precision")
+    ),
+    ProcessSetting(
         "torch.use_deterministic_algorithms",
         torch.get_deterministic_debug_mode,
         (
@@ -65,24 +67,24 @@ KERNELS = (
             "is_deterministic_algorithms_warn_only_enabled",
         ),
     ),
-    Setting("torch.backends.enabled", _enabled),
-    Setting("torch.backends.cudnn.benchmark", lambda: torch.backends.cudnn.benchmark),
-    Setting("torch.backends.cudnn.deterministic", lambda: torch.backends.cudnn.deterministic),
-    Setting("torch.backends.quantized.engine", lambda: torch.backends.quantized.engine),
-    Setting(
+    ProcessSetting("torch.backends.enabled", _enabled),
+    ProcessSetting("torch.backends.cudnn.benchmark", lambda: torch.backends.cudnn.benchmark),
+    ProcessSetting("torch.backends.cudnn.deterministic", lambda: torch.backends.cudnn.deterministic),
+    ProcessSetting("torch.backends.quantized.engine", lambda: torch.backends.quantized.engine),
+    ProcessSetting(
         "torch.backends.cuda.flash_sdp_enabled",
         _attentions,
         tuple([form for name in _ATTENTIONS for form in (f"{name}_enabled", f"enable_{name}")]),
     ),
 )
 OTHERS = (
-    Setting("torch.set_default_device", torch.get_default_device, ("get_default_device",)),
-    Setting("torch.initial_seed", torch.initial_seed),
-    Setting("torch.set_anomaly_enabled", torch.is_anomaly_enabled, ("is_anomaly_enabled", "set_detect_anomaly")),
-    Setting("torch.set_printoptions", lambda: repr(torch._tensor_str.PRINT_OPTS), ("PRINT_OPTS",)),
-    Setting("numpy.seterr", lambda: repr(np.geterr()), ("geterr",)),
-    Setting("sys.setrecursionlimit", sys.getrecursionlimit, ("getrecursionlimit",)),
-    Setting("sys.setswitchinterval", sys.getswitchinterval, ("getswitchinterval",)),
-    Setting("gc.set_threshold", gc.get_threshold, ("get_threshold",)),
-    Setting("locale.setlocale", lambda: locale.setlocale(locale.LC_ALL), ("getlocale", "localeconv")),
+    ProcessSetting("torch.set_default_device", torch.get_default_device, ("get_default_device",)),
+    ProcessSetting("torch.initial_seed", torch.initial_seed),
+    ProcessSetting("torch.set_anomaly_enabled", torch.is_anomaly_enabled, ("is_anomaly_enabled", "set_detect_anomaly")),
+    ProcessSetting("torch.set_printoptions", lambda: repr(torch._tensor_str.PRINT_OPTS), ("PRINT_OPTS",)),
+    ProcessSetting("numpy.seterr", lambda: repr(np.geterr()), ("geterr",)),
+    ProcessSetting("sys.setrecursionlimit", sys.getrecursionlimit, ("getrecursionlimit",)),
+    ProcessSetting("sys.setswitchinterval", sys.getswitchinterval, ("getswitchinterval",)),
+    ProcessSetting("gc.set_threshold", gc.get_threshold, ("get_threshold",)),
+    ProcessSetting("locale.setlocale", lambda: locale.setlocale(locale.LC_ALL), ("getlocale", "localeconv")),
 )

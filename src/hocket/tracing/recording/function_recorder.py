@@ -166,7 +166,7 @@ class FunctionRecorder(TorchFunctionMode):
             if isinstance(value, LateFloat):
                 self.ops.reasons.add("uses a late number", line=value.origin)
                 return func(*_unwrapped(args), **_unwrapped(kwargs))
-        computed = _computed_with(func, args, kwargs)
+        computed = None if kwargs else _computed_with(func, args)
         live = live if computed is None else computed
         if computed is None and getattr(func, "__name__", "") in CHOOSERS:
             args, kwargs = plain_tree(args), plain_tree(kwargs)
@@ -245,15 +245,19 @@ def _num_classes(args: Any, kwargs: Any) -> int:
     return found if is_usual and type(found) is int and found > 0 else 0
 
 
-def _computed_with(func: Any, args: Any, kwargs: Any) -> list[Any] | None:
-    """The live numbers that the ops of a call get, where C++ is known to compute them from the one that it is given."""
-    if kwargs or not isinstance(args[-1] if func is _CROSS_ENTROPY else args[1 % len(args)], Live):
-        return None
-    if func is _CROSS_ENTROPY and len(args) == 6:
-        smoothing, num_classes = args[5], args[0].shape[min(1, args[0].dim() - 1)]
+def _computed_with(func: Any, args: Any) -> list[Any] | None:
+    """The live numbers that the ops of a call get, where C++ is known to compute them from the one that it is given.
+
+    Others that it is given are settled. None for all other calls.
+    """
+    if func is _CROSS_ENTROPY and len(args) == 6 and isinstance(args[5], Live):
+        plain_tree(args[:5])
+        smoothing: Any = args[5]
+        num_classes = args[0].shape[min(1, args[0].dim() - 1)]
         return [1 - smoothing, smoothing / num_classes] if smoothing > 0 else []
-    if func in _DROPOUTS and len(args) == 3:
-        rate, trains = args[1:]
+    if func in _DROPOUTS and len(args) == 3 and isinstance(args[1], Live) and not isinstance(args[2], Live):
+        rate: Any = args[1]
+        trains = args[2]
         return [1 - rate] if trains and rate != 0 and rate != 1 else []
     return None
 

@@ -355,7 +355,7 @@ class _Recording:
         for position, leaf in enumerate(flat):
             if self.reasons:
                 break
-            if self._is_owned(leaf) and not isinstance(leaf, torch.Tensor):
+            if self._is_owned(leaf):
                 leaves.append(("value", leaf))
                 continue
             kind, value, name = returned_leaf(ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
