@@ -9,8 +9,8 @@ Contenders, in one process, each on a twin of the same job (`benchmarks.turns`):
 - ``inductor`` and ``inductor+update``: torch's own backend, for the model alone and for ``optimizer.step`` as well;
 - ``schedule``: the whole step by `hocket.schedule`.
 
-Regions and updates have decided before they are timed, and their audits go on. Of the time that this took, what the
-same number of eager steps takes is left out (``decision_s``).
+Regions and updates have decided before they are timed, their turns with what has no plan are over, and their audits go
+on. Of the time until they have plans, what the same number of eager steps takes is left out (``decision_s``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ import hocket
 from benchmarks.contenders import compiled_step, convmixer, decided, gpt2
 from benchmarks.turns import in_turns
 from hocket import zoo
+from hocket.autotune.turns import BLOCK as BLOCK_OF_TURNS
+from hocket.autotune.turns import MAX_ATTEMPTS, NUM_ROUNDS
 from hocket.dynamo import regions
 from hocket.errors import InputError
 from hocket.job import Job
@@ -54,6 +56,8 @@ TARGETS: dict[str, Callable[[], Job]] = {
 BLOCK = 8
 # Steps after which a region that has not decided is timed as it is.
 MAX_SEARCHED = 400
+# Steps in which graphs and updates with a plan take turns with those without, at the most.
+MAX_TURNS = (2 * NUM_ROUNDS * MAX_ATTEMPTS + 1) * BLOCK_OF_TURNS
 
 
 def run(
@@ -107,6 +111,9 @@ class _Compiled:
             self.step(job.batch(self.num_calls))
             self.num_calls += 1
         self.took_s = perf_counter() - start
+        if self.step is not None and (self.regions or self.updates):
+            for number in range(MAX_TURNS):
+                self.step(job.batch(number))
 
     def __call__(self, batch: Any) -> Any:
         assert self.step is not None
