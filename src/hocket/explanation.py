@@ -17,8 +17,8 @@ from hocket.autotune.options import unplannable
 from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.pystate.batches import unfolded
-from hocket.pystate.cuts import StepParts
-from hocket.pystate.parts import split
+from hocket.pystate.drawn import DrawnAhead, ways
+from hocket.pystate.step_parts import StepParts, is_end
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
 from hocket.step_regions import is_suitable
 from hocket.tracing.captured import alone, captured_from
@@ -30,6 +30,8 @@ from hocket.tracing.state import inventory, leaf_of
 
 # Steps before the recorded one: the first one imports and allocates, the others are compared.
 WATCHED_STEPS = 3
+# Steps in a row that may end before their ops.
+MAX_EARLY = 5
 _LINE = re.compile(r"[^\s()]+\.py:\d+")
 
 
@@ -118,7 +120,7 @@ def explain(job: Job) -> Explanation:
     whole = _Look(job, None, 0)
     found = whole.explanation()
     number = whole.number
-    for parts in split(job.step, whole.watch.executed.lines) if found.obstacles else ():
+    for parts in ways(whole.watch) if found.obstacles else ():
         look = _Look(job, parts, number)
         middle = look.explanation()
         if not middle.obstacles:
@@ -136,27 +138,27 @@ class _Look:
         number: of the first batch.
     """
 
-    def __init__(self, job: Job, parts: StepParts | None, number: int) -> None:
+    def __init__(self, job: Job, parts: StepParts | DrawnAhead | None, number: int) -> None:
         self.job, self.parts, self.number = job, parts, number
         self.places = inventory(job.model, job.optimizer)
-        step = job.step if parts is None else parts.middle
-        self.step = spreading(step)
-        self.watch = PurityWatch(step, (*self.places.models, *self.places.optimizers))
+        roots = (*self.places.models, *self.places.optimizers)
+        self.step = spreading(job.step if parts is None else parts.middle)
+        self.watch = PurityWatch(job.step, roots) if parts is None else parts.watch(roots)
 
     def explanation(self) -> Explanation:
         found: dict[Obstacle, None] = {}
         if reason := unplannable(self.places):
             found[Obstacle("", reason, "")] = None
-        for count in range(MAX_WATCHED):
-            try:
+        try:
+            for count in range(MAX_WATCHED):
                 seen = self._made(lambda batch: self.watch.run(self.step, batch))
-            except CaptureError as error:  # the step was not run
-                return Explanation(self.job.name, {}, (), (*found, Obstacle.of(str(error))))
-            if seen.before is not None:
-                found |= dict.fromkeys(map(Obstacle.of, seen.findings))
-            if seen.settled and count + 1 >= WATCHED_STEPS:
-                break
-        recorded, roles = self._recorded()
+                if seen.before is not None:
+                    found |= dict.fromkeys(map(Obstacle.of, seen.findings))
+                if seen.settled and count + 1 >= WATCHED_STEPS:
+                    break
+            recorded, roles = self._recorded()
+        except CaptureError as error:  # the step was not run
+            return Explanation(self.job.name, {}, (), (*found, Obstacle.of(str(error))))
         if recorded.reason is not None:
             text, cure = REASONS[recorded.reason.kind]
             subject, line = recorded.reason.subject, recorded.reason.line
@@ -169,15 +171,18 @@ class _Look:
         return Explanation(self.job.name, roles, written, tuple(reversed(once.values())), python)
 
     def _made(self, run: Callable[[Any], Watched]) -> Watched:
-        """The next step of the job, of which `run` makes what is looked at."""
-        batch = self.job.batch(self.number)
-        self.number += 1
-        if self.parts is None:
-            return run(unfolded(batch))
-        own, kept = self.parts.begin(batch)
-        seen = run(unfolded(own))
-        self.parts.end(batch, kept, seen.result)
-        return seen
+        """The next step of the job that does not end early, of which `run` makes what is looked at."""
+        for _ in range(MAX_EARLY):
+            batch = self.job.batch(self.number)
+            self.number += 1
+            if self.parts is None:
+                return run(unfolded(batch))
+            own, kept = self.parts.begin(batch)
+            if not is_end(kept):
+                seen = run(unfolded(own))
+                self.parts.end(batch, kept, seen.result)
+                return seen
+        raise CaptureError("the step ends before its ops")
 
     def _recorded(self) -> tuple[Recorded, dict[str, int]]:
         """A recorded step, and how many ops of each role it has."""

@@ -26,6 +26,7 @@ KINDS = (
     "draws",
     "history",
     "hooks",
+    "late_draws",
     "meters",
     "methods",
     "optimizers",

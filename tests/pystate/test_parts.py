@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from hocket.pystate.cuts import BEFORE
-from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.step_parts import BEFORE
 from support.parted import in_parts, ways
 
 WEIGHT = torch.ones(3)
@@ -163,24 +161,6 @@ def test_what_comes_before_may_end_the_step(
 def test_a_draw_after_what_may_end_the_step_stays_there(capsys: pytest.CaptureFixture[str]) -> None:
     for parts in ways(ends_early_before_a_draw, torch.ones(3)):
         assert parts.before is None
-
-
-def test_draws_of_a_module_that_a_step_imports_are_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries are loaded on first use, as sympy is by torch, and may draw while they are."""
-    (tmp_path / "drawing_module.py").write_text("import random\nDRAWN = random.Random(3).random()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def step(x: torch.Tensor) -> Any:
-        import drawing_module  # type: ignore[import-not-found]
-
-        scale = random.random()
-        return (x * scale * drawing_module.DRAWN).sum()
-
-    executed = ExecutedCode()
-    with executed.watching():
-        step(torch.ones(3))
-    first = step.__code__.co_firstlineno
-    assert {line - first for code, line in executed.lines.draws if code is step.__code__} == {3}
 
 
 def test_the_middle_prints_and_draws_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from hocket.arguments import packed, unpacked
-from hocket.pystate.cuts import StepParts, is_end
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.parts import split
+from hocket.pystate.step_parts import StepParts, is_end
 
 
 def ways(step: Callable[..., Any], *args: Any) -> list[StepParts]:

@@ -6,7 +6,7 @@ stands before its ops or after them, mostly, and may run there as it is (see `ho
     refused ---> before (Python) ---> middle: a pool of its own ---> after (Python)
 
 Each part is made once in each call, whatever makes the middle. Where that is refused, too, the whole step stays eager,
-with the first reason.
+for both reasons.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.pool import MAX_STATES, VariantPool
 from hocket.autotune.variant import Variant
 from hocket.errors import CaptureError
-from hocket.pystate.cuts import StepParts, is_end
-from hocket.pystate.parts import split
+from hocket.pystate.drawn import DrawnAhead, ways
+from hocket.pystate.step_parts import StepParts, is_end
 from hocket.pystate.watch import PurityWatch
 
 log = logging.getLogger(__name__)
 
+_Parts = StepParts | DrawnAhead
 # Variants of one signature; where there are more, a middle may need fewer.
 MAX_UNDIVIDED = 2
 
@@ -63,9 +64,10 @@ class PartedPool:
         self._whole = VariantPool(config, self._before_eager)
         self._told: Variant | None = None  # whose refusal was said
         self._reasons: set[str] = set()  # that were said
-        self._ways: list[StepParts] = []
-        self._parts: StepParts | None = None
+        self._ways: list[_Parts] = []
+        self._parts: _Parts | None = None
         self._middle: VariantPool | None = None
+        self._why_not = ""  # a middle was refused
 
     def __call__(self, batch: Any) -> Any:
         """One training step.
@@ -122,7 +124,7 @@ class PartedPool:
     def _divide(self, batch: Any) -> None:
         """Plan the middle from the next call on, where there is one."""
         watch: PurityWatch = self._asked.watch
-        self._ways = [] if _is_iterator(batch) else split(watch.step, watch.executed.lines)
+        self._ways = [] if _is_iterator(batch) else ways(watch)
         self._next()
 
     def _next(self) -> None:
@@ -134,19 +136,19 @@ class PartedPool:
         if not self._ways:
             self._refuse()
             return
-        self._parts = self._ways.pop(0)
+        parts = self._parts = self._ways.pop(0)
         places = self._asked.places.again(())
         config = replace(
             self._asked,
-            step=spreading(self._parts.middle),
+            step=spreading(parts.middle),
             places=places,
-            watch=PurityWatch(self._parts.middle, (*places.models, *places.optimizers), self._parts.code),
+            watch=parts.watch((*places.models, *places.optimizers)),
             leaves={},
             strict=False,
             is_tentative=True,
         )
         self._middle = VariantPool(config, lambda: None)
-        log.info("hocket: %s; tried without %s", self._whole.current.decision.reason, self._parts.lines)
+        log.info("hocket: %s; tried without %s", self._whole.current.decision.reason, parts.lines)
 
     def _refuse(self) -> None:
         """The whole step is planned as it is, or eager."""
@@ -155,8 +157,11 @@ class PartedPool:
             return
         if self._told is None:
             self._whole.for_good = self._for_good(self._whole)
-        self._told = self._whole.current
-        reason = self._whole.current.decision.reason
+        self._told = refused = self._whole.current
+        reason = refused.decision.reason
+        if self._why_not and self._why_not not in reason:
+            reason += f"; with that left out, {self._why_not}"  # else the first cure would not help
+            refused.decision = replace(refused.decision, reason=reason)
         if self._asked.strict:
             raise CaptureError(reason)
         if reason not in self._reasons:
@@ -168,11 +173,18 @@ class PartedPool:
         assert parts is not None
         own, kept = parts.begin(batch)
         if is_end(kept):
+            if parts.is_over:
+                self._next()
             return own
-        live = middle(own)
+        try:
+            live = middle(own)
+        except BaseException:
+            parts.raised()
+            raise
         never_settles = middle.num_states > MAX_STATES and bool(self._ways)
+        anew = parts.anew()
         refused = middle.current.is_refused and (not middle.has_plan or never_settles)
-        why = middle.current.decision.reason if refused else ""
+        why = middle.current.decision.reason if refused else "it draws other numbers" if anew else ""
         if not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders):
             why = why or "it hands on what it keeps"
         if not middle.has_plan and parts.before is not None and _holds_graph(own):
@@ -181,6 +193,8 @@ class PartedPool:
             why = why or "what its first part gives is never the same"
         if why:
             log.info("hocket: not so: %s", why)
+            self._why_not = why if refused else self._why_not
+            self._ways[:0] = anew
             try:
                 self._next()
             except CaptureError:

@@ -75,13 +75,11 @@ class Statement:
         return any(isinstance(n, ast.Return) for n in _own(self.node))
 
     @cached_property
-    def attributes_set(self) -> frozenset[str]:
-        nodes = [n for n in ast.walk(self.node) if isinstance(n, (ast.Attribute, ast.Subscript))]
-        return frozenset(
-            n.attr if isinstance(n, ast.Attribute) else getattr(n.value, "attr", "")
-            for n in nodes
-            if not isinstance(n.ctx, ast.Load)
-        ) - {""}
+    def writes(self) -> bool:
+        """True if it writes anything but local names: attributes, items, globals."""
+        kinds = (ast.Attribute, ast.Subscript, ast.Name)
+        found = [n for n in ast.walk(self.node) if isinstance(n, kinds) and not isinstance(n.ctx, ast.Load)]
+        return any(not isinstance(n, ast.Name) or n.id not in self.names for n in found)
 
     def spans(self, lines: Collection[int]) -> bool:
         """True if one of the lines belongs to it."""

@@ -5,79 +5,22 @@ from __future__ import annotations
 import ast
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import CodeType
+from types import ModuleType
 from typing import Any
 
-from hocket.arguments import packed, unpacked
-from hocket.pystate.bodies import SCOPES, Body, Statement, is_plain, names_of
+import torch
 
-# Keyword arguments of the parts.
-BEFORE, LIVE = "_hocket_before", "_hocket_live"
-# A part returns it after the step's result where no other comes after.
-RETURNED = "_hocket_returned"
+from hocket.pystate.bodies import SCOPES, Body, Statement, is_plain, names_of
+from hocket.pystate.places import is_a
+from hocket.pystate.step_parts import BEFORE, LIVE, RETURNED, StepParts
+
 _DRAWN = "_hocket_drawn_{}"
 _UNSURE = "_hocket_unsure_{}"
 _CONVERSIONS = (float, int, round, abs, bool)
 _PLAIN_CALLS = (*_CONVERSIONS, len, min, max, range)
 _CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.time_ns, time.perf_counter_ns)
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """A step in three parts.
-
-    Attributes:
-        before: called with the step's arguments. Returns the values that the middle and the last part need, or the
-            step's result and `RETURNED` where the step ends there. None if nothing comes before.
-        middle: called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple: what the last
-            part needs, or the step's result and `RETURNED` where the step ends there.
-        after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
-            middle as `LIVE`. Returns the step's result.
-        lines: of the user's code that is not in the middle.
-        code: of the step.
-    """
-
-    before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
-    middle: Callable[..., tuple[Any, ...]]
-    after: Callable[..., Any]
-    lines: str
-    code: CodeType
-
-    def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Run what comes before: the batch of the middle, and what the last part gets.
-
-        The step's result and `RETURNED` where the step ends there.
-
-        Args:
-            batch: the arguments of the step, as `hocket.arguments.packed` makes them.
-        """
-        if self.before is None:
-            return batch, ()
-        args, kwargs = unpacked(batch)
-        drawn, kept = self.before(*args, **kwargs)
-        if is_end(kept):
-            return drawn, kept
-        return (packed(args, {**kwargs, BEFORE: drawn}) if drawn else batch), kept
-
-    def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
-        """Run the last part with the result of the middle, and return the step's result."""
-        if len(live) == 2 and is_end(live[1]):
-            return live[0]
-        args, kwargs = unpacked(batch)
-        return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
-
-    def bound(self, bind: Callable[[Any], Any]) -> StepParts:
-        """The parts as a method's, or with arguments that are given already."""
-        before = None if self.before is None else bind(self.before)
-        return replace(self, before=before, middle=bind(self.middle), after=bind(self.after))
-
-
-def is_end(value: Any) -> bool:
-    """Return True for `RETURNED`."""
-    return type(value) is str and value == RETURNED
 
 
 class BodyCut:
@@ -88,14 +31,11 @@ class BodyCut:
         cut: position of the first statement after the middle.
         runs_op: of each statement, whether it does.
         takes_all: all that stands before the first op goes to the front.
-        drawn: by line how many draws one step has made there.
     """
 
-    def __init__(
-        self, body: Body, cut: int, runs_op: Sequence[bool], drawn: Mapping[int, int], takes_all: bool = False
-    ) -> None:
+    def __init__(self, body: Body, cut: int, runs_op: Sequence[bool], takes_all: bool = False) -> None:
         self.body = body
-        self.drawn = drawn
+        self.leaves_draws = False
         self.runs_op = runs_op
         self.takes_all = takes_all
         self.middle, self.after = body.statements[:cut], body.statements[cut:]
@@ -108,7 +48,8 @@ class BodyCut:
         self.nodes: list[ast.stmt] = []  # the middle, with names in place of draws
 
     def parts(self) -> StepParts | None:
-        if not self._hoist() or not (self.drawing or self._is_worth_it()):
+        self._hoist()
+        if not (self.drawing or self._is_worth_it()):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -131,65 +72,55 @@ class BodyCut:
         taken = [_unpack(each, source) for each, source in ((early, BEFORE), ([*sure, *kept], LIVE)) if each]
         bound = list(map(_bound_if_kept, unsure, kept))
         after = self.body.compiled([*taken, *bound, *(s.node for s in self.after)], (BEFORE, LIVE))
-        return StepParts(before, middle, after, self._lines(), self.body.function.__code__)
+        return StepParts(
+            before, middle, after, self._lines(), self.body.function.__code__, leaves_draws=self.leaves_draws
+        )
 
     def _is_worth_it(self) -> bool:
         """True if more comes after than a result."""
         return any(not _is_result(statement.node) for statement in self.after)
 
-    def _hoist(self) -> bool:
-        """Move draws to the front. False where one of them cannot be."""
+    def _hoist(self) -> None:
+        """Move draws to the front, until one is met that cannot be, or code that could draw itself."""
         ready = set(self.body.parameters)  # local names that the front can read
         plain = True  # all statements so far are in the front, too
+        clean = True  # what is not in the front has called and written nothing that a draw could meet
         called = passed_op = returned = False
-        attributes_set: set[str] = set()
         stored = [name for s in self.middle for name in s.stores]
         for statement, runs_op in zip(self.middle, self.runs_op, strict=False):
             node = copy.deepcopy(statement.node)
             is_first = self.takes_all and plain and not (runs_op or is_plain(node, self.body))
-            if is_first and statement.loads - statement.stores <= ready:
-                self._move(statement, node, ready, stored)
-                continue
-            if self._is_clock(statement) and not any(self.runs_op[: self.middle.index(statement) + 1]):
-                self._move(statement, node, ready, stored)
-                continue
-            num_drawn = sum(count for line, count in self.drawn.items() if statement.spans({line}))
-            found = [call for call in self._draws(node) if not self._is_late(call, ready, called, attributes_set)]
-            found = [] if passed_op or returned else found
-            remaining = [n for n in ast.walk(node) if isinstance(n, ast.Call) and self.body.draw_of(n)]
-            if num_drawn > len(found) or len(remaining) > len(found):
-                # Within a loop, in a branch, or by a function of the user's: as a whole, or not at all.
-                if runs_op or statement.returns or not statement.loads - statement.stores <= ready:
-                    return False
-                if passed_op or returned or (not plain and not self._only_draws(statement, attributes_set)):
-                    return False  # what stands before it may raise, or end the step
+            found = list(self._draws(node, ready, called)) if clean and not (returned or passed_op) else []
+            # In a branch: as a whole.
+            is_drawing = clean and not (returned or runs_op) and self._only_draws(statement, len(found))
+            can_move = statement.loads - statement.stores <= ready
+            if can_move and (is_first or is_drawing or (self._is_clock(statement) and not passed_op)):
                 self._move(statement, node, ready, stored)
                 continue
             for call in found:
                 self._draw(node, call)
+            left = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
             if plain and is_plain(node, self.body) and statement.loads <= ready:
                 self.front.append(node)
                 ready |= statement.stores
                 self.early |= self._bound_once(statement, stored)
             else:
-                plain, passed_op = False, passed_op or runs_op
+                plain, called = False, called or bool(left)
                 ready -= statement.stores
-                attributes_set |= statement.attributes_set
-                called = called or any(isinstance(n, ast.Call) for n in ast.walk(node))
-            returned = returned or statement.returns
+                clean = clean and not statement.writes and all(map(self._draws_nothing, left))
+            self.leaves_draws = self.leaves_draws or any(map(self.body.draw_of, left))
+            returned, passed_op = returned or statement.returns, passed_op or runs_op
             self.nodes.append(node)
-        return True
 
-    def _is_late(self, call: ast.Call, ready: set[str], called: bool, attributes_set: set[str]) -> bool:
-        """True of a draw that is given what is not there yet, or a fetch before which something is called.
-
-        A fetch may raise, and then what stands before it has to have been done.
-        """
-        loads = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)} & self.body.names
-        attributes = {n.attr for n in ast.walk(call) if isinstance(n, ast.Attribute)}
-        return (
-            not loads <= ready or bool(attributes & attributes_set) or (called and self.body.draw_of(call) == "fetch")
-        )
+    def _draws_nothing(self, call: ast.Call) -> bool:
+        """True of calls of torch's functions, of ``len`` and the like, and of ``optimizer.zero_grad()``."""
+        function = call.func
+        if isinstance(function, ast.Attribute):
+            owner = self.body.value_of(function.value)
+            if isinstance(owner, ModuleType):
+                return owner.__name__.partition(".")[0] == "torch"
+            return function.attr == "zero_grad" and is_a(owner, torch.optim.Optimizer)
+        return _is_one_of(self.body.value_of(function), _PLAIN_CALLS)
 
     def _move(self, statement: Statement, node: ast.stmt, ready: set[str], stored: Sequence[str]) -> None:
         """Move a whole statement to the first part. In its place the middle binds the names that it bound."""
@@ -220,23 +151,23 @@ class BodyCut:
         self.nodes = nodes[::-1]
         return [kept_of[node] for node in self.nodes if node in kept_of]
 
-    def _only_draws(self, statement: Statement, attributes_set: set[str]) -> bool:
-        """Return True for ``lam = random.random() if alpha > 0 else 1.0``, which may be moved ahead of earlier code."""
+    def _only_draws(self, statement: Statement, num_found: int) -> bool:
+        """Return True for ``lam = random.random() if alpha > 0 else 1.0``, with more draws than those in any case."""
         calls = [n for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
-        attributes = {n.attr for n in ast.walk(statement.node) if isinstance(n, ast.Attribute)}
+        drawn = [n for n in calls if self.body.draw_of(n) == "draw"]
         return (
             isinstance(statement.node, ast.Assign)
+            and len(drawn) > num_found
             and all(
-                self.body.draw_of(n) == "draw" or _is_one_of(self.body.value_of(n.func), _PLAIN_CALLS) for n in calls
+                n in drawn or self._is_drawing(n) or _is_one_of(self.body.value_of(n.func), _PLAIN_CALLS) for n in calls
             )
-            and not attributes & attributes_set
-            and not statement.attributes_set
+            and not statement.writes
         )
 
     def _is_clock(self, statement: Statement) -> bool:
         """Return True for ``start = time.perf_counter()``."""
         node = statement.node
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or statement.attributes_set:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call) or statement.writes:
             return False
         return _is_one_of(self.body.value_of(node.value.func), _CLOCKS)
 
@@ -244,10 +175,24 @@ class BodyCut:
         names = statement.stores & statement.binds
         return {name for name in names if stored.count(name) == 1 and name not in self.body.parameters}
 
-    def _draws(self, statement: ast.stmt) -> Iterator[ast.Call]:
-        """Draws that the statement makes in any case, in order."""
+    def _draws(self, statement: ast.stmt, ready: set[str], called: bool) -> Iterator[ast.Call]:
+        """Draws that the statement makes in any case, in order, up to one that has to stay where it is.
+
+        That is one that is given what is not there yet, comes after a call that could draw itself, or fetches after any
+        call: a fetch may raise, and then what stands before it has to have been done.
+        """
         for root in _roots(statement):
-            yield from _in_any_case(root, lambda n: isinstance(n, ast.Call) and self._is_drawing(n))
+            for call in _in_any_case(root, self._is_drawing):
+                is_fetch = self.body.draw_of(call) == "fetch"
+                if self._is_drawing(call):
+                    loads = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)} & self.body.names
+                    if not loads <= ready or (called and is_fetch):
+                        return
+                    yield call
+                elif self._draws_nothing(call):
+                    called = True
+                else:
+                    return
 
     def _is_drawing(self, call: ast.Call) -> bool:
         """Return True for a draw, a fetch, and ``float(draw)`` or ``draw.item()``, which want a plain number."""
@@ -315,6 +260,8 @@ class _Exchange(ast.NodeTransformer):
 
 def _roots(statement: ast.stmt) -> list[ast.expr]:
     """The expressions of a statement that are evaluated first, and in any case."""
+    if isinstance(statement, ast.AugAssign) and not isinstance(statement.target, ast.Name):
+        return []
     if isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Return)):
         return [] if statement.value is None else [statement.value]
     if isinstance(statement, ast.If):
@@ -322,9 +269,14 @@ def _roots(statement: ast.stmt) -> list[ast.expr]:
     return [statement.iter] if isinstance(statement, ast.For) else []
 
 
-def _in_any_case(node: ast.AST, wanted: Callable[[ast.AST], bool]) -> Iterator[Any]:
-    """The wanted nodes of an expression that are evaluated whatever values it meets, without what is within them."""
-    if wanted(node):
+def _in_any_case(node: ast.AST, is_whole: Callable[[ast.Call], bool]) -> Iterator[ast.Call]:
+    """The calls of an expression in their order, up to one that is made for certain values only.
+
+    Args:
+        node: the expression.
+        is_whole: true of calls whose arguments are not looked into.
+    """
+    if isinstance(node, ast.Call) and is_whole(node):
         yield node
         return
     inner: Iterable[ast.AST] = ast.iter_child_nodes(node)
@@ -336,10 +288,13 @@ def _in_any_case(node: ast.AST, wanted: Callable[[ast.AST], bool]) -> Iterator[A
         inner = [node.left, *node.comparators[:1]]
     elif isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
         inner = [node.generators[0].iter]
-    elif isinstance(node, ast.Lambda):
+    elif isinstance(node, (ast.Lambda, ast.Dict)):  # a dict takes its keys and values in turns
         inner = []
+    inner = list(inner)
     for each in inner:
-        yield from _in_any_case(each, wanted)
+        yield from _in_any_case(each, is_whole)
+    seen = {n for each in inner for n in ast.walk(each)}
+    yield from (n for n in ast.walk(node) if isinstance(n, ast.Call) and n not in seen)
 
 
 def _load(name: str) -> ast.Name:

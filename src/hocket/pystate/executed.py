@@ -113,7 +113,7 @@ class ExecutedCode:
 
     Attributes:
         calls_sinks: a watched step has called a sink.
-        lines: where ops ran and numbers were drawn.
+        lines: where ops ran.
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
         user_strings: names that such code spells as strings.
@@ -235,8 +235,6 @@ class ExecutedCode:
             return
         if event == "c_call":
             self.lines.called(frame, arg)
-        elif event != "call" and event != "return":
-            self.lines.returned(frame, arg)
         if self._skipped is not None:
             if frame is self._skipped and (event == "return" or arg is gc.collect):
                 self._skipped = None

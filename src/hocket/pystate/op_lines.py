@@ -1,11 +1,10 @@
-"""Notes at which lines of the code on the stack ops run and numbers are drawn, while C functions are called."""
+"""Notes at which lines of the code on the stack ops run, while C functions are called."""
 
 from __future__ import annotations
 
 import functools
 import os
 import sys
-from collections import Counter
 from contextlib import contextmanager
 from inspect import CO_GENERATOR
 from types import CodeType, FrameType, ModuleType
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 
 from hocket.pystate.origins import OURS, TORCH, origin
-from hocket.pystate.tokens import DRAWING
 
 # Methods of tensors that look at one, and are no work.
 _LOOKS = frozenset(
@@ -50,7 +48,6 @@ _OPTIM = os.path.join(TORCH, "optim", "")
 _TRACING = os.path.join(OURS, "tracing", "")
 _TEXT = os.path.join(TORCH, "_tensor_str.py")
 _CONTEXTS = contextmanager.__code__.co_filename
-_IMPORTING = "<frozen importlib"
 _OF_USER = ("user", "library")
 
 
@@ -61,31 +58,20 @@ class OpLines:
         trains: those of `ops` where a backward or an optimizer's update ran.
         ops: code and line, of each function of the user's or a library's that was on the stack when an op ran.
         outside: the frame within which the watched step runs.
-        draws: for code and line, how many draws, or fetches by `next`, a step has made there at most.
     """
 
     def __init__(self) -> None:
         self.ops: set[tuple[CodeType, int]] = set()
         self.trains: set[tuple[CodeType, int]] = set()
-        self.draws: Counter[tuple[CodeType, int]] = Counter()
         self.begin()
 
     def begin(self, outside: FrameType | None = None) -> None:
         """A step begins, within this frame."""
-        self._drawn: Counter[tuple[CodeType, int]] = Counter()
-        self._last: dict[tuple[CodeType, int], FrameType | None] = {}
-        self._fetching: FrameType | None = None
         self.outside = outside
 
     def end(self) -> None:
         """The step has ended."""
         self.outside = None
-        self._last = {}
-
-    def returned(self, frame: FrameType, function: Any) -> None:
-        """A C function has returned to a frame, or has raised there."""
-        if frame is self._fetching and function is next:
-            self._fetching = None
 
     def called(self, frame: FrameType, function: Any) -> None:
         """A C function is called by a frame."""
@@ -101,13 +87,6 @@ class OpLines:
             is_op = function.__name__ == "run_backward"
         if is_op:
             self._note_op(frame, kind is not ModuleType and function.__name__ == "run_backward")
-        elif self._fetching is None:
-            if function is next:
-                if _role(frame.f_code.co_filename) in _OF_USER:
-                    self._note_draw(frame)
-                    self._fetching = frame
-            elif issubclass(kind, DRAWING):
-                self._note_draw(frame)
 
     def _note_op(self, frame: FrameType | None, trains: bool) -> None:
         found: list[tuple[CodeType, int]] = []
@@ -125,23 +104,6 @@ class OpLines:
         if trains:
             self.trains.update(found)
 
-    def _note_draw(self, frame: FrameType | None) -> None:
-        """Count a draw where it was asked for: several that one function makes on the way are one."""
-        called: FrameType | None = None
-        found: list[tuple[tuple[CodeType, int], FrameType | None]] = []
-        while frame is not None and frame is not self.outside:
-            role = _role(frame.f_code.co_filename)
-            if role == "importing":
-                return  # a module's own, made once
-            place = frame.f_code, frame.f_lineno
-            if role in _OF_USER and (called is None or self._last.get(place) is not called):
-                found.append((place, called))
-            called, frame = frame, frame.f_back
-        for place, called in found:
-            self._drawn[place] += 1
-            self._last[place] = called
-            self.draws[place] = max(self.draws[place], self._drawn[place])
-
 
 def watching_frame() -> FrameType | None:
     """The frame that has begun to watch: those around it are no part of the step."""
@@ -156,7 +118,7 @@ def _role(file: str) -> str:
     """The owner of a file, or what its code does."""
     if file == _TEXT:
         return "text"
-    for role, folder in (("tracing", _TRACING), ("optimizer", _OPTIM), ("importing", _IMPORTING)):
+    for role, folder in (("tracing", _TRACING), ("optimizer", _OPTIM)):
         if file.startswith(folder):
             return role
     return origin(file)

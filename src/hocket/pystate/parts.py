@@ -15,7 +15,8 @@ The three parts are functions with the globals, the closure and the lines of the
 they are the step: whatever is put into which part, so nothing here has to be known about what a statement does. The
 split is by statements of the function's own body. After comes whatever follows the last statement that ran an op.
 Before come draws and fetches: calls of generators of numbers, and `next`. Such a call is moved to the front only if it
-is made in any case, what it is given is there by then, and no other draw is passed over.
+is made in any case, what it is given is there by then, and nothing is passed over that could draw itself. All other
+draws stay in the middle, which is given their numbers (`hocket.pystate.drawn`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ from typing import Any
 import torch
 
 from hocket.pystate.bodies import Body, parsed
-from hocket.pystate.cuts import BodyCut, StepParts
+from hocket.pystate.cuts import BodyCut
 from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
+from hocket.pystate.step_parts import LIVE, StepParts
 
 _TRAINED = (torch.nn.Module, torch.optim.Optimizer)
 
@@ -48,7 +50,7 @@ def split(step: Any, lines: OpLines) -> list[StepParts]:
 
     Args:
         step: a function, a method, a partial, or an object with a `__call__` of the user's.
-        lines: where ops ran and numbers were drawn.
+        lines: where ops ran.
     """
     if isinstance(step, functools.partial):
         return [
@@ -63,7 +65,22 @@ def split(step: Any, lines: OpLines) -> list[StepParts]:
     if isinstance(step, types.FunctionType):
         return _split(step, None, lines)
     method = inspect.getattr_static(type(step), "__call__", None)
-    return split(types.MethodType(method, step), lines) if isinstance(method, types.FunctionType) else []
+    if not isinstance(method, types.FunctionType):
+        return []
+    return split(types.MethodType(method, step), lines)
+
+
+def undivided(step: Any) -> StepParts:
+    """A step of which all is middle."""
+
+    def middle(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        return (step(*args, **kwargs),)
+
+    def after(*args: Any, **kwargs: Any) -> Any:
+        return kwargs[LIVE][0]
+
+    middle.__wrapped__ = step  # type: ignore[attr-defined]
+    return StepParts(None, middle, after, "", None, step)
 
 
 def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[StepParts]:
@@ -92,14 +109,13 @@ def _split_body(body: Body, lines: OpLines) -> Iterator[StepParts]:
     if trains[-1] and isinstance(body.statements[-1].node, ast.Return):  # ``return update(optimizer, loss)``
         body.name_result()
         runs_op, trains = [*runs_op, False], [*trains, False]
-    drawn = {line: count for (each, line), count in lines.draws.items() if each is code}
     cuts = [cut for cut in dict.fromkeys(_end(body, runs) for runs in (runs_op, trains) if any(runs)) if cut]
     ways = [(cut, runs_op, takes_all) for takes_all in (False, True) for cut in cuts]
     num_fetching = _num_fetching(body, trains)
     if any(runs_op[:num_fetching]):
         ways += [(cut, [False] * num_fetching + runs_op[num_fetching:], True) for cut in cuts if cut > num_fetching]
     for cut, runs, takes_all in ways:
-        parts = BodyCut(body, cut, runs, drawn, takes_all).parts()
+        parts = BodyCut(body, cut, runs, takes_all).parts()
         if parts is not None:
             yield parts
 

@@ -25,6 +25,13 @@ ITERATORS: tuple[type, ...] = (
 )  # fmt: skip
 
 
+def generator_of(owner: Any) -> Any:
+    """The generator of the module `random` or `numpy.random`. Any other object is its own."""
+    if owner is random or owner is np.random:
+        return owner.random.__self__
+    return owner
+
+
 def generator_state(value: Any) -> Any:
     """The state of a generator of `random`, numpy or torch. None for one that asks the system, which is noticed."""
     if is_a(value, torch.Generator):

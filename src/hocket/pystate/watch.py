@@ -14,7 +14,6 @@ clock, a file, a random generator that is not torch's), is a *finding*: the step
 from __future__ import annotations
 
 import functools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
@@ -22,7 +21,6 @@ from dataclasses import dataclass, replace
 from types import CodeType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -47,7 +45,7 @@ from hocket.pystate.places import (
     same,
     shown,
 )
-from hocket.pystate.tokens import GENERATORS
+from hocket.pystate.tokens import DRAWING, GENERATORS, generator_of
 from hocket.pystate.walk import Reachable
 
 # A step that still runs new code after this number of calls is not watched any longer.
@@ -177,6 +175,7 @@ class PurityWatch:
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
         appended: lists that the step appends to, by identity.
         owned: addresses of the lists and dicts that the step that runs has found.
+        generators: of Python's and numpy's, those that the step has drawn from.
     """
 
     def __init__(self, step: Callable[..., Any], roots: Iterable[Any], divided: CodeType | None = None) -> None:
@@ -190,6 +189,7 @@ class PurityWatch:
         self.live_leaves: set[int] = set()
         self.appended: dict[int, AppendedList] = {}
         self.owned: frozenset[int] = frozenset()
+        self.generators: dict[int, Any] = {}
         self._last: Reachable | None = None
         self._numbers_set: dict[Any, Any] = {}
 
@@ -293,6 +293,9 @@ class PurityWatch:
         return self._numbers_set.setdefault(change.place.identity, change.now) != change.now
 
     def _finding(self, change: Change) -> str:
+        owner = generator_of(change.place.owner)
+        if change.place.kind == "state" and is_a(owner, DRAWING):
+            self.generators[id(owner)] = owner
         if self.executed.strict and is_number(change.then) and is_number(change.now):
             strict, _, line = next(iter(self.executed.strict)).rpartition(" at ")
             return finding("hands on", f"{change}, and hands numbers to {strict}", line)
@@ -346,9 +349,7 @@ def _is_output(change: Change) -> bool:
 def _finding(change: Change, line: str) -> str:
     kind = change.place.kind
     if kind == "state":
-        draws = any(change.place.owner is module for module in (random, np.random)) or is_a(
-            change.place.owner, GENERATORS
-        )
+        draws = is_a(generator_of(change.place.owner), GENERATORS)
         return finding("draws" if draws else "advances", change, line)
     if is_a(change.now, torch.Tensor) and change.now.requires_grad:
         return finding("keeps a graph", change.place.name, line)

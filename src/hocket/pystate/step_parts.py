@@ -1,0 +1,91 @@
+"""`StepParts`: a step as the Python before its ops, the part that runs ops, and the Python after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from types import CodeType
+from typing import Any
+
+from hocket.arguments import packed, unpacked
+from hocket.pystate.watch import PurityWatch
+
+# Keyword arguments of the parts.
+BEFORE, LIVE = "_hocket_before", "_hocket_live"
+# A part returns it after the step's result where no other comes after.
+RETURNED = "_hocket_returned"
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """A step in three parts.
+
+    Attributes:
+        before: called with the step's arguments. Returns the values that the middle and the last part need, or the
+            step's result and `RETURNED` where the step ends there. None if nothing comes before.
+        middle: called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple: what the last
+            part needs, or the step's result and `RETURNED` where the step ends there.
+        after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
+            middle as `LIVE`. Returns the step's result.
+        lines: of the user's code that is not in the middle.
+        code: of the step.
+        watched: what the state of the middle is reached from, where that is not the middle itself.
+        leaves_draws: the middle has calls that draw or fetch.
+    """
+
+    before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
+    middle: Callable[..., tuple[Any, ...]]
+    after: Callable[..., Any]
+    lines: str
+    code: CodeType | None
+    watched: Any = None
+    leaves_draws: bool = False
+
+    def watch(self, roots: Iterable[Any]) -> PurityWatch:
+        """A watch of the middle."""
+        return PurityWatch(self.watched or self.middle, roots, self.code)
+
+    def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Run what comes before: the batch of the middle, and what the last part gets.
+
+        The step's result and `RETURNED` where the step ends there.
+
+        Args:
+            batch: the arguments of the step, as `hocket.arguments.packed` makes them.
+        """
+        if self.before is None:
+            return batch, ()
+        args, kwargs = unpacked(batch)
+        drawn, kept = self.before(*args, **kwargs)
+        if is_end(kept):
+            return drawn, kept
+        return (packed(args, {**kwargs, BEFORE: drawn}) if drawn else batch), kept
+
+    def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
+        """Run the last part with the result of the middle, and return the step's result."""
+        if len(live) == 2 and is_end(live[1]):
+            return live[0]
+        args, kwargs = unpacked(batch)
+        return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
+
+    @property
+    def is_over(self) -> bool:
+        """True if the step has to be divided in another way. See `hocket.pystate.drawn` for this and the next two."""
+        return False
+
+    def raised(self) -> None:
+        """The middle has raised."""
+
+    def anew(self) -> Sequence[Any]:
+        """Parts that take the place of these from the next call on."""
+        return ()
+
+    def bound(self, bind: Callable[[Any], Any]) -> StepParts:
+        """The parts as a method's, or with arguments that are given already."""
+        before = None if self.before is None else bind(self.before)
+        return replace(self, before=before, middle=bind(self.middle), after=bind(self.after))
+
+
+def is_end(value: Any) -> bool:
+    """Return True for `RETURNED`."""
+    return type(value) is str and value == RETURNED

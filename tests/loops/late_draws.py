@@ -1,0 +1,252 @@
+"""Loops whose step draws by Python or numpy where no statement of its own body could draw ahead of its ops."""
+
+from __future__ import annotations
+
+import random
+from random import gauss
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
+
+
+@loop(planned=True)
+def teacher_forcing() -> Loop:
+    """As in the tutorial on translation: the decoder is forced in half of the steps, decided behind the encoder."""
+    encoder, decoder, head = nn.GRU(8, 12), nn.GRUCell(4, 12), nn.Linear(12, 4)
+    models = [encoder, decoder, head]
+    optimizer = torch.optim.Adam([p for each in models for p in each.parameters()], lr=0.01)
+    words = [torch.randn(3, 2, 8) for _ in range(10)]
+    targets = torch.randn(10, 3, 2, 4)
+
+    def step(source, target):
+        optimizer.zero_grad()
+        _, hidden = encoder(source)
+        hidden, given, loss = hidden[0], torch.zeros(2, 4), 0
+        is_forced = random.random() < 0.5
+        for word in target:
+            hidden = decoder(given, hidden)
+            out = head(hidden)
+            loss = loss + F.mse_loss(out, word)
+            given = word if is_forced else out.detach()
+        loss.backward()
+        optimizer.step()
+        return loss.item() / len(target)
+
+    def one(batch):
+        return step(*batch)
+
+    return Loop(one, models, optimizer, list(zip(words, targets, strict=True)))
+
+
+@loop(planned=True)
+def penalty_between_real_and_false() -> Loop:
+    """A helper draws one share for each sample, after the critic has run."""
+    critic, optimizer, batches = task()
+
+    def penalty(one, other):
+        share = torch.from_numpy(np.random.random((len(one), 1))).float()  # noqa: NPY002  # as people write
+        between = (share * one + (1 - share) * other).requires_grad_(True)
+        score = critic(between)
+        (slope,) = torch.autograd.grad(score.sum(), between, create_graph=True)
+        return ((slope.norm(2, dim=1) - 1) ** 2).mean()
+
+    def step(batch):
+        real, false = batch[0], batch[0].flip(0)
+        loss = critic(false).mean() - critic(real).mean() + 10 * penalty(real, false)
+        return update(optimizer, loss)
+
+    return Loop(step, critic, optimizer, batches)
+
+
+class _Mixing(nn.Module):
+    """Mixes the samples in front of one of its layers, with a share that follows `alpha`."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)])
+        self.alpha = 0.4
+
+    def forward(self, x):
+        place = random.randint(0, 2)
+        share = np.random.beta(self.alpha, self.alpha)  # noqa: NPY002
+        for number, layer in enumerate(self.layers):
+            if number == place:
+                x = share * x + (1 - share) * x.flip(0)
+            x = torch.relu(layer(x))
+        return x
+
+
+@loop(planned=True)
+def mix_up_within_a_forward() -> Loop:
+    model = _Mixing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(batch):
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+    return Loop(step, model, optimizer, labelled())
+
+
+@loop(planned=True)
+def mix_up_whose_distribution_changes() -> Loop:
+    model = _Mixing()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+    def step(batch):
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+    def after(n, _):
+        if n == CHANGE:
+            model.alpha = 0.8
+
+    return Loop(step, model, optimizer, labelled(), after=after)
+
+
+class _Noisy(nn.Module):
+    """Adds noise by a function of the module's globals and by a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12), nn.Linear(12, 4)
+        self.random = random.Random(5)
+
+    def forward(self, x):
+        hidden = torch.relu(self.first(x)) * (1 + 0.1 * gauss(0, 1))
+        return self.second(hidden + self.random.uniform(-0.1, 0.1))
+
+
+@loop(planned=True)
+def noise_within_a_forward() -> Loop:
+    model = _Noisy()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch):
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+    return Loop(step, model, optimizer, labelled(), lambda: {"random": model.random})
+
+
+@loop(planned=True)
+def noise_for_batches_of_two_sizes() -> Loop:
+    model, optimizer, batches = task()
+    batches[4] = tuple(each[:4] for each in batches[4])
+
+    def noisy(x):
+        noise = np.random.normal(0, 0.1, x.shape)  # noqa: NPY002
+        return x + torch.as_tensor(noise, dtype=torch.float32)
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(noisy(x)), y)
+        return update(optimizer, loss)
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def draws_around_what_raises() -> Loop:
+    """One draw comes before a label that does not exist, and one after it. The first model has been trained by then."""
+    model, optimizer, batches = task()
+    other = mlp()
+    optimizers = [optimizer, torch.optim.SGD(other.parameters(), lr=0.05)]
+    bad = (batches[0][0], torch.full((6,), 9))
+
+    def noise():
+        return 1 + 0.1 * random.random()
+
+    def step(batch):
+        x, y = batch
+        update(optimizers[0], (model(x) * noise()).square().mean())
+        loss = F.cross_entropy(other(x) * noise(), y)
+        return update(optimizers[1], loss * noise())
+
+    return Loop(step, [model, other], optimizers, lambda n: bad if n in (20, 80, 81, 100) else batches[n % 10])
+
+
+@loop(word="random")
+def pool_of_earlier_images() -> Loop:
+    """As in CycleGAN: how many numbers are drawn depends on those that were."""
+    model, optimizer, batches = task()
+    pool = [torch.randn(8) for _ in range(4)]
+
+    def queried(rows):
+        found = []
+        for row in rows:
+            if random.uniform(0, 1) > 0.5:
+                place = random.randint(0, 3)
+                row, pool[place] = pool[place].clone(), row
+            found.append(row)
+        return torch.stack(found)
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        return update(optimizer, F.cross_entropy(out, y) + 0.1 * model(queried(x)).square().mean())
+
+    return Loop(step, model, optimizer, batches, lambda: {"pool": pool})
+
+
+@loop(word="random")
+def order_shuffled_in_place() -> Loop:
+    model, optimizer, batches = task()
+    order = list(range(6))
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        random.shuffle(order)
+        return update(optimizer, loss + F.cross_entropy(model(x[order]), y[order]))
+
+    return Loop(step, model, optimizer, batches, lambda: {"order": order})
+
+
+@loop(planned=True)
+def draw_beside_a_helper_that_draws() -> Loop:
+    """Two draws of one statement: that of the helper comes first, and no hook of Python's sees numpy draw."""
+    model, optimizer, batches = task()
+
+    def noise(x):
+        return torch.from_numpy(np.random.normal(0, 1, (len(x), 4))).float()  # noqa: NPY002
+
+    def step(batch):
+        x, y = batch
+        out = model(x) + noise(x) * np.random.beta(0.4, 0.4)  # noqa: NPY002
+        return update(optimizer, F.cross_entropy(out, y))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def draw_after_a_helper_that_draws() -> Loop:
+    model, optimizer, batches = task()
+    seen = {"steps": 0}
+
+    def shift():
+        return np.random.normal(0, 1)  # noqa: NPY002
+
+    def step(batch):
+        x, y = batch
+        seen["steps"] += 1
+        moved = shift()
+        share = np.random.beta(0.4, 0.4)  # noqa: NPY002
+        return update(optimizer, share * F.cross_entropy(model(x) + moved, y))
+
+    return Loop(step, model, optimizer, batches, lambda: dict(seen))
+
+
+@loop()
+def draw_after_an_attribute_is_set() -> Loop:
+    model, optimizer, batches = task()
+    options = {"alpha": 0.4}
+
+    def step(batch):
+        x, y = batch
+        options["alpha"] = 0.4 if len(x) > 3 and options["alpha"] > 0.5 else 0.8
+        share = random.betavariate(options["alpha"], options["alpha"])
+        return update(optimizer, share * F.cross_entropy(model(x), y))
+
+    return Loop(step, model, optimizer, batches, lambda: dict(options))
