@@ -181,6 +181,8 @@ class _Look:
             if not is_end(kept):
                 seen = run(unfolded(own))
                 self.parts.end(batch, kept, seen.result)
+                if self.parts.was_left:
+                    raise CaptureError("what the step draws differs from step to step")
                 return seen
         raise CaptureError("the step ends before its ops")
 

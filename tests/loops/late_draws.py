@@ -250,3 +250,51 @@ def draw_after_an_attribute_is_set() -> Loop:
         return update(optimizer, share * F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, batches, lambda: dict(options))
+
+
+class _Jittered(nn.Module):
+    """Adds noise by generators of numpy's, one in an attribute and one in a closure."""
+
+    def __init__(self, generator):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12), nn.Linear(12, 4)
+        self.generator = np.random.default_rng(5)
+        self.scale = lambda: generator.uniform(0.9, 1.1)
+
+    def forward(self, x):
+        noise = torch.as_tensor(self.generator.normal(0, 0.1, (len(x), 12)), dtype=torch.float32)
+        return self.second(torch.relu(self.first(x)) + noise) * self.scale()
+
+
+@loop(planned=True)
+def noise_by_generators_of_numpy() -> Loop:
+    generator = np.random.RandomState(3)
+    model = _Jittered(generator)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch):
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+    def state():
+        return {"attribute": model.generator, "closure": repr(generator.get_state())}
+
+    return Loop(step, model, optimizer, labelled(), state)
+
+
+@loop()
+def draws_of_other_kinds_in_turns() -> Loop:
+    """Two draws that take the same bits, so that the state of the generator does not tell one from the other."""
+    model, optimizer, batches = task()
+
+    def drawn(n):
+        return random.random() if n % 7 else random.uniform(1, 2)
+
+    def step(n, batch):
+        x, y = batch
+        out = model(x)
+        return update(optimizer, drawn(n) * F.cross_entropy(out, y))
+
+    def one(pair):
+        return step(*pair)
+
+    return Loop(one, model, optimizer, lambda n: (n, batches[n % 10]))

@@ -182,9 +182,8 @@ class PartedPool:
             parts.raised()
             raise
         never_settles = middle.num_states > MAX_STATES and bool(self._ways)
-        anew = parts.anew()
         refused = middle.current.is_refused and (not middle.has_plan or never_settles)
-        why = middle.current.decision.reason if refused else "it draws other numbers" if anew else ""
+        why = middle.current.decision.reason if refused else "it draws otherwise" if parts.was_left else ""
         if not middle.has_plan and _is_held_elsewhere(live, middle.config.watch.executed.holders):
             why = why or "it hands on what it keeps"
         if not middle.has_plan and parts.before is not None and _holds_graph(own):
@@ -194,7 +193,8 @@ class PartedPool:
         if why:
             log.info("hocket: not so: %s", why)
             self._why_not = why if refused else self._why_not
-            self._ways[:0] = anew
+            if parts.was_left:
+                self._ways[:0] = parts.anew()
             try:
                 self._next()
             except CaptureError:

@@ -10,19 +10,20 @@ op, in a forward, in a helper::
     middle         a graph, or the user's code, whose draws get these numbers in place of new ones
 
 Where the user's code asks for another draw than the list has next, all generators go back, the draws so far are made
-again, and the step draws for itself from there on. `hocket.pystate.watch` sees that, and refuses the graph. The next
-step is listed anew, a few times at most. After a step that raised the generators go back in the same way, to the draws
-that were made before the op that raised.
+again, and the step draws for itself from there on. What was recorded in that step is dropped, and the next one is
+listed anew, a few times at most. After a step that raised the generators go back in the same way, to the draws that
+were made before the op that raised.
 """
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import CellType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket.arguments import packed, unpacked
+from hocket.pystate.layout import instance_dict
 from hocket.pystate.parts import split, undivided
 from hocket.pystate.places import is_a
 from hocket.pystate.step_parts import RETURNED, StepParts, is_end
@@ -80,7 +82,7 @@ class Draw:
 
     def is_like(self, other: Draw) -> bool:
         """True if the other is the same call. Its arguments may be anything."""
-        if other.function is not self.function or not other.is_plain:
+        if other.function != self.function or not other.is_plain:
             return False
         return _same((self.args, *self.kwargs.items()), (other.args, *other.kwargs.items()))
 
@@ -141,11 +143,14 @@ class DrawnAhead:
         """Run the last part with the result of the middle, and return the step's result."""
         return self._inner.end(batch, kept, live)
 
+    @property
+    def was_left(self) -> bool:
+        """True if the last step has drawn otherwise than its list says."""
+        return self._turn.was_left
+
     def anew(self) -> list[DrawnAhead]:
-        """The same parts with a list that is made anew, if the last step has left this one."""
-        if not self._turn.was_left or self._num_lists == MAX_LISTS:
-            return []
-        return [DrawnAhead(self._inner, self._watch, self._num_lists)]
+        """The same parts with a list that is made anew, unless many were."""
+        return [DrawnAhead(self._inner, self._watch, self._num_lists)] if self._num_lists < MAX_LISTS else []
 
     def raised(self) -> None:
         """The middle has raised: the generators go back to where its draws so far have left them."""
@@ -181,7 +186,7 @@ class DrawnAhead:
 
             return draw
 
-        made = [(each.table, each.key, asked(each.function), each.table.get(each.key)) for each in self._entries]
+        made = [(each.table, each.key, each.made(asked), each.table.get(each.key)) for each in self._entries]
         for table, key, one, _ in made:
             table[key] = one
         try:
@@ -267,12 +272,46 @@ class _Turn:
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A place where a step finds a method of a generator."""
+    """A place where a step finds a method of a generator, or the generator.
 
-    table: dict[str, Any]
+    Attributes:
+        table, key: the place.
+        generator: of `random` or numpy.
+        function: the method. None for the generator itself.
+    """
+
+    table: Any
     key: str
-    function: Callable[..., Any]
     generator: Any
+    function: Callable[..., Any] | None = None
+
+    def made(self, asked: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+        """The object that takes this place, whose draws are those of `asked`."""
+        if self.function is not None:
+            return asked(self.function)
+        kind: Any = type(self.generator)
+        names = [name for name in dir(kind) if not name.startswith("_") and name not in _OTHERS]
+        methods = {name: asked(one) for name in names if callable(one := getattr(self.generator, name))}
+
+        class Asking(kind):  # type: ignore[misc]
+            def __getattribute__(self, name: str) -> Any:
+                return methods[name] if name in methods else super().__getattribute__(name)
+
+        is_new = is_a(self.generator, np.random.Generator)
+        return Asking(self.generator.bit_generator if is_new else self.generator._bit_generator)
+
+
+class _Cell:
+    """The variable of a closure, as a table."""
+
+    def __init__(self, cell: CellType) -> None:
+        self._cell = cell
+
+    def get(self, key: str) -> Any:
+        return self._cell.cell_contents
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._cell.cell_contents = value
 
 
 def _entries(generators: Iterable[Any], spaces: Iterable[tuple[dict[str, Any], Iterable[str]]]) -> Iterator[_Entry]:
@@ -284,20 +323,42 @@ def _entries(generators: Iterable[Any], spaces: Iterable[tuple[dict[str, Any], I
             for name in sorted(names):
                 function: Any = table.get(name)
                 if getattr(function, "__self__", None) is generator and function.__name__ not in _OTHERS:
-                    yield _Entry(table, name, function, generator)
+                    yield _Entry(table, name, generator, function)
                     found = True
         if not found and is_a(generator, random.Random):
             for name in dir(random.Random):
                 if not name.startswith("_") and name not in (*_OTHERS, *vars(generator)) and name != "VERSION":
-                    yield _Entry(vars(generator), name, getattr(generator, name), generator)
+                    yield _Entry(vars(generator), name, generator, getattr(generator, name))
+        elif not found:
+            yield from _holders(generator)
+
+
+def _holders(generator: Any) -> Iterator[_Entry]:
+    """The variables of closures and modules, attributes and items that hold a generator of numpy."""
+    for holder in gc.get_referrers(generator):
+        if type(holder) is CellType:
+            yield _Entry(_Cell(holder), "", generator)
+            continue
+        table = holder if type(holder) is dict else instance_dict(holder)
+        for key in [key for key, value in (table or {}).items() if value is generator and type(key) is str]:
+            yield _Entry(table, key, generator)
 
 
 def _states(generators: Iterable[Any]) -> list[tuple[Any, Any]]:
-    return [(each, each.getstate() if is_a(each, random.Random) else each.get_state()) for each in generators]
+    return [(each, _state(each)) for each in generators]
+
+
+def _state(generator: Any) -> Any:
+    if is_a(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if is_a(generator, random.Random) else generator.get_state()
 
 
 def _set_state(generator: Any, state: Any) -> None:
-    (generator.setstate if is_a(generator, random.Random) else generator.set_state)(state)
+    if is_a(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        (generator.setstate if is_a(generator, random.Random) else generator.set_state)(state)
 
 
 def _is_plain_argument(value: Any) -> bool:

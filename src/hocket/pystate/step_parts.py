@@ -70,7 +70,12 @@ class StepParts:
 
     @property
     def is_over(self) -> bool:
-        """True if the step has to be divided in another way. See `hocket.pystate.drawn` for this and the next two."""
+        """True if the step has to be divided in another way. See `hocket.pystate.drawn` for this and the next three."""
+        return False
+
+    @property
+    def was_left(self) -> bool:
+        """True if nothing that was recorded in the last step is valid."""
         return False
 
     def raised(self) -> None:
