@@ -298,3 +298,44 @@ def draws_of_other_kinds_in_turns() -> Loop:
         return step(*pair)
 
     return Loop(one, model, optimizer, lambda n: (n, batches[n % 10]))
+
+
+@loop(planned=True)
+def rows_chosen_by_an_array() -> Loop:
+    """As in PPO by hand: the order is drawn once, and each part of it picks rows."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        order = np.random.permutation(len(x))  # noqa: NPY002
+        for begin in range(0, len(x), 2):
+            rows = order[begin : begin + 2]
+            loss = update(optimizer, F.cross_entropy(model(x[rows]), y[rows]))
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def noise_cast_by_numpy() -> Loop:
+    model, optimizer, batches = task()
+    generator = np.random.default_rng(2)
+
+    def step(batch):
+        x, y = batch
+        noise = generator.normal(0, 0.1, (len(x), 4)).astype(np.float32)
+        return update(optimizer, F.cross_entropy(model(x) + torch.from_numpy(noise), y))
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
+
+
+@loop(word="numpy array")
+def item_of_an_array_read_beside_its_rows() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        rows = np.random.permutation(len(x))  # noqa: NPY002
+        return update(optimizer, F.cross_entropy(model(x[rows]), y[rows]) * (1 + rows[0]))
+
+    return Loop(step, model, optimizer, batches)

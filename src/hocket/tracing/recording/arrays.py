@@ -4,28 +4,72 @@
 other leaf of the batch. While a step is recorded it is given a `WatchedArray` in place of each array::
 
     torch.from_numpy(x)   ->   the leaf           x / 255   ->   noted: numpy computes with it where no op is seen
+    tensor[x]             ->   the leaf           x[2:], x.astype(np.float32)   ->   one that stands for that part
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hocket.pystate.origins import user_line
+
 MAKERS: frozenset[Any] = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
 
+_FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 # What may be asked of an array without looking at its elements.
 _FREE = frozenset(
     (
         "shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides", "flags", "__class__", "__dict__",
         "__module__", "__array_priority__", "__array_finalize__", "__array_ufunc__", "__array_function__", "__len__",
-        "__array_wrap__", "_hocket_plain", "_hocket_tensor", "_hocket_note",
+        "__array_wrap__", "_hocket_plain", "_hocket_tensor", "_hocket_note", "astype",
+        "__torch_function__",
     )
 )  # fmt: skip
+
+
+class ArrayReads:
+    """Elements of arrays that a recorded step reads where no op is seen.
+
+    torch itself reads a few items of an array that is an index of a tensor, in the user's own frame, and only then asks
+    the mode. So single items count when the recording ends, unless their instruction was such an index.
+
+    Args:
+        note: called with the user's line.
+    """
+
+    def __init__(self, note: Callable[[str], object]) -> None:
+        self._note = note
+        self._items: dict[tuple[FrameType, int], str] = {}
+
+    def __call__(self) -> None:
+        """The step reads elements."""
+        self._note(user_line())
+
+    def item(self) -> None:
+        """The frame that called the caller reads one element."""
+        frame = sys._getframe(2)
+        self._items.setdefault((frame, frame.f_lasti), user_line())
+
+    def was_index(self) -> None:
+        """The running instruction of one of the frames has an array as an index of a tensor."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            self._items.pop((frame, frame.f_lasti), None)
+            frame = frame.f_back
+
+    def end(self) -> None:
+        """The step has run."""
+        for line in self._items.values():
+            self._note(line)
+        self._items.clear()
 
 
 class WatchedArray(np.ndarray[Any, Any]):
@@ -40,6 +84,30 @@ class WatchedArray(np.ndarray[Any, Any]):
             return np.ndarray.__getattribute__(self, name)
         self._hocket_note()
         return getattr(self._hocket_plain, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        plain = np.ndarray.__getattribute__(self, "_hocket_plain")
+        if plain is None:  # an array that numpy itself made of one of these
+            return np.ndarray.__getitem__(self, key)
+        found = plain[key]
+        if type(key) is int and type(found) is not np.ndarray:
+            self._hocket_note.item()
+            return found
+        if type(found) is not np.ndarray or not all(map(_is_basic, key if type(key) is tuple else (key,))):
+            self._hocket_note()
+            return found
+        return watched_array(found, self._hocket_tensor[key], self._hocket_note)
+
+    def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = np.ndarray.__getattribute__(self, "_hocket_plain")
+        if plain is None:
+            return np.ndarray.astype(self, dtype, *args, **kwargs)
+        found = plain.astype(dtype, *args, **kwargs)
+        kind = _FLOATS.get(found.dtype)
+        if kind is None or args or kwargs or plain.dtype.kind not in "biuf":
+            self._hocket_note()
+            return found
+        return watched_array(found, self._hocket_tensor.to(kind, copy=True), self._hocket_note)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return getattr(ufunc, method)(*_noted(inputs), **_noted(kwargs))
@@ -60,7 +128,7 @@ def _passed_on(name: str) -> Any:
 
 
 for _name in (
-    *("__getitem__", "__setitem__", "__iter__", "__float__", "__int__", "__bool__", "__index__", "__complex__"),
+    *("__setitem__", "__iter__", "__float__", "__int__", "__bool__", "__index__", "__complex__"),
     *("__contains__", "__repr__", "__str__", "__format__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
     *("__array__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__dlpack__"),
 ):
@@ -69,7 +137,16 @@ for _name in (
 WatchedArray.__module__, WatchedArray.__name__, WatchedArray.__qualname__ = "numpy", "ndarray", "ndarray"
 
 
-def watched_array(array: np.ndarray[Any, Any], tensor: torch.Tensor, note: Callable[[], None]) -> Any:
+def _is_basic(key: Any) -> bool:
+    """True of indices that take the same part of an array as of a tensor, as a view."""
+    if type(key) is slice:
+        return all(each is None or type(each) is int for each in (key.start, key.stop, key.step)) and (
+            key.step is None or key.step > 0
+        )
+    return type(key) is int or key is None or key is Ellipsis
+
+
+def watched_array(array: np.ndarray[Any, Any], tensor: torch.Tensor, note: ArrayReads) -> Any:
     """A stand-in for `array`, which `tensor` shares its memory with."""
     made: Any = array.view(WatchedArray)
     made._hocket_tensor, made._hocket_note, made._hocket_plain = tensor, note, array
@@ -91,6 +168,19 @@ def plain_arrays(value: Any) -> Any:
     if not any(isinstance(leaf, WatchedArray) for leaf in tree_leaves(value)):
         return value
     return tree_map_only(WatchedArray, lambda array: array._hocket_plain, value)
+
+
+def as_indices(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a tensor's `__getitem__` with leaves in place of watched arrays of integers."""
+
+    def index(key: Any) -> Any:
+        if type(key) is WatchedArray and key._hocket_plain is not None and key.dtype == np.int64:
+            key._hocket_note.was_index()
+            return key._hocket_tensor.detach()
+        return key
+
+    key = args[1]
+    return (args[0], tuple(map(index, key)) if type(key) is tuple else index(key))
 
 
 def made_of_array(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.origins import user_line
-from hocket.tracing.recording.arrays import MAKERS, WatchedArray, made_of_array
+from hocket.tracing.recording.arrays import MAKERS, WatchedArray, as_indices, made_of_array
 from hocket.tracing.recording.data_reads import (
     CHOOSERS,
     EXITS,
@@ -109,6 +109,8 @@ class FunctionRecorder(TorchFunctionMode):
             self._values(tensor)
         if func in MAKERS and type(args[0]) is WatchedArray and (made := made_of_array(func, args, kwargs)) is not None:
             return made
+        if func is torch.Tensor.__getitem__:
+            args = as_indices(args)
         if func is _ONE_HOT and (classes := _num_classes(args, kwargs)):
             # As torch makes it, but the op that fills it checks the values, and not the step.
             made = torch.zeros((*args[0].shape, classes), dtype=torch.int64, device=args[0].device)

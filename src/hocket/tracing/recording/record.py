@@ -29,7 +29,7 @@ from hocket.pystate.origins import step_line, user_line
 from hocket.pystate.places import Place, as_it_stands, is_empty, is_number, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
-from hocket.tracing.recording.arrays import arrays_followed, plain_arrays, watched_array
+from hocket.tracing.recording.arrays import ArrayReads, arrays_followed, plain_arrays, watched_array
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.held_numbers import HeldNumbers
@@ -117,6 +117,7 @@ class _Recording:
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
         self.owned: Collection[int] = ()
+        self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
         self.late = LateTape()
         self.sinks: list[Sink] = []
         self.calls: list[Any] = []
@@ -184,6 +185,7 @@ class _Recording:
                     ops.rest = None if self.undoes else rest  # else all that it writes has to be seen
                     result = step(self._batch())
                     ops.refuse_rewound("its end")
+                    self.reads.end()
             self.outside.note(self.reasons, self.line)
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             self.made = self.places.again().state_keys() ^ self.keys
@@ -219,16 +221,14 @@ class _Recording:
         """The batch, with a live number for each leaf that changes between batches, and with watched arrays."""
         if not self.live_leaves and not holds_arrays(self.batch):
             return self.batch
-        found, count = list(self.leaves), -1
-        for place, leaf in enumerate(self.leaves):
-            if not isinstance(leaf, torch.Tensor):
-                count += 1
-                if count in self.live_leaves:
-                    found[place] = self.tape.leaf(LiveLeaf(place), leaf)
-        if holds_arrays(self.batch):
-            note = partial(self.reasons.add, "computes with an array")
-            return replace(self.batch, value=folded(self.batch.tree, iter(found), partial(watched_array, note=note)))
-        return tree_unflatten(found, self.spec)
+        found = list(self.leaves)
+        others = [place for place, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)]
+        for place in (others[number] for number in sorted(self.live_leaves)):
+            found[place] = self.tape.leaf(LiveLeaf(place), found[place])
+        if not holds_arrays(self.batch):
+            return tree_unflatten(found, self.spec)
+        watched = partial(watched_array, note=self.reads)
+        return replace(self.batch, value=folded(self.batch.tree, iter(found), watched))
 
     def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
         gradients, rebound = self._gradients(ops), self._rebound(ops)
