@@ -189,9 +189,11 @@ class DrawnAhead:
         made = [(each.table, each.key, each.made(asked), each.table.get(each.key)) for each in self._entries]
         for table, key, one, _ in made:
             table[key] = one
+        turn.is_open = True
         try:
             yield
         finally:
+            turn.is_open = False
             for table, key, one, before in made:
                 if table.get(key) is not one:
                     continue  # the step has bound it anew
@@ -210,6 +212,7 @@ class _Turn:
 
     Attributes:
         gives: numbers that were drawn ahead are given.
+        is_open: the step runs. Methods that it has kept draw for themselves after it.
         was_left: the step has drawn otherwise.
         made: draws that the step has made for itself, and those before them.
         is_plain: what these were given and what they gave are plain values, or arrays that were given.
@@ -218,7 +221,7 @@ class _Turn:
     def __init__(self, known: tuple[Draw, ...], states: Sequence[tuple[Any, Any]] | None) -> None:
         self.known = known
         self.gives = states is not None
-        self.was_left = False
+        self.is_open = self.was_left = False
         self.made: list[Draw] = []
         self.is_plain = True
         self._states = states or ()
@@ -250,7 +253,7 @@ class _Turn:
 
     def draw(self, count: SimpleNamespace, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The next number, which the step asks for with this function and these arguments."""
-        if self._is_drawing or threading.get_ident() != self._thread:
+        if self._is_drawing or not self.is_open or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
         made = Draw(function, args, kwargs)
         if self.gives and (self._num == len(self.known) or not self.known[self._num].is_like(made)):
