@@ -248,3 +248,18 @@ def batch_with_options() -> Loop:
         return update(optimizer, options["weight"] * F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, lambda n: (batches[n % 10], {"weight": 1.0 + n % 2}))
+
+
+@loop(planned=True)
+def numbers_of_numpy_in_the_batch() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        (x, y), weight, kind, is_doubled = batch
+        loss = F.cross_entropy(model(x), y, reduction="none").sum() * weight * (2 if is_doubled else 1)
+        return update(optimizer, loss + kind), weight * 2, kind
+
+    def batch(n):
+        return batches[n % 10], np.float64(0.1 + n / 7), np.int64(n % 2), np.bool_(n % 3 == 0)
+
+    return Loop(step, model, optimizer, batch)

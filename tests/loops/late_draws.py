@@ -339,3 +339,18 @@ def item_of_an_array_read_beside_its_rows() -> Loop:
         return update(optimizer, F.cross_entropy(model(x[rows]), y[rows]) * (1 + rows[0]))
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def draws_kept_and_returned() -> Loop:
+    model, optimizer, batches = task()
+    generator, kept = np.random.default_rng(4), []
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        share, kind = random.random(), generator.integers(0, 2)
+        kept.append(share)
+        return update(optimizer, F.cross_entropy(out, y) * share * (1 + kind)), share, kind
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": generator, "kept": list(kept)})

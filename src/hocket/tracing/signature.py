@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten
 
@@ -169,7 +170,7 @@ class Signatures:
         values = signature.values
         before = self._first_values.setdefault(signature.shape, values)
         moved = [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b and n not in known]
-        return moved if all(values[n][0] in (int, float) for n in moved) else []
+        return moved if all(values[n][0] in (int, float, np.float64) for n in moved) else []
 
 
 def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -> Any:

@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -61,7 +62,7 @@ class ValueOf:
 
 
 # What a batch may hold besides tensors: a graph stands for batches with the same such values in the same places.
-PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device)
+PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, np.number, np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
