@@ -257,3 +257,60 @@ def copy_of_the_model_made_inside() -> Loop:
             return loss, (frozen(batch[0]) - model(batch[0])).square().mean()
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def average_given_as_memory() -> Loop:
+    """As in MoCo and BYOL: ``old.data = old.data * m + new.data * (1 - m)``, and the teacher runs after that.
+
+    The loop holds the memory of each step before, which nothing may write any more.
+    """
+    model, optimizer, batches = task()
+    teacher = copy.deepcopy(model).requires_grad_(False)
+    held = {}
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        with torch.no_grad():
+            for old, new in zip(teacher.parameters(), model.parameters(), strict=True):
+                old.data = old.data * 0.9 + new.data * 0.1
+            target = teacher(x)
+        return update(optimizer, F.cross_entropy(out, y) + F.mse_loss(out, target))
+
+    def after(n, _):
+        held[n % 4] = [p.data for p in teacher.parameters()]
+
+    return Loop(step, [model, teacher], optimizer, batches, lambda: dict(held), after)
+
+
+@loop(planned=True)
+def weights_given_as_memory_twice() -> Loop:
+    """The weights that are trained get other memory, in a step before the forward and once more behind the update."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        for p in model.parameters():
+            p.data = p.data * 0.99
+        loss = update(optimizer, F.cross_entropy(model(x), y))
+        for p in model.parameters():
+            p.data = p.data.clamp(-0.5, 0.5)
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(word="other memory")
+def memory_exchanged_between_two_models() -> Loop:
+    model, optimizer, batches = task()
+    other = copy.deepcopy(model)
+
+    def step(batch):
+        x, y = batch
+        loss = update(optimizer, F.cross_entropy(model(x) + other(x).detach(), y))
+        one, two = model[0].bias, other[0].bias
+        one.data, two.data = two.data, one.data
+        return loss
+
+    return Loop(step, [model, other], optimizer, batches)

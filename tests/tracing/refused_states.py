@@ -25,7 +25,9 @@ def hands_on_cured(p, batch):
 
 
 def draws(p, batch):
-    return p.train(p.loss(batch * random.random()))  # here
+    order = [0, 1, 2, 3]
+    random.shuffle(order)  # here
+    return p.train(p.loss(batch[order]))
 
 
 def draws_cured(p, batch):
@@ -81,11 +83,15 @@ def asks_the_system(p, batch):
 
 
 def draws_by_numpy(p, batch):
-    return p.train(p.loss(batch * np.random.rand()))  # noqa: NPY002  # here
+    order = np.arange(4)
+    np.random.shuffle(order)  # noqa: NPY002  # here
+    return p.train(p.loss(batch[torch.from_numpy(order)]))
 
 
 OWN = np.random.default_rng(0)
 
 
 def draws_by_its_own_generator(p, batch):
-    return p.train(p.loss(batch * OWN.random()))  # here
+    order = np.arange(4)
+    OWN.shuffle(order)  # here
+    return p.train(p.loss(batch[torch.from_numpy(order)]))

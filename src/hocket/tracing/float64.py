@@ -26,7 +26,7 @@ from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.spill import ValueMemory
-from hocket.tracing.state import BatchLeaf
+from hocket.tracing.state import BatchLeaf, Memory
 
 _aten = torch.ops.aten
 WIDE = {
@@ -131,6 +131,7 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
         trim_heap()
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
     places |= {entry: values[slot] for entry, slot in captured.rebound}
+    places |= {entry.place: values[slot] for entry, slot in captured.rebound if isinstance(entry, Memory)}
     places |= {gradient: None if slot is None else values[slot] for gradient, slot in captured.gradients}
     places |= {entry: numbers[reference.index] for entry, reference in captured.trace.numbers.items()}
     results = [numbers[at] if kind == "number" else values[at] for kind, at, _ in captured.results]

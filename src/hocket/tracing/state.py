@@ -137,6 +137,24 @@ class Gradient:
 
 
 @dataclass(frozen=True, eq=False)
+class Memory:
+    """The memory of a tensor, which a step replaces: ``tensor.data = new``."""
+
+    place: Entry
+    kind: str = "memory"
+
+    @property
+    def name(self) -> str:
+        return f"{self.place.name}.data"
+
+    def get(self) -> Any:
+        return self.place.get().data
+
+    def set(self, value: Any) -> None:
+        self.place.get().data = value
+
+
+@dataclass(frozen=True, eq=False)
 class BatchLeaf:
     """The tensor at one place of the batch."""
 

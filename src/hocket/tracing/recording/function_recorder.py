@@ -96,7 +96,7 @@ class FunctionRecorder(TorchFunctionMode):
             return self._value(args[0], func)
         name = getattr(func, "__name__", "data")
         if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
-            self.ops.reasons.add("replaces memory")
+            self.ops.give_memory(*args)
         elif func in EXITS or name in UNSEEN_WRITES:
             self.ops.reasons.add("leaves torch", name)
         elif computes_otherwise(func, args, kwargs):

@@ -33,7 +33,7 @@ from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, w
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
-from hocket.tracing.state import Constant
+from hocket.tracing.state import Constant, Entry
 
 # Ops with a bool as their result, and the tensor that it is in.
 _QUESTIONS: dict[Any, Callable[..., torch.Tensor]] = {
@@ -99,6 +99,7 @@ class OpRecorder(TorchDispatchMode):
         batch: values that depend on the batch alone.
         leaves: trainable tensors from elsewhere, as they were when the step met them.
         outside: by root a tensor of memory that there was before the step.
+        given: places whose tensors have got other memory, with that of before.
         outcome_of: outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
     """
 
@@ -122,6 +123,7 @@ class OpRecorder(TorchDispatchMode):
         # root -> the ops that write it, each with the position of the tensor among those that the op writes
         self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
         self.outside: dict[int, torch.Tensor] = {}
+        self.given: dict[Entry, torch.Tensor] = {}
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
         self.constants: dict[fx.Node, float] = {}
         self.rest: ExitStack | None = None  # of the step, which may be left alone
@@ -158,8 +160,22 @@ class OpRecorder(TorchDispatchMode):
         """The memory of a tensor, as a number."""
         return self._root(tensor, outside=self._nodes.get(tensor) is None)
 
+    def give_memory(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
+        """Note that `tensor` is about to get the memory of `new`, which the step has made."""
+        node, made = self._nodes.get(tensor), self._nodes.get(new)
+        source = None if node is None or node.op != "placeholder" else self.sources[int(node.name.split("_")[1])]
+        source = source or next((entry for entry in self.given if entry.get() is tensor), None)
+        is_made = made is not None and self.root(new) not in self.outside
+        if not (isinstance(source, Entry) and is_made and tensor.is_cpu and _layout(tensor) == _layout(new)):
+            self.reasons.add("replaces memory")
+            return
+        self.given.setdefault(source, tensor.data)
+        self._nodes[tensor] = made
+
     def undo(self) -> None:
         """Give every storage from outside its content back."""
+        for entry, memory in self.given.items():
+            entry.get().data = memory
         for storage, content in self._saved.values():
             storage.copy_(content)
 

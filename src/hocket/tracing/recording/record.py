@@ -47,7 +47,7 @@ from hocket.tracing.scalars.live import LateFloat, Live
 from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind, value_now
-from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, inventory
+from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Memory, inventory
 
 
 def record_step(
@@ -279,8 +279,8 @@ class _Recording:
                 found[gradient] = None if value is None else self._node(ops, value)
         return found
 
-    def _rebound(self, ops: OpRecorder) -> dict[Entry, fx.Node]:
-        found: dict[Entry, fx.Node] = {}
+    def _rebound(self, ops: OpRecorder) -> dict[Any, fx.Node]:
+        found: dict[Any, fx.Node] = {}
         for entry in self.places.tensors:
             try:
                 value = entry.get()
@@ -295,7 +295,7 @@ class _Recording:
             else:
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
         found |= {e: self._node(ops, v) for e in self.places.plain if isinstance(v := e.get(), torch.Tensor)}
-        return found
+        return found | {Memory(entry): self._node(ops, entry.get()) for entry in ops.given}
 
     def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:
         return None if self.reasons else ops.node_of(tensor)
