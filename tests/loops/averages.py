@@ -314,3 +314,42 @@ def memory_exchanged_between_two_models() -> Loop:
         return loss
 
     return Loop(step, [model, other], optimizer, batches)
+
+
+class _Contrasted(nn.Module):
+    """As in MoCo: a slow encoder, and a queue of its keys with a pointer that is read as a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.fast, self.slow = nn.Linear(8, 6), nn.Linear(8, 6).requires_grad_(False)
+        self.register_buffer("queue", F.normalize(torch.randn(6, 24), dim=0))
+        self.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, one, other):
+        query = F.normalize(self.fast(one), dim=1)
+        with torch.no_grad():
+            for new, old in zip(self.fast.parameters(), self.slow.parameters(), strict=True):
+                old.data = old.data * 0.9 + new.data * 0.1
+            keys = F.normalize(self.slow(other), dim=1)
+        positive = torch.einsum("nc,nc->n", [query, keys]).unsqueeze(-1)
+        negative = torch.einsum("nc,ck->nk", [query, self.queue.clone().detach()])
+        pointer = int(self.queue_ptr)
+        assert self.queue.shape[1] % len(keys) == 0
+        self.queue[:, pointer : pointer + len(keys)] = keys.T
+        self.queue_ptr[0] = (pointer + len(keys)) % self.queue.shape[1]
+        return torch.cat([positive, negative], dim=1) / 0.2, torch.zeros(len(keys), dtype=torch.long)
+
+
+@loop(planned=True)
+def keys_in_a_queue_by_a_pointer() -> Loop:
+    model = _Contrasted()
+    optimizer = torch.optim.SGD(model.fast.parameters(), lr=0.05, momentum=0.9)
+
+    def step(batch):
+        return update(optimizer, F.cross_entropy(*model(batch[0], batch[0] + 0.1 * torch.randn_like(batch[0]))))
+
+    def after(n, _):
+        if n == CHANGE:
+            model.queue_ptr.fill_(6)
+
+    return Loop(step, model, optimizer, labelled(), after=after)

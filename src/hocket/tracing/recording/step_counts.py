@@ -25,7 +25,7 @@ from hocket.tracing.state import Entry, ItemOf
 class StepCounts:
     """Answers ``state["step"].item()``: the number the step began with, and what was done to it since.
 
-    And ``bool(count == 0)``, for a count that the step had not written yet.
+    And ``bool(count == 0)``, and ``int(pointer)`` of a buffer, for those that the step had not written yet.
     """
 
     def __init__(self, tape: Tape, ops: OpRecorder, sources: list[Any], tensors: list[torch.Tensor]) -> None:
@@ -42,8 +42,10 @@ class StepCounts:
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         root = self.ops.root(tensor)
-        if root not in self.sources or self.sources[root].kind == "buffer":
+        if root not in self.sources:
             return self._compared(tensor) if tensor.dtype is torch.bool else None
+        if self.sources[root].kind == "buffer" and (self.ops.writers.get(root) or tensor.dtype is not torch.int64):
+            return None
         value = self._begun(root)
         for node, position in self.ops.writers.get(root, ()):
             operation = _ARITHMETIC.get(node.target)
