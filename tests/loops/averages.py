@@ -353,3 +353,38 @@ def keys_in_a_queue_by_a_pointer() -> Loop:
             model.queue_ptr.fill_(6)
 
     return Loop(step, model, optimizer, labelled(), after=after)
+
+
+@loop(planned=True)
+def weights_written_through_their_memory() -> Loop:
+    """As in tutorials: ``p.data -= rate * p.grad.data``."""
+    model, _, batches = task()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        model.zero_grad()
+        loss.backward()
+        for p in model.parameters():
+            p.grad.data *= 0.5
+            p.data -= 0.05 * p.grad.data
+        return loss.item()
+
+    return Loop(step, model, [], batches)
+
+
+@loop(planned=True)
+def perturbation_given_as_memory() -> Loop:
+    """As in adversarial training: a tensor that the step has made gets other memory, and is trained further."""
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        delta = torch.zeros_like(x).uniform_(-0.1, 0.1)
+        delta.requires_grad = True
+        for _ in range(2):
+            F.cross_entropy(model(x + delta), y).backward()
+            delta.data = (delta + 0.03 * delta.grad.detach().sign()).clamp(-0.1, 0.1)
+            delta.grad.zero_()
+        return update(optimizer, F.cross_entropy(model(x + delta.detach()), y))
+
+    return Loop(step, model, optimizer, batches)

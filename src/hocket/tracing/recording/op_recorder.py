@@ -163,13 +163,19 @@ class OpRecorder(TorchDispatchMode):
     def give_memory(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Note that `tensor` is about to get the memory of `new`, which the step has made."""
         node, made = self._nodes.get(tensor), self._nodes.get(new)
-        source = None if node is None or node.op != "placeholder" else self.sources[int(node.name.split("_")[1])]
-        source = source or next((entry for entry in self.given if entry.get() is tensor), None)
-        is_made = made is not None and self.root(new) not in self.outside
-        if not (isinstance(source, Entry) and is_made and tensor.is_cpu and _layout(tensor) == _layout(new)):
+        is_alike = _layout(tensor) == _layout(new) is not None
+        if is_alike and (self.root(new), new.data_ptr()) == (self.root(tensor), tensor.data_ptr()):
+            return  # ``p.data *= 2``, which has written into it
+        entry = next((entry for entry in self.given if entry.get() is tensor), None)
+        if entry is None and node is not None and node.op == "placeholder":
+            source = self.sources[int(node.name.split("_")[1])]
+            entry = source if isinstance(source, Entry) else None
+        is_own = node is not None and self.root(tensor) not in self.outside  # the step has made it, too
+        if made is None or not is_alike or self.root(new) in self.outside or not (is_own or (entry and tensor.is_cpu)):
             self.reasons.add("replaces memory")
             return
-        self.given.setdefault(source, tensor.data)
+        if entry is not None:
+            self.given.setdefault(entry, tensor.data)
         self._nodes[tensor] = made
 
     def undo(self) -> None:
