@@ -223,7 +223,7 @@ class _Recording:
             return self.batch
         found = list(self.leaves)
         others = [place for place, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)]
-        for place in (others[number] for number in sorted(self.live_leaves)):
+        for place in [place for number, place in enumerate(others) if number in self.live_leaves]:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
         if not holds_arrays(self.batch):
             return tree_unflatten(found, self.spec)
