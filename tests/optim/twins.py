@@ -6,7 +6,7 @@ A gradient is made from the parameter itself and from noise, so that an error fe
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -189,17 +189,29 @@ def set_gradients(params: Sequence[torch.Tensor], step: int, models: Sequence[in
 
 
 class Twins:
-    """A fused optimizer, and beside it a torch optimizer for each model."""
+    """A fused optimizer, and beside it a torch optimizer for each model.
 
-    def __init__(self, case: str, num_models: int, **more: Any) -> None:
+    Args:
+        groups: makes groups of parameters: those of all models, or of one model by its number.
+        more: options of the fused optimizer alone.
+    """
+
+    def __init__(
+        self,
+        case: str,
+        num_models: int,
+        dtype: torch.dtype = torch.float64,
+        groups: Callable[..., Any] = lambda params, model=None: params,
+        **more: Any,
+    ) -> None:
         name, _ = CASES[case]
         options = options_of(case, num_models)
         self.models = list(range(num_models))
-        self.params = fused_parameters(num_models)
+        self.params = fused_parameters(num_models, dtype)
         self.singles = [[torch.nn.Parameter(p[m].detach().clone()) for p in self.params] for m in self.models]
-        self.fused = getattr(optim, name)(self.params, **options, **more)
+        self.fused = getattr(optim, name)(groups(self.params), **options, **more)
         self.torch = [
-            getattr(torch.optim, name)(params, **{key: of_model(value, m) for key, value in options.items()})
+            getattr(torch.optim, name)(groups(params, m), **{key: of_model(value, m) for key, value in options.items()})
             for m, params in enumerate(self.singles)
         ]
         self.steps = 0
@@ -219,11 +231,15 @@ class Twins:
 
     def check(self, tolerance: float) -> None:
         """Parameters, state and options, each element to `tolerance` of its size."""
+        self.check_parameters(tolerance)
         states = self.fused.unfuse()
         for slot in range(len(self.models)):
-            for p, single in zip(self.params, self.singles[slot], strict=True):
-                torch.testing.assert_close(p[slot], single, rtol=tolerance, atol=0)
             same_state(states[slot], self.torch[slot].state_dict(), tolerance)
+
+    def check_parameters(self, tolerance: float, atol: float = 0.0) -> None:
+        for slot in range(len(self.models)):
+            for p, single in zip(self.params, self.singles[slot], strict=True):
+                torch.testing.assert_close(p[slot], single, rtol=tolerance, atol=atol)
 
 
 def same_state(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 0.0) -> None:
