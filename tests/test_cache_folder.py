@@ -14,15 +14,7 @@ import pytest
 import forked
 import hocket
 from hocket import native
-from hocket.cache_folder import (
-    MAX_BUILDS,
-    bound_builds,
-    cache_folder,
-    is_sealed,
-    make_folder,
-    private_folder,
-    seal,
-)
+from hocket.cache_folder import MAX_BUILDS, bound_builds, cache_folder, is_sealed, make_folder, private_folder, seal
 
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

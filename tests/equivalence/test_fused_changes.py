@@ -68,10 +68,7 @@ def test_there_and_back_again(kind):
     check(make, kind, changes=changes, steps=60)
 
 
-@pytest.mark.parametrize(
-    ("separate", "optimizer", "kind"),
-    covering(SEPARATE, covering(["sgd", "adam"], KINDS)),
-)
+@pytest.mark.parametrize(("separate", "optimizer", "kind"), covering(SEPARATE, covering(["sgd", "adam"], KINDS)))
 def test_models_that_leave_and_come(separate, optimizer, kind):
     def drop(made: Job) -> None:
         hocket.optim.ModelSlots(made.model, made.optimizer).drop(1)

@@ -92,10 +92,7 @@ def test_groups_with_options_of_their_own(case):
     rates = [0.02, 0.2, 0.04]
 
     def groups(own, model=None):
-        return [
-            {"params": own[:2], "lr": rates if model is None else rates[model]},
-            {"params": own[2:], "lr": 0.07},
-        ]
+        return [{"params": own[:2], "lr": rates if model is None else rates[model]}, {"params": own[2:], "lr": 0.07}]
 
     twins = Twins(case, 3, groups=groups)
     twins.step(10)

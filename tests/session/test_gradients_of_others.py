@@ -88,8 +88,7 @@ def _trained(kind: str, change: Callable[[_Loop], None], planned: bool) -> tuple
 
 
 @pytest.mark.parametrize(
-    ("kind", "change"),
-    covering(["accumulated", "cleared", "used", "kept"], [_left, _removed, _exchanged, _rewritten]),
+    ("kind", "change"), covering(["accumulated", "cleared", "used", "kept"], [_left, _removed, _exchanged, _rewritten])
 )
 def test_gradients_are_eagers(kind: str, change: Callable[[_Loop], None]) -> None:
     expected, _ = _trained(kind, change, planned=False)

@@ -88,8 +88,7 @@ def _capturable_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_capturable_on_cpu")
 @pytest.mark.parametrize(
-    ("name", "kind", "made"),
-    [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.slow) for cell in CELLS],
+    ("name", "kind", "made"), [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.slow) for cell in CELLS]
 )
 def test_no_bit_differs_from_eager(name: str, kind: str, made: str) -> None:
     twins = Accumulating(maker(name, kind), StrictCuda())
