@@ -127,7 +127,7 @@ def core_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     """Load the core from `tmp_path` in another process: the file that it has, or why there is none."""
     native.load()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    return lambda *words: forked.run(LOAD_CORE, *words).stdout.strip()
+    return lambda *words: forked.run(LOAD_CORE, *words, timeout_s=500.0).stdout.strip()
 
 
 def test_a_core_that_is_there_needs_no_compiler(tmp_path, core_of):
