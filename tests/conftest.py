@@ -19,6 +19,10 @@ os.environ.setdefault("TORCH_EXTENSIONS_DIR", os.path.expanduser("~/.cache/torch
 
 import pytest
 
+from support.partition_core import load_shared, note_users_cache
+
+note_users_cache()
+
 try:
     from hypothesis import HealthCheck, settings
 except ImportError:  # `make gpu PY=python3` runs tests/gpu where only torch and pytest are installed
@@ -41,6 +45,7 @@ MANY_MODULES = 200
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Freeze the objects of the collection phase (torch, thousands of tests), so that the collector skips them."""
+    load_shared()
     gc.collect()
     gc.freeze()
     session.config.stash[_FROZEN] = len(sys.modules)
@@ -87,6 +92,15 @@ def seeded() -> None:
         numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules plan for one core, where a search has no widths to try and hardly any plans to compare."""
+    from hocket.ir import Machine
+
+    alone = Machine.of(cores=1)
+    monkeypatch.setattr(Machine, "here", staticmethod(lambda: alone))
 
 
 @pytest.fixture

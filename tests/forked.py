@@ -5,12 +5,14 @@ They share nothing with the process of the tests, and are told its environment.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
 import warnings
@@ -48,11 +50,16 @@ def in_place_of_spawn(monkeypatch: Any) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: made)
 
 
-def run(code: str, *words: str, timeout_s: float = 120.0, warn: str = "ignore") -> subprocess.CompletedProcess[str]:
-    """Do the same as ``python -W warn -c code words``, with the same exit of the interpreter."""
+def run(
+    code: str, *words: str, timeout_s: float = 120.0, warn: str = "ignore", finalize: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Do the same as ``python -W warn -c code words``.
+
+    With `finalize` the interpreter ends as it does there; without, the process ends once exit handlers have run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         said = [Path(folder, name) for name in ("out", "err")]
-        arguments = (code, words, warn, dict(os.environ), os.getcwd(), [str(path) for path in said])
+        arguments = (code, words, warn, finalize, dict(os.environ), os.getcwd(), [str(path) for path in said])
         process = context().Process(target=_interpret, args=arguments)
         process.start()
         process.join(timeout_s)
@@ -64,7 +71,13 @@ def run(code: str, *words: str, timeout_s: float = 120.0, warn: str = "ignore") 
 
 
 def _interpret(
-    code: str, words: tuple[str, ...], warn: Any, environment: dict[str, str], folder: str, said: list[str]
+    code: str,
+    words: tuple[str, ...],
+    warn: Any,
+    finalize: bool,
+    environment: dict[str, str],
+    folder: str,
+    said: list[str],
 ) -> None:
     for number, path in enumerate(said, 1):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -85,4 +98,10 @@ def _interpret(
     except BaseException:  # noqa: BLE001  # said as an interpreter says it
         traceback.print_exc()
         status = 1
-    ctypes.pythonapi.Py_Exit(status)  # a process of `multiprocessing` would end at once, with everything alive
+    if finalize:
+        ctypes.pythonapi.Py_Exit(status)  # a process of `multiprocessing` would end at once, with everything alive
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # to take all modules apart takes half a second

@@ -7,5 +7,8 @@ from __future__ import annotations
 
 import gc
 
+from support.partition_core import load_shared
+
+load_shared()
 gc.collect()
 gc.freeze()

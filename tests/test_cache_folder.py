@@ -6,21 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import forked
 import hocket
 from hocket import native
-from hocket.cache_folder import (
-    MAX_BUILDS,
-    bound_builds,
-    cache_folder,
-    is_sealed,
-    make_folder,
-    private_folder,
-    seal,
-)
+from hocket.cache_folder import MAX_BUILDS, bound_builds, cache_folder, is_sealed, make_folder, private_folder, seal
 
 
 def test_the_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -128,25 +122,25 @@ print(native.available().why or native.load().__file__)
 """
 
 
-def core_of(folder: Path, *words: str) -> str:
-    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(folder)}
-    command = [sys.executable, "-c", LOAD_CORE, *words]
-    return subprocess.check_output(command, env=environment, text=True).strip()
-
-
-def test_a_core_that_is_there_needs_no_compiler(tmp_path):
+@pytest.fixture
+def core_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Load the core from `tmp_path` in another process: the file that it has, or why there is none."""
     native.load()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    return lambda *words: forked.run(LOAD_CORE, *words, timeout_s=500.0).stdout.strip()
+
+
+def test_a_core_that_is_there_needs_no_compiler(tmp_path, core_of):
     built = Path(native.load().__file__).parent
     shutil.copytree(built, tmp_path / built.name)
-    assert core_of(tmp_path, "without") == str(tmp_path / built.name / f"{built.name}.so")
+    assert core_of("without") == str(tmp_path / built.name / f"{built.name}.so")
     (tmp_path / built.name / f"{built.name}.so").write_bytes(b"damaged")
-    assert core_of(tmp_path, "without") == ("native lanes need a C++ compiler (apt install g++); Python lanes are used")
+    assert core_of("without") == ("native lanes need a C++ compiler (apt install g++); Python lanes are used")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", ["zeros", "half", "objects"])
-def test_a_damaged_core_is_built_again(tmp_path, damage):
-    native.load()
+def test_a_damaged_core_is_built_again(tmp_path, core_of, damage):
     built = Path(native.load().__file__).parent
     folder = tmp_path / built.name
     shutil.copytree(built, folder)
@@ -157,7 +151,7 @@ def test_a_damaged_core_is_built_again(tmp_path, damage):
     if damage == "objects":
         for each in folder.glob("*.o"):
             each.write_bytes(b"half an object")
-    assert core_of(tmp_path) == str(file)
+    assert core_of() == str(file)
     assert is_sealed(file)
 
 

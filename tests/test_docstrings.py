@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 SOURCES = Path(__file__).parents[1] / "src" / "hocket"
@@ -14,14 +14,17 @@ WORDS = re.compile(r"\b(nobody|somebody|whoever|everybody|so many|so much|told|m
 MAX_SEMICOLONS = 0.01
 
 
-def docstrings() -> Iterator[tuple[str, str]]:
-    """Yield the place of each docstring and its text without the example."""
+@functools.cache
+def docstrings() -> list[tuple[str, str]]:
+    """Return the place of each docstring and its text without the example."""
     documented = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    texts = []
     for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, documented) and (found := ast.get_docstring(node)):
                 line = getattr(node, "lineno", 1)
-                yield f"{path.relative_to(SOURCES)}:{line}", found.partition("Example:")[0]
+                texts.append((f"{path.relative_to(SOURCES)}:{line}", found.partition("Example:")[0]))
+    return texts
 
 
 def test_none_opens_with_a_question_word() -> None:

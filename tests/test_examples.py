@@ -13,13 +13,13 @@ import forked
 FOLDER = Path(__file__).parents[1] / "examples"
 # What stands behind the name on the command line.
 FEW = {
-    "digits_cnn": "40",
+    "digits_cnn": "20",
     "edited_plan": "12",
     "ensemble": "20",
     "gan": "30",
     "load_and_run": "3 64",
-    "lstm_hidden": "20",
-    "nano_gpt": "20",
+    "lstm_hidden": "10",
+    "nano_gpt": "8",
     "optuna_search": "4 2",
     "reinforcement": "30",
     "simulated_machine": "4 3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ SRC = Path(__file__).parents[1] / "src"
 FILES = sorted(chain.from_iterable((SRC / "hocket").rglob(f"*.{kind}") for kind in ("py", "cpp", "h")))
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 MAX_LINES = 400
+parsed = functools.cache(ast.parse)  # each source is parsed once for all rules
+
 MAX_SHARED = 11  # lines in a row that may stand in two places
 
 
@@ -26,7 +29,7 @@ def repeated_classes(sources: dict[str, str]) -> list[str]:
     """Class names, nested ones too, that are defined more than once."""
     places = defaultdict(list)
     for name, text in sources.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parsed(text)):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{name}:{node.lineno}")
     return [f"{name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
@@ -35,7 +38,7 @@ def repeated_classes(sources: dict[str, str]) -> list[str]:
 def imports(text: str, modules: set[str]) -> set[str]:
     """The modules that a source imports, at its top or inside a function; not those that it names in types alone."""
     found = set()
-    tree = ast.parse(text)
+    tree = parsed(text)
     typing_only = {
         inner
         for node in ast.walk(tree)

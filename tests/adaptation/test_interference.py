@@ -28,8 +28,7 @@ def side_by_side(us: float, other_us: float | None = None) -> Timeline:
 
 
 @pytest.mark.parametrize(
-    ("us", "interfered"),
-    [(100.0, False), (115.0, False), (119.0, False), (125.0, True), (300.0, True)],
+    ("us", "interfered"), [(100.0, False), (115.0, False), (119.0, False), (125.0, True), (300.0, True)]
 )
 def test_two_ops_interfere_when_they_would_be_faster_in_turn(us, interfered):
     # In turn, each on both cores, the same work takes 60 + 60 us.

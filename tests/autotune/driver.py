@@ -21,11 +21,7 @@ MANY = 400
 
 
 def searched(
-    job: hocket.Job,
-    takes_ms: Callable[[TimedStep], float],
-    cache: Path | bool = False,
-    cores: int = 1,
-    **options: Any,
+    job: hocket.Job, takes_ms: Callable[[TimedStep], float], cache: Path | bool = False, cores: int = 1, **options: Any
 ) -> tuple[Decision, list[Item]]:
     """A new search for this job, as by a new process: what was decided, and what was asked for."""
     options = {"cpu_use": Alone, **options}

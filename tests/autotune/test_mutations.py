@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import random
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,15 +16,25 @@ import hocket
 from support.mutations import mutated
 from support.schedules import decide, twin
 
+pytestmark = pytest.mark.usefixtures("one_core")
+
 OPTIONS = {"planner": "serial", "guard": False}
 
 
-def made_in(folder, **options):
-    """The file of a decision."""
+@functools.cache
+def decision(guard: bool) -> tuple[str, bytes]:
+    """The name and the content of the file of a decision."""
     job, _ = twin()
-    decide(hocket.schedule(job.step, job.model, job.optimizer, cache=folder, **{**OPTIONS, **options}), job)
-    (file,) = folder.glob("*.json")
-    return file
+    with tempfile.TemporaryDirectory() as folder:
+        decide(hocket.schedule(job.step, job.model, job.optimizer, cache=folder, **{**OPTIONS, "guard": guard}), job)
+        (file,) = Path(folder).glob("*.json")
+        return file.name, file.read_bytes()
+
+
+def made_in(folder, guard=False):
+    name, content = decision(guard)
+    (folder / name).write_bytes(content)
+    return folder / name
 
 
 def trained(folder, steps: int = 6, **options):
@@ -38,7 +51,7 @@ def trained(folder, steps: int = 6, **options):
     [(15, False), pytest.param(2000, False, marks=pytest.mark.slow), pytest.param(300, True, marks=pytest.mark.slow)],
 )
 def test_mutated_decisions_leave_the_step_as_it_is(tmp_path, caplog, number, guard):
-    file = made_in(tmp_path, guard=guard)
+    file = made_in(tmp_path, guard)
     sound = file.read_bytes()
     for case in range(number):
         file.write_bytes(mutated(sound, random.Random(case)))

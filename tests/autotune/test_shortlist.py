@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.autotune.shortlist import (
-    MAX_FINALISTS,
-    NOISE,
-    Profile,
-    Proposal,
-    finalists,
-    longest_chain,
-    profile_of,
-)
+from hocket.autotune.shortlist import MAX_FINALISTS, NOISE, Profile, Proposal, finalists, longest_chain, profile_of
 from hocket.backends import CpuBackend
 from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan, Span, Timeline
 from hocket.planning import bounds

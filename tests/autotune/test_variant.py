@@ -27,6 +27,7 @@ from support.schedules import MANY, Alone, decide, state
 
 # Calls after which the first look at a verdict is over.
 AFTER_A_LOOK = 40
+ONE = hocket.Machine.of(cores=1)
 LIMITS = DriftLimits(factor=1.3, window=5, patience=2, rest_steps=30, max_share=1.0)
 
 
@@ -140,7 +141,7 @@ class Clock:
 def scheduled(clock: Clock, **options) -> tuple[hocket.Job, Schedule]:
     torch.manual_seed(0)
     job = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
-    options = {"planner": "serial", "drift": LIMITS, "cpu_use": Alone, **options}
+    options = {"planner": "serial", "machine": ONE, "drift": LIMITS, "cpu_use": Alone, **options}
     return job, Schedule(clock.eager(job.step), job.model, job.optimizer, clock=clock, **options)
 
 
@@ -286,7 +287,7 @@ def test_the_share_of_time_that_is_spent_on_trying_again_is_bounded():
     job, fast = scheduled(clock, drift=limits)
     decide(fast, job)
     spent_ms = {True: 0.0, False: 0.0}
-    for number in range(3000):
+    for number in range(1500):
         clock.planned_ms, clock.eager_ms = (2.0, 3.0) if number // 20 % 2 else (9.0, 8.0)
         decided, start_s = fast.decided, clock.now_s
         fast(job.batch(number))

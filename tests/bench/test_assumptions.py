@@ -5,11 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.assumptions import (
-    VARIANTS,
-    Setup,
-    siblings,
-)
+from benchmarks.assumptions import VARIANTS, Setup, siblings
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
 from hocket.ir import Edge, Graph, Machine, Op

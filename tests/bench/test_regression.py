@@ -12,14 +12,7 @@ from rich.console import Console
 
 from benchmarks.curves import Curve, Curves
 from benchmarks.regression import evaluate, sampled_widths
-from benchmarks.regression_tables import (
-    INTERVALS,
-    PAPER_TABLE_IV,
-    SAMPLES,
-    Table,
-    table_iv,
-    table_v,
-)
+from benchmarks.regression_tables import INTERVALS, PAPER_TABLE_IV, SAMPLES, Table, table_iv, table_v
 
 ROOT = Path(__file__).parents[2]
 LINEAR = Curves(

@@ -11,8 +11,7 @@ from invariants import illegality
 from strategies import legal_cases, mutated_plans
 
 MACHINE = Machine(
-    (Device("cpu0", cores=4), Device("smt", cores=2, smt=2), Device("gpu0", "cuda", cores=80)),
-    (Link("s", "w", 1e6),),
+    (Device("cpu0", cores=4), Device("smt", cores=2, smt=2), Device("gpu0", "cuda", cores=80)), (Link("s", "w", 1e6),)
 )
 AB = Graph((Op("a"), Op("b")), (Edge("a", "b"),))
 

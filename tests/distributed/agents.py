@@ -10,6 +10,7 @@ import torch._dynamo  # an optimizer imports it (4 s)
 from torch import nn
 
 from hocket import distribute
+from support.steps import update
 
 TIMEOUT_S = 30.0
 
@@ -43,11 +44,7 @@ class Moving:
         self.batch = torch.ones(2, width).double()
 
     def step(self, batch):
-        self.optimizer.zero_grad()
-        loss = self.model(batch)
-        loss.backward()
-        self.optimizer.step()
-        return loss
+        return update(self.optimizer, self.model(batch))
 
 
 def rank_that_publishes(rank, say, workers, servers, stages, timeout_s=TIMEOUT_S) -> Any:

@@ -21,10 +21,7 @@ def address(ranks: Ranks) -> str:
 
 @pytest.mark.parametrize(
     ("workers", "servers", "options"),
-    [
-        (1, 2, {"order": "reverse", "executor": "python"}),
-        (2, 1, {"order": "layer", "ahead": False}),
-    ],
+    [(1, 2, {"order": "reverse", "executor": "python"}), (2, 1, {"order": "layer", "ahead": False})],
     ids=["ahead, two servers", "two workers"],
 )
 def test_a_call_has_one_version(workers, servers, options):

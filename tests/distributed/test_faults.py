@@ -100,7 +100,7 @@ def test_a_link_that_goes_down_ends_the_job_within_the_timeout_and_names_who_is_
 def late(rank, say):
     of = training("adam")
     if rank == 1:
-        time.sleep(2.0)
+        time.sleep(1.0)
     if rank == 2:
         return serve(of, 60.0)
     with work(of, 60.0) as fast:

@@ -18,7 +18,7 @@ def near(one, other) -> bool:
 @pytest.mark.parametrize(
     ("servers", "optimizer", "clip"),
     [
-        (1, "sgd", False),
+        pytest.param(1, "sgd", False, marks=pytest.mark.slow),
         (2, "adam", True),
         pytest.param(2, "adam", False, marks=pytest.mark.slow),
         pytest.param(1, "adam", True, marks=pytest.mark.slow),

@@ -146,7 +146,7 @@ def lose(rank, say, timeout_s):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_is_gone_or_silent_is_named(number):
-    with Ranks(lose, 2, 3.0) as ranks:
+    with Ranks(lose, 2, 1.5) as ranks:
         ranks.heard(0, "there")
         ranks.heard(1, "there")
         ranks.signal(0, number)
@@ -271,7 +271,7 @@ def ask_over_a_broken_connection(rank, say):
         wire.receive("value", torch.empty(1, dtype=torch.int64), 1, errors.append)
     else:
         wire._threads[0].join(20)  # until the other one is gone
-    wire.close()
+    wire.close(timeout_s=0.5)
     return [f"{type(error).__name__}: {error}" for error in errors]
 
 

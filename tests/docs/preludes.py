@@ -64,7 +64,6 @@ class Around:
 
 
 ITSELF = Around()
-FROM_ABOVE = Around(before="from hocket import Plan, Machine\nimport hocket")
 BLOCKS = {
     "compile 0": Around(STEP, "cross_entropy(model(x), y).backward(); assert hocket.dynamo.regions()"),
     "compile 1": Around(STEP, "assert fast.why == 'not decided yet'"),

@@ -16,7 +16,8 @@ import forked
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
-SLOW = {"models 2", "partition 0"}  # fits two hundred regressions, and partitions a large graph
+# They fit two hundred regressions, partition a large graph, and load four libraries (tests/dynamo/test_frameworks.py).
+SLOW = {"models 2", "partition 0", "compile 2"}
 
 
 class Block(NamedTuple):
@@ -55,14 +56,25 @@ def program(block: Block) -> str:
 
 def is_shown(printed: str, shown: str) -> bool:
     """Compare outputs; the decision of a schedule is that of this machine and this moment."""
-    verdict = re.compile(r"(planned|eager) because .*\n")
-    if verdict.fullmatch(shown):
-        return verdict.fullmatch(printed) is not None
+    if re.fullmatch(r"planned because plan '\w+' on \d lane\(s\) takes 0\.\d+x of eager's time .*\n", shown):
+        return re.fullmatch(r"(planned|eager) because .*\n", printed) is not None
     return printed == shown
 
 
 def test_code_around_blocks_is_that_of_blocks() -> None:
     assert BLOCKS.keys() <= {block.name for block in blocks()}
+
+
+def test_each_block_of_the_readme_shows_its_output() -> None:
+    assert all(block.output for block in blocks() if block.place == "README.md")
+
+
+def test_every_link_to_a_file_leads_there() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))]
+    files = [(page, link) for page, link in links if not link.startswith(("http:", "https:", "mailto:"))]
+    assert len(files) > 50
+    assert [f"{page.name}: {link}" for page, link in files if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +87,7 @@ def test_code_around_blocks_is_that_of_blocks() -> None:
 )
 def test_a_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = forked.run(program(block), timeout_s=500, warn="ignore")
+    done = forked.run(program(block), timeout_s=500, warn="error" if block.place == "README.md" else "ignore")
     assert done.returncode == 0, done.stderr
     if block.output is not None:
         assert is_shown(done.stdout, block.output), done.stdout

@@ -17,7 +17,10 @@ OP_BY_OP = {"complex", "none"}
 # weight at each use, where autocast casts it once. Without AVX-512 the products of a GRU cell round otherwise, too. And
 # a program that writes into its input and returns two values: AOTAutograd gives zeros where one gets no gradient.
 AS_THEY_STAND = {"autocast", "into_row"} | ({"gru_cell"} if not torch.cpu._is_avx512_supported() else set())
-pytestmark = pytest.mark.filterwarnings("ignore:::torch", "ignore:.*autograd.function.Function", "ignore:The .grad")
+pytestmark = [
+    pytest.mark.usefixtures("one_core"),
+    pytest.mark.filterwarnings("ignore:::torch", "ignore:.*autograd.function.Function", "ignore:The .grad"),
+]
 
 
 @pytest.mark.parametrize("name", some(PROGRAMS))

@@ -15,7 +15,7 @@ import hocket.dynamo
 
 pytestmark = pytest.mark.filterwarnings("default")
 
-EPOCHS = 5
+EPOCHS = 3
 Run = tuple[list[float], list[torch.Tensor]]
 # Schedules of the updates of one test.
 UPDATES: list[hocket.Schedule] = []
@@ -156,7 +156,7 @@ def _by_transformers(backend: str, folder: Path) -> Run:
     rows = [torch.randint(100, (16,), generator=generator) for _ in range(64)]
     arguments = TrainingArguments(
         output_dir=str(folder),
-        max_steps=100,
+        max_steps=60,
         per_device_train_batch_size=4,
         report_to=[],
         logging_steps=10,

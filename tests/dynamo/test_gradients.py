@@ -12,9 +12,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo.programs import Method
 from hocket.dynamo.gradients import without_gradients
+from quick import covering, some
 from support.regions import made_regions, same
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch", "ignore:.*autograd.function.Function")
+pytestmark = [
+    pytest.mark.usefixtures("one_core"),
+    pytest.mark.filterwarnings("ignore:::torch", "ignore:.*autograd.function.Function"),
+]
 
 
 class Heads(nn.Module):
@@ -73,8 +77,7 @@ def _penalty(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
     return loss + gradient.square().sum()
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-@pytest.mark.parametrize("loss_of", [_some, _twice, _penalty])
+@pytest.mark.parametrize(("loss_of", "dropout"), covering([_some, _twice, _penalty], [0.5, 0.0]))
 def test_a_training_ends_where_eager_ends(loss_of: Any, dropout: float) -> None:
     with made_regions() as regions:
         found = trained("hocket", loss_of, dropout=dropout)
@@ -82,7 +85,7 @@ def test_a_training_ends_where_eager_ends(loss_of: Any, dropout: float) -> None:
     assert same(found, trained(None, loss_of, dropout=dropout))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("dropout", some([0.5, 0.0]))
 def test_gradients_are_differentiated_from_a_certain_step_on(dropout: float) -> None:
     def late(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
         return (_penalty if number >= 30 else _some)(model, x, number)

@@ -59,17 +59,9 @@ def vision_job(name: str) -> Job:
     return Job(step, model, optimizer, batches)
 
 
-def language_job(name: str) -> Job:
-    import transformers
-
-    kind = getattr(transformers, name)
-    model = kind(kind.config_class(**LANGUAGE[name])).train()
+def own_loss_job(model: nn.Module, batches: list[dict[str, torch.Tensor]]) -> Job:
+    """Train a model that computes its own loss, with clipped gradients."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    if name.startswith("ViT"):
-        batches = [{"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 1])} for _ in range(3)]
-    else:
-        words = [torch.randint(3, 13, (2, 6)) for _ in range(3)]
-        batches = [{"input_ids": w, "labels": w.clone()} for w in words]
 
     def step(batch):
         optimizer.zero_grad()
@@ -80,6 +72,19 @@ def language_job(name: str) -> Job:
         return out.loss
 
     return Job(step, model, optimizer, batches)
+
+
+def language_job(name: str) -> Job:
+    import transformers
+
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**LANGUAGE[name])).train()
+    if name.startswith("ViT"):
+        batches = [{"pixel_values": torch.randn(2, 3, 8, 8), "labels": torch.tensor([0, 1])} for _ in range(3)]
+    else:
+        words = [torch.randint(3, 13, (2, 6)) for _ in range(3)]
+        batches = [{"input_ids": w, "labels": w.clone()} for w in words]
+    return own_loss_job(model, batches)
 
 
 LARGE = {"shufflenetv2_wd2", "shakeshakeresnet20_2x16d_cifar10", "preresnet20_cifar10"}

@@ -16,6 +16,7 @@ from hocket.job import Job
 from hocket.native import available
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
+from support.steps import update
 
 pytestmark = pytest.mark.skipif(not available(), reason="the native core cannot be built here")
 
@@ -181,10 +182,7 @@ def test_numbers_are_computed_as_python_does(count):
         optimizer.param_groups[0]["count"] = 3
 
         def step(batch):
-            optimizer.zero_grad()
-            loss = job.model(batch["x"]).square().mean()
-            loss.backward()
-            optimizer.step()
+            loss = update(optimizer, job.model(batch["x"]).square().mean())
             return loss, optimizer.param_groups[0]["count"] * 2
 
         return Job(step, job.model, optimizer, job.batches)

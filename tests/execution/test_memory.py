@@ -20,6 +20,7 @@ from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.native import available, load
 from hocket.tracing.captured import Captured, Frame
+from quick import covering
 from support.random_plans import on_lanes, random_order
 
 
@@ -109,8 +110,7 @@ def test_readers_on_lanes_without_an_order_count_themselves_off():
     assert pair
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(("lanes", "kind"), covering([1, 2], KINDS))
 def test_steps_leave_nothing_behind(kind, lanes, own_objects):
     pair, _, captured = captured_twins(JOBS["small net"], True)
     chance = random.Random(lanes)

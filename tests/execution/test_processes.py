@@ -19,44 +19,18 @@ from quick import covering
 
 SECONDS = 120  # far more than any of this takes: only a process that hangs gets there
 
-BEGIN = """
-    import os, sys
-    import torch
-    from torch import nn
-    from hocket.tracing import capture
-    from hocket.execution import executor
-    from hocket.ir import Lane, Plan
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    batch = torch.randn(3, 4)
-    step(batch)
-    captured = capture(step, model, optimizer, batch)
-    order = captured.graph.order
-    plan = Plan((Lane("even", order[::2]), Lane("odd", order[1::2])))
-    planned = executor(captured, plan, kind=sys.argv[1])
-"""
-
-# Ops that really run on two threads, and a schedule that runs its plan whatever it costs.
-SCHEDULED = """
+TRAINED = """
     import os, sys
     import torch
     from torch import nn
     import hocket
+    from hocket.tracing import capture
+    from hocket.execution import executor
+    from hocket.ir import Lane, Plan
 
-    torch.set_num_threads(2)
+    torch.set_num_threads({threads})
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 1))
+    model = nn.Sequential(nn.Linear({width}, {width}), nn.Tanh(), nn.Linear({width}, 1))
     optimizer = torch.optim.Adam(model.parameters())
 
     def step(batch):
@@ -66,7 +40,23 @@ SCHEDULED = """
         optimizer.step()
         return loss.detach()
 
-    batch = torch.randn(300, 300)
+    batch = torch.randn({rows}, {width})
+"""
+SMALL, LARGE = {"width": 4, "rows": 3}, {"width": 300, "rows": 300}
+
+EXECUTED = """
+    step(batch)
+    captured = capture(step, model, optimizer, batch)
+    order = captured.graph.order
+    plan = Plan((Lane("even", order[::2]), Lane("odd", order[1::2])))
+    planned = executor(captured, plan, kind=sys.argv[1])
+"""
+BEGIN = TRAINED.format(threads=1, **SMALL) + EXECUTED
+
+# Ops that really run on two threads, and a schedule that runs its plan whatever it costs.
+SCHEDULED = (
+    TRAINED.format(threads=2, **LARGE)
+    + """
     one = hocket.Machine.of(cores=1)
     # On some processors products of 300 rows have other bits on two threads.
     fast = hocket.schedule(
@@ -79,10 +69,13 @@ SCHEDULED = """
             if fast.decided:
                 return fast.verdict
 """
+)
 
 
-def run(kind: str, script: str, begin: str = BEGIN) -> subprocess.CompletedProcess[str]:
-    return forked.run(textwrap.dedent(begin) + textwrap.dedent(script), kind)
+def run(kind: str, script: str, begin: str = BEGIN, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = forked.run(textwrap.dedent(begin) + textwrap.dedent(script), kind, finalize=True)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def test_an_interpreter_that_was_started_anew_ends_while_lanes_wait():
@@ -104,7 +97,6 @@ def test_an_interpreter_that_was_started_anew_ends_while_lanes_wait():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_interpreter_ends_while_lanes_wait(kind):
     done = run(kind, "print(planned(batch).item())")
-    assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0
     assert not done.stderr
 
@@ -121,14 +113,12 @@ def test_lanes_that_outlive_all_modules_end_in_silence(kind):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
         """,
     )
-    assert done.returncode == 0, done.stderr
     assert not done.stderr
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_interpreter_ends_after_a_step_that_failed(kind):
-    done = run(kind, "planned(torch.randn(3, 5))")
-    assert done.returncode == 1
+    done = run(kind, "planned(torch.randn(3, 5))", status=1)
     assert "in op '0/addmm' of layer '0' of the planned step" in done.stderr
 
 
@@ -149,7 +139,6 @@ def test_a_fork_gets_lanes_of_its_own_and_the_parents_go_on(kind):
         sys.exit(status)
         """,
     )
-    assert done.returncode == 0, done.stderr
     lines = sorted(line.partition(" ") for line in done.stdout.splitlines())
     assert [line[0] for line in lines] == ["child", "parent"]
     assert lines[0][2] == lines[1][2], "both went on from the same state"
@@ -158,7 +147,7 @@ def test_a_fork_gets_lanes_of_its_own_and_the_parents_go_on(kind):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fork_may_close_or_forget_lanes_that_stayed_behind(kind):
-    done = run(
+    run(
         kind,
         """
         planned(batch)
@@ -173,14 +162,13 @@ def test_a_fork_may_close_or_forget_lanes_that_stayed_behind(kind):
         sys.exit(status)
         """,
     )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize(("widths", "kind"), covering([pytest.param((2,)), pytest.param((2, 1))], KINDS))
 def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widths):
     lanes = ", ".join(f"Lane('x{n}', order[{n}::{len(widths)}], width={width})" for n, width in enumerate(widths))
-    done = run(
+    run(
         kind,
         f"""
         import signal
@@ -199,9 +187,8 @@ def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widt
         _, status = os.waitpid(child, 0)
         sys.exit(status)
         """,
-        begin=BEGIN.replace("Linear(4, ", "Linear(300, ").replace(", 4)", ", 300)").replace("randn(3", "randn(300"),
+        begin=TRAINED.format(threads=1, **LARGE) + EXECUTED,
     )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
@@ -234,7 +221,6 @@ def test_a_scheduled_step_goes_on_in_parent_and_child(kind):
         """,
         begin=SCHEDULED,
     )
-    assert done.returncode == 0, done.stderr
     lines = sorted(line.partition(" ") for line in done.stdout.splitlines())
     assert [line[0] for line in lines] == ["child", "parent"]
     assert lines[0][2] == lines[1][2], "both went on from the same state"
@@ -255,7 +241,6 @@ def test_the_interpreter_ends_wherever_a_schedule_is_in_its_life(kind, calls):
         """,
         begin=SCHEDULED,
     )
-    assert done.returncode == 0, done.stderr
     assert float(done.stdout) > 0
     assert not done.stderr
 
@@ -291,7 +276,6 @@ def test_cores_that_were_taken_from_the_process_are_refused_and_it_can_go_on_wit
         print(fast.verdict, fast.machine.cores, os.sched_getaffinity(0) == set(before.devices[0].cpus[0]))
         """,
     )
-    assert done.returncode == 0, done.stderr
     first, second, third = done.stdout.splitlines()
     assert "lane 'gone' is pinned to CPUs" in first
     assert "which this process may not use" in first

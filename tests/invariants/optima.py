@@ -84,8 +84,7 @@ def optimum_us(graph: Graph, costs: Costs, lanes: list[Lane]) -> float:
                 ready_us = max([free_us[number], *(ends_us[other] for other in graph.predecessors[op.name])])
                 end_us = ready_us + costs.duration_us(op.name, width=lane.width, device=lane.device)
                 found = min(
-                    found,
-                    best({**ends_us, op.name: end_us}, [*free_us[:number], end_us, *free_us[number + 1 :]]),
+                    found, best({**ends_us, op.name: end_us}, [*free_us[:number], end_us, *free_us[number + 1 :]])
                 )
         return found
 

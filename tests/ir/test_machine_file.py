@@ -33,14 +33,8 @@ PROBLEMS = {
     "devices[0]: unknown field 'core'": {"devices": [{"name": "x", "core": 2}]},
     "devices[0].flops_per_s: expected a finite number > 0": {"devices": [{"name": "x", "flops_per_s": 0}]},
     "devices[0].cpus: expected one entry for each of 4 cores": {"devices": [{**CPU, "cpus": [[0]]}]},
-    "links[0].bytes_per_s: expected a finite number > 0": {
-        "devices": [CPU],
-        "links": [{**LINK, "bytes_per_s": 0}],
-    },
-    "links[0].channels: expected a whole number >= 1, got 0": {
-        "devices": [CPU],
-        "links": [{**LINK, "channels": 0}],
-    },
+    "links[0].bytes_per_s: expected a finite number > 0": {"devices": [CPU], "links": [{**LINK, "bytes_per_s": 0}]},
+    "links[0].channels: expected a whole number >= 1, got 0": {"devices": [CPU], "links": [{**LINK, "channels": 0}]},
     "links[0].latency_us: expected a duration": {"devices": [CPU], "links": [{**LINK, "latency_us": -1}]},
     "cards[0].name: expected a name of its own, got ''": {"devices": [CPU], "cards": [{"name": "", "bytes_per_s": 1}]},
     "cards[1].name: expected a name of its own, got 'n'": {"devices": [CPU], "cards": [CARD, CARD]},

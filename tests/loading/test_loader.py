@@ -14,6 +14,7 @@ import hocket
 from hocket.loading import finish, load
 from loading.files import PATIENCE_S, HeldBack, Memory, OneWay, stored, untied
 from loading.nets import Net, nothing_remains, output, threads
+from support.steps import update
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -147,10 +148,7 @@ def test_training_goes_on_as_from_a_loaded_state():
         else:
             model.load_state_dict(trained.state_dict())
         for _ in range(3):
-            optimizer.zero_grad()
-            loss = output(model, training=True).square().mean()
-            loss.backward()
-            optimizer.step()
+            loss = update(optimizer, output(model, training=True).square().mean())
             losses.append(loss.item())
     assert losses[:3] == losses[3:]
 

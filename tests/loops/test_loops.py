@@ -50,14 +50,14 @@ def options(mode):
 
 
 def runs():
-    """Every loop in every mode; quick are two of three, by plan where there has to be one, and by default elsewhere.
+    """Every loop in every mode; quick is every second one, by plan where there has to be one, and by default elsewhere.
 
-    Calls are counted in half of the quick runs, and in all others.
+    Calls are counted in a quarter of the quick runs, and in all others.
     """
     for mode in MODES:
         for number, (name, case) in enumerate(CASES.items()):
-            quick = mode == ("plan" if case.planned else "default") and number % 3 < 2
-            counted = not quick or number % 3 == 0
+            quick = mode == ("plan" if case.planned else "default") and number % 2 == 0
+            counted = not quick or number % 6 == 0
             yield pytest.param(name, mode, counted, marks=() if quick else pytest.mark.slow, id=f"{name}-{mode}")
 
 

@@ -32,13 +32,17 @@ class Halving:
 LAMBDAS = [powers, falling, Halving(3), Halving(5), powers, falling, Halving(1)]
 # One model, and as many as there are values in a case; the rest is for the slow tests.
 SIZES = (1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow), 7)
+GAMMAS = [0.9, 0.5, 0.1, 1.0, 0.3, 0.7, 0.2]
+MAXIMA = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+TOTALS = [40, 31, 50, 100, 60, 35, 45]
+STEPS = [3, 1, 7, 29, 9, 40, 5]
 MILESTONES = [[3, 7], [1], [2, 2, 9], [], [5, 6, 7], [29], [0, 4]]
 # For each case the class and arguments for B = 7; a list is one value for each model.
 CASES = {
     "step": ("StepLR", {"step_size": 3, "gamma": 0.5}),
-    "steps": ("StepLR", {"step_size": [1, 2, 3, 4, 5, 10, 100], "gamma": [0.9, 0.5, 0.1, 1.0, 0.3, 0.7, 0.2]}),
-    "step-gammas": ("StepLR", {"step_size": 4, "gamma": [0.9, 0.5, 0.1, 1.0, 0.3, 0.7, 0.2]}),
-    "milestones": ("MultiStepLR", {"milestones": MILESTONES, "gamma": [0.9, 0.5, 0.1, 1.0, 0.3, 0.7, 0.2]}),
+    "steps": ("StepLR", {"step_size": [1, 2, 3, 4, 5, 10, 100], "gamma": GAMMAS}),
+    "step-gammas": ("StepLR", {"step_size": 4, "gamma": GAMMAS}),
+    "milestones": ("MultiStepLR", {"milestones": MILESTONES, "gamma": GAMMAS}),
     "exponential": ("ExponentialLR", {"gamma": 0.9}),
     "exponentials": ("ExponentialLR", {"gamma": [0.9, 0.5, 0.99, 1.0, 0.3, 0.7, 0.2]}),
     "cosine": ("CosineAnnealingLR", {"T_max": 12}),
@@ -52,14 +56,8 @@ CASES = {
         {"factor": [0.5, 0.25, 1.0, 0.1, 0.3, 0.9, 0.7], "total_iters": [3, 1, 7, 29, 0, 40, 5]},
     ),
     "linear": ("LinearLR", {"start_factor": [0.1, 0.5, 1.0, 0.3, 0.9, 0.2, 0.7], "end_factor": 0.8, "total_iters": 6}),
-    "linears": (
-        "LinearLR",
-        {"end_factor": [0.1, 0.5, 1.0, 0.3, 0.05, 0.2, 0.7], "total_iters": [3, 1, 7, 29, 9, 40, 5]},
-    ),
-    "polynomial": (
-        "PolynomialLR",
-        {"power": [1.0, 2.0, 0.5, 3.0, 1.5, 0.9, 1.1], "total_iters": [3, 1, 7, 29, 9, 40, 5]},
-    ),
+    "linears": ("LinearLR", {"end_factor": [0.1, 0.5, 1.0, 0.3, 0.05, 0.2, 0.7], "total_iters": STEPS}),
+    "polynomial": ("PolynomialLR", {"power": [1.0, 2.0, 0.5, 3.0, 1.5, 0.9, 1.1], "total_iters": STEPS}),
     "factor": ("MultiplicativeLR", {"lr_lambda": powers}),
     "factors": ("MultiplicativeLR", {"lr_lambda": LAMBDAS}),
     "cyclic": ("CyclicLR", {"base_lr": 0.01, "max_lr": 0.1, "step_size_up": 4, "mode": "triangular2"}),
@@ -67,7 +65,7 @@ CASES = {
         "CyclicLR",
         {
             "base_lr": [0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07],
-            "max_lr": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
+            "max_lr": MAXIMA,
             "step_size_up": [4, 3, 7, 10, 2, 5, 1],
             "step_size_down": [2, 3, 5, 10, 8, 1, 4],
             "mode": ["triangular", "triangular2", "exp_range", "triangular", "triangular2", "exp_range", "triangular"],
@@ -83,8 +81,8 @@ CASES = {
     "one-cycles": (
         "OneCycleLR",
         {
-            "max_lr": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7],
-            "total_steps": [40, 31, 50, 100, 60, 35, 45],
+            "max_lr": MAXIMA,
+            "total_steps": TOTALS,
             "pct_start": [0.3, 0.1, 0.5, 0.25, 0.7, 0.3, 0.4],
             "div_factor": [25.0, 10.0, 4.0, 2.0, 100.0, 5.0, 8.0],
             "final_div_factor": [1e4, 1e3, 10.0, 1e4, 1e2, 5.0, 1e5],
@@ -92,14 +90,8 @@ CASES = {
             "max_momentum": [0.95, 0.9, 0.99, 0.8, 0.7, 0.95, 0.9],
         },
     ),
-    "one-cycle-three": (
-        "OneCycleLR",
-        {"max_lr": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "total_steps": 40, "three_phase": True},
-    ),
-    "one-cycle-linear": (
-        "OneCycleLR",
-        {"max_lr": 0.3, "total_steps": [40, 31, 50, 100, 60, 35, 45], "anneal_strategy": "linear"},
-    ),
+    "one-cycle-three": ("OneCycleLR", {"max_lr": MAXIMA, "total_steps": 40, "three_phase": True}),
+    "one-cycle-linear": ("OneCycleLR", {"max_lr": 0.3, "total_steps": TOTALS, "anneal_strategy": "linear"}),
     "one-cycle-still": ("OneCycleLR", {"max_lr": [0.1] * 7, "total_steps": 40, "cycle_momentum": False}),
 }
 PLATEAUS = {
@@ -134,7 +126,7 @@ COMPOSITES = {
         [
             of.ConstantLR(o, factor=pick([0.5, 0.1, 1.0, 0.3, 0.9, 0.7, 0.2]), total_iters=4),
             of.ExponentialLR(o, gamma=pick([0.9, 0.5, 0.99, 1.0, 0.3, 0.7, 0.2])),
-            of.CyclicLR(o, base_lr=0.01, max_lr=pick([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]), step_size_up=3),
+            of.CyclicLR(o, base_lr=0.01, max_lr=pick(MAXIMA), step_size_up=3),
         ]
     ),
     "nested": lambda of, o, pick: of.ChainedScheduler(
@@ -142,7 +134,7 @@ COMPOSITES = {
             of.SequentialLR(
                 o, [of.ConstantLR(o, total_iters=2), of.ExponentialLR(o, pick([0.9, 0.5] * 3 + [0.7]))], milestones=[5]
             ),
-            of.LinearLR(o, total_iters=pick([3, 1, 7, 29, 9, 40, 5])),
+            of.LinearLR(o, total_iters=pick(STEPS)),
         ]
     ),
 }

@@ -8,6 +8,7 @@ from torch import nn
 
 import hocket
 from hocket import native
+from support.steps import update
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native core")
 
@@ -33,11 +34,7 @@ def test_parameter_becomes_none_between_steps(attribute):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x):
-        optimizer.zero_grad()
-        loss = model(x).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(x).pow(2).mean())
 
     x = torch.randn(3, 4)
     fast = hocket.schedule(step, model, optimizer, guard=False, planner="serial", cache=False)

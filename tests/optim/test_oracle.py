@@ -56,26 +56,10 @@ def test_numbers_that_are_equal_give_the_bits_of_one_number(case):
 @pytest.mark.parametrize("case", EACH)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
 def test_other_dtypes(case, dtype):
-    name, _ = CASES[case]
-    options = options_of(case, 3)
-    params = fused_parameters(3, dtype)
-    singles = [[torch.nn.Parameter(p[m].detach().clone()) for p in params] for m in range(3)]
-    fused = getattr(optim, name)(params, **options)
-    others = [
-        getattr(torch.optim, name)(own, **{key: of_model(value, m) for key, value in options.items()})
-        for m, own in enumerate(singles)
-    ]
-    for step in range(5):
-        set_gradients(params, step, range(3))
-        fused.step()
-        for m, other in enumerate(others):
-            for place, p in enumerate(singles[m]):
-                p.grad = gradient(p, step, place, m)
-            other.step()
+    twins = Twins(case, 3, dtype)
+    twins.step(5)
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.complex128: 1e-12}[dtype]
-    for m in range(3):
-        for p, single in zip(params, singles[m], strict=True):
-            torch.testing.assert_close(p[m], single, rtol=tolerance, atol=tolerance)
+    twins.check_parameters(tolerance, tolerance)
 
 
 @pytest.mark.parametrize("case", EACH)
@@ -105,33 +89,14 @@ def test_parameters_of_single_models_beside_fused_ones(case):
 
 @pytest.mark.parametrize("case", EACH)
 def test_groups_with_options_of_their_own(case):
-    name, _ = CASES[case]
-    options = options_of(case, 3)
-    rates = [[0.02, 0.2, 0.04], 0.07]
-    params = fused_parameters(3)
-    singles = [[torch.nn.Parameter(p[m].detach().clone()) for p in params] for m in range(3)]
+    rates = [0.02, 0.2, 0.04]
 
     def groups(own, model=None):
-        return [
-            {"params": own[:2], "lr": rates[0] if model is None else rates[0][model]},
-            {"params": own[2:], "lr": rates[1]},
-        ]
+        return [{"params": own[:2], "lr": rates if model is None else rates[model]}, {"params": own[2:], "lr": 0.07}]
 
-    fused = getattr(optim, name)(groups(params), **options)
-    others = [
-        getattr(torch.optim, name)(groups(own, m), **{key: of_model(value, m) for key, value in options.items()})
-        for m, own in enumerate(singles)
-    ]
-    for step in range(10):
-        set_gradients(params, step, range(3))
-        fused.step()
-        for m, other in enumerate(others):
-            for place, p in enumerate(singles[m]):
-                p.grad = gradient(p, step, place, m)
-            other.step()
-    for m in range(3):
-        for p, single in zip(params, singles[m], strict=True):
-            torch.testing.assert_close(p[m], single, rtol=1e-12, atol=0)
+    twins = Twins(case, 3, groups=groups)
+    twins.step(10)
+    twins.check_parameters(1e-12)
 
 
 @pytest.mark.parametrize("case", EACH)

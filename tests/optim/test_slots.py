@@ -65,10 +65,7 @@ def test_a_refilled_slot_begins_anew_and_its_neighbours_never_know(case):
     untouched.step(6)
     twins.check(1e-11)
     for model in (0, 2):
-        same_bits(
-            snapshot(twins.params, twins.fused, model),
-            snapshot(untouched.params, untouched.fused, model),
-        )
+        same_bits(snapshot(twins.params, twins.fused, model), snapshot(untouched.params, untouched.fused, model))
 
 
 @pytest.mark.parametrize(("case", "begun"), covering(CASES, [False, True]))

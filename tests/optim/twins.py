@@ -6,7 +6,7 @@ A gradient is made from the parameter itself and from noise, so that an error fe
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,21 +19,20 @@ SHAPES = ((4, 5), (7,), (), (2, 3, 3))
 # For each case the class, and options for B = 7: a list is one number for each model; fewer take the first ones.
 RATES = [0.1, 0.03, 0.2, 0.01, 0.07, 0.05, 0.15]
 DECAYS = [0.01, 0.0, 0.1, 0.02, 0.0, 0.3, 0.05]
+MOMENTA = [0.9, 0.0, 0.5, 0.1, 0.99, 0.7, 0.3]
+BETAS = ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999])
+EPS = [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8]
+LARGER_EPS = [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-3, 1e-8]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {"lr": 0.1}),
     "sgd-rates": ("SGD", {"lr": RATES}),
     "sgd-rate-0": ("SGD", {"lr": [0, *RATES[1:]]}),
     "sgd-momentum": ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-    "sgd-momenta": ("SGD", {"lr": RATES, "momentum": [0.9, 0.0, 0.5, 0.1, 0.99, 0.7, 0.3]}),
+    "sgd-momenta": ("SGD", {"lr": RATES, "momentum": MOMENTA}),
     "sgd-dampening": ("SGD", {"lr": 0.1, "momentum": 0.9, "dampening": 0.3}),
     "sgd-dampenings": (
         "SGD",
-        {
-            "lr": RATES,
-            "momentum": [0.9, 0.0, 0.5, 0.1, 0.99, 0.7, 0.3],
-            "dampening": [0.1, 0.5, 0.0, 0.2, 0.9, -0.1, 0.3],
-            "weight_decay": DECAYS,
-        },
+        {"lr": RATES, "momentum": MOMENTA, "dampening": [0.1, 0.5, 0.0, 0.2, 0.9, -0.1, 0.3], "weight_decay": DECAYS},
     ),
     "sgd-nesterov": ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     "sgd-nesterovs": (
@@ -43,18 +42,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd-maximize": ("SGD", {"lr": RATES, "momentum": 0.5, "weight_decay": DECAYS, "maximize": True}),
     "adam": ("Adam", {"lr": 0.1}),
     "adam-rates": ("Adam", {"lr": RATES}),
-    "adam-all": (
-        "Adam",
-        {
-            "lr": RATES,
-            "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999]),
-            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8],
-            "weight_decay": DECAYS,
-        },
-    ),
+    "adam-all": ("Adam", {"lr": RATES, "betas": BETAS, "eps": EPS, "weight_decay": DECAYS}),
     "adam-beta1": ("Adam", {"lr": 0.1, "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], 0.99)}),
     "adam-amsgrad": ("Adam", {"lr": 0.1, "amsgrad": True, "weight_decay": 0.1}),
-    "adam-amsgrads": ("Adam", {"lr": RATES, "amsgrad": True, "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8]}),
+    "adam-amsgrads": ("Adam", {"lr": RATES, "amsgrad": True, "eps": EPS}),
     "adam-maximize": ("Adam", {"lr": RATES, "maximize": True}),
     "adam-decoupled": ("Adam", {"lr": RATES, "weight_decay": DECAYS, "decoupled_weight_decay": True}),
     "adamw": ("AdamW", {"lr": 0.1}),
@@ -64,34 +55,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "NAdam",
         {
             "lr": RATES,
-            "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999]),
-            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8],
+            "betas": BETAS,
+            "eps": EPS,
             "weight_decay": DECAYS,
             "momentum_decay": [4e-3, 0.0, 0.1, 1e-3, 0.01, 0.5, 4e-3],
         },
     ),
     "nadam-decoupled": ("NAdam", {"lr": RATES, "weight_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
     "radam": ("RAdam", {"lr": 0.1}),
-    "radam-all": (
-        "RAdam",
-        {
-            "lr": RATES,
-            "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999]),
-            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8],
-            "weight_decay": DECAYS,
-        },
-    ),
+    "radam-all": ("RAdam", {"lr": RATES, "betas": BETAS, "eps": EPS, "weight_decay": DECAYS}),
     "radam-decoupled": ("RAdam", {"lr": RATES, "weight_decay": DECAYS, "decoupled_weight_decay": True}),
     "adamax": ("Adamax", {"lr": 0.1, "weight_decay": 0.01}),
-    "adamax-all": (
-        "Adamax",
-        {
-            "lr": RATES,
-            "betas": ([0.9, 0.5, 0.0, 0.8, 0.95, 0.99, 0.3], [0.999, 0.9, 0.99, 0.5, 0.95, 0.98, 0.9999]),
-            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-10, 1e-8],
-            "weight_decay": DECAYS,
-        },
-    ),
+    "adamax-all": ("Adamax", {"lr": RATES, "betas": BETAS, "eps": EPS, "weight_decay": DECAYS}),
     "adamax-maximize": ("Adamax", {"lr": 0.1, "maximize": True}),
     "rmsprop": ("RMSprop", {"lr": 0.01}),
     "rmsprop-momentum": ("RMSprop", {"lr": 0.01, "momentum": 0.9, "centered": True, "weight_decay": 0.01}),
@@ -100,13 +75,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "lr": [rate / 10 for rate in RATES],
             "alpha": [0.99, 0.9, 0.5, 0.8, 0.95, 0.0, 0.7],
-            "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-3, 1e-8],
+            "eps": LARGER_EPS,
             "weight_decay": DECAYS,
-            "momentum": [0.9, 0.0, 0.5, 0.1, 0.99, 0.7, 0.3],
+            "momentum": MOMENTA,
         },
     ),
     "rmsprop-centered": ("RMSprop", {"lr": RATES, "alpha": [0.99, 0.9, 0.5, 0.8, 0.95, 0.6, 0.7], "centered": True}),
-    "rmsprop-maximize": ("RMSprop", {"lr": 0.01, "maximize": True, "eps": [1e-8, 1e-6, 1e-4, 1e-8, 1e-2, 1e-3, 1e-8]}),
+    "rmsprop-maximize": ("RMSprop", {"lr": 0.01, "maximize": True, "eps": LARGER_EPS}),
     "adagrad": ("Adagrad", {"lr": 0.1}),
     "adagrad-all": (
         "Adagrad",
@@ -189,17 +164,29 @@ def set_gradients(params: Sequence[torch.Tensor], step: int, models: Sequence[in
 
 
 class Twins:
-    """A fused optimizer, and beside it a torch optimizer for each model."""
+    """A fused optimizer, and beside it a torch optimizer for each model.
 
-    def __init__(self, case: str, num_models: int, **more: Any) -> None:
+    Args:
+        groups: makes groups of parameters: those of all models, or of one model by its number.
+        more: options of the fused optimizer alone.
+    """
+
+    def __init__(
+        self,
+        case: str,
+        num_models: int,
+        dtype: torch.dtype = torch.float64,
+        groups: Callable[..., Any] = lambda params, model=None: params,
+        **more: Any,
+    ) -> None:
         name, _ = CASES[case]
         options = options_of(case, num_models)
         self.models = list(range(num_models))
-        self.params = fused_parameters(num_models)
+        self.params = fused_parameters(num_models, dtype)
         self.singles = [[torch.nn.Parameter(p[m].detach().clone()) for p in self.params] for m in self.models]
-        self.fused = getattr(optim, name)(self.params, **options, **more)
+        self.fused = getattr(optim, name)(groups(self.params), **options, **more)
         self.torch = [
-            getattr(torch.optim, name)(params, **{key: of_model(value, m) for key, value in options.items()})
+            getattr(torch.optim, name)(groups(params, m), **{key: of_model(value, m) for key, value in options.items()})
             for m, params in enumerate(self.singles)
         ]
         self.steps = 0
@@ -219,11 +206,15 @@ class Twins:
 
     def check(self, tolerance: float) -> None:
         """Parameters, state and options, each element to `tolerance` of its size."""
+        self.check_parameters(tolerance)
         states = self.fused.unfuse()
         for slot in range(len(self.models)):
-            for p, single in zip(self.params, self.singles[slot], strict=True):
-                torch.testing.assert_close(p[slot], single, rtol=tolerance, atol=0)
             same_state(states[slot], self.torch[slot].state_dict(), tolerance)
+
+    def check_parameters(self, tolerance: float, atol: float = 0.0) -> None:
+        for slot in range(len(self.models)):
+            for p, single in zip(self.params, self.singles[slot], strict=True):
+                torch.testing.assert_close(p[slot], single, rtol=tolerance, atol=atol)
 
 
 def same_state(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 0.0) -> None:

@@ -13,8 +13,7 @@ from hocket.simulation import simulate, step_us
 from strategies import graphs
 
 MACHINE = Machine(
-    (Device("gpu0", "cuda", 4, priorities=2),),
-    (Link("gpu0", "server", 1e6), Link("server", "gpu0", 1e6)),
+    (Device("gpu0", "cuda", 4, priorities=2),), (Link("gpu0", "server", 1e6), Link("server", "gpu0", 1e6))
 )
 
 

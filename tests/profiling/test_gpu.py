@@ -15,6 +15,7 @@ from hocket.profiling.tracer import trace_streams
 from hocket.simulation import simulate
 from hocket.tracing import capture
 from strategies import touching_graphs
+from support.steps import update
 from support.strict_cuda import CaptureRefusedError, StrictCuda
 
 P100 = Machine.preset("p100")
@@ -129,11 +130,7 @@ def test_ops_on_a_gpu_are_timed_by_events_on_copies_of_everything(optimizer):
     updates = optimizer(model.parameters(), lr=0.1)
 
     def step(batch):
-        updates.zero_grad()
-        loss = model(batch).square().sum()
-        loss.backward()
-        updates.step()
-        return loss
+        return update(updates, model(batch).square().sum())
 
     step(torch.ones(2, 4))
     captured = capture(step, model, updates, torch.ones(2, 4))

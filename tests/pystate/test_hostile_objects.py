@@ -19,7 +19,6 @@ from torch import nn
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.kinds import reachable
 from hocket.pystate.places import are_like, describe, same, shown
-from quick import covering
 from support.steps import update
 from support.twins import Program, captured
 
@@ -109,19 +108,29 @@ OBJECTS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("name", "place"), covering(OBJECTS, ["model", "list"]))
-def test_a_step_that_can_reach_it_is_captured(name, place):
+def together(count: int) -> dict[str, list[str]]:
+    """Several of the objects at a time, by the name of the first one."""
+    names = list(OBJECTS)
+    return {names[first]: names[first : first + count] for first in range(0, len(names), count)}
+
+
+@pytest.mark.parametrize("place", ["model", "list"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(pytest.param(names, id=f"{name} to {names[-1]}") for name, names in together(8).items()),
+        *(pytest.param(names, id=name, marks=pytest.mark.slow) for name, names in together(1).items()),
+    ],
+)
+def test_a_step_that_can_reach_them_is_captured(names, place):
     def make() -> Program:
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        thing = OBJECTS[name]()
-        held = [thing]
-        read: Any = {
-            "model": lambda: model.thing,
-            "list": lambda: held[0],
-        }[place]
+        held = [OBJECTS[name]() for name in names]
+        read: Any = {"model": lambda: model.thing_0, "list": lambda: held[0]}[place]
         if place == "model":
-            object.__setattr__(model, "thing", thing)
+            for number, thing in enumerate(held):
+                object.__setattr__(model, f"thing_{number}", thing)
 
         def step(batch: torch.Tensor) -> torch.Tensor:
             found = read()

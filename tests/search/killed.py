@@ -12,6 +12,7 @@ from typing import Any
 
 import optuna
 import torch
+from tests.search import unsynced
 from tests.search.pieces import BATCHES, SPACE, classifier
 from torch.nn import functional
 
@@ -79,6 +80,7 @@ def killed(pipe: Connection, folder: Path, method: str | None = None, calls: int
     """Search in a process of its own; kill it right after so many calls of this method of its storage, if any."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
+    os.fsync = unsynced.fsync
     pipe.send("begins")
     run(folder, method, calls)
     pipe.send("done")

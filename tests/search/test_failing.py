@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 from optuna.distributions import CategoricalDistribution
-from tests.search.pieces import (
-    accuracy,
-    alone,
-    assert_same,
-    searched,
-    train,
-)
+from tests.search.pieces import accuracy, alone, assert_same, searched, train
 from torch.nn import functional
 
 from hocket import Training

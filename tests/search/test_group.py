@@ -5,16 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
-from tests.search.pieces import (
-    BATCHES,
-    LR,
-    accuracy,
-    alone,
-    assert_same,
-    classifier,
-    searched,
-    train,
-)
+from tests.search.pieces import BATCHES, LR, accuracy, alone, assert_same, classifier, searched, train
 from torch import nn
 from torch.nn import functional
 

@@ -41,10 +41,7 @@ def storage_of(kind, folder):
     return f"sqlite:///{folder / 'study.db'}"
 
 
-EXHAUSTIVE = {
-    "grid": lambda: GridSampler(GRID, seed=0),
-    "brute force": lambda: quiet(BruteForceSampler, seed=0),
-}
+EXHAUSTIVE = {"grid": lambda: GridSampler(GRID, seed=0), "brute force": lambda: quiet(BruteForceSampler, seed=0)}
 
 
 @pytest.mark.parametrize("executor", ["serial", "fused"])

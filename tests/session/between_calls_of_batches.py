@@ -34,10 +34,7 @@ class Doubling(torch.Tensor):
 
 @case
 def batch_of_a_subclass() -> Program:
-    return with_batches(
-        lambda x: x.as_subclass(Doubling),
-        lambda made, batch: made.model(batch).square().mean(),
-    )
+    return with_batches(lambda x: x.as_subclass(Doubling), lambda made, batch: made.model(batch).square().mean())
 
 
 @case

@@ -13,7 +13,7 @@ import session.between_calls_of_batches  # noqa: F401  # adds its cases, and tho
 from quick import covering
 from session.between_calls import CALLS, CASES, CHANGES, Program
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "one_core")
 
 
 MODES = {"default": {}, "plan": {"guard": False, "planner": "serial"}}

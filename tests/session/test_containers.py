@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.docs.test_blocks import blocks
 
 from hocket.native import build
-from test_readme import examples
 
 MIB = 2**20
 LIMIT_BYTES = 512 * MIB
 TIMEOUT_S = 280
-EXAMPLE = next(code for _, code, _ in examples() if "fast.verdict" in code)
+EXAMPLE = next(block.code for block in blocks() if block.name == "README 0")
 
 
 def example(environment: dict[str, str], before: str = "") -> subprocess.CompletedProcess[str]:

@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 import hocket
+from quick import covering
+
+pytestmark = pytest.mark.usefixtures("one_core")
 
 CHANGE_AT = 45
 NUM_CALLS = 60
@@ -84,8 +87,9 @@ def _trained(kind: str, change: Callable[[_Loop], None], planned: bool) -> tuple
     return seen, step.verdict if planned else ""
 
 
-@pytest.mark.parametrize("change", [_left, _removed, _exchanged, _rewritten])
-@pytest.mark.parametrize("kind", ["accumulated", "cleared", "used", "kept"])
+@pytest.mark.parametrize(
+    ("kind", "change"), covering(["accumulated", "cleared", "used", "kept"], [_left, _removed, _exchanged, _rewritten])
+)
 def test_gradients_are_eagers(kind: str, change: Callable[[_Loop], None]) -> None:
     expected, _ = _trained(kind, change, planned=False)
     found, verdict = _trained(kind, change, planned=True)

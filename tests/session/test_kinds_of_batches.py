@@ -20,6 +20,8 @@ from hocket.pystate.batches import folded, unfolded, unfolded_again
 from support.steps import update
 from support.twins import Program, captured, ran
 
+pytestmark = pytest.mark.usefixtures("one_core")
+
 
 @dataclasses.dataclass
 class Data:

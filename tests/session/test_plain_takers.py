@@ -25,6 +25,8 @@ from hocket.autotune.verification import differ
 from quick import covering
 from support.steps import update
 
+pytestmark = pytest.mark.usefixtures("one_core")
+
 Span = datetime.timedelta
 connection = sqlite3.connect(":memory:")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 import hocket
 from execution.probe import KINDS, probing_job
 from hocket.autotune.verification import differ
-from quick import covering
+from quick import covering, some
 from support.schedules import decide, pass_audits, state, twin
+
+pytestmark = pytest.mark.usefixtures("one_core")
 
 
 def test_an_error_in_the_step_reaches_the_caller_and_the_schedule_survives() -> None:
@@ -86,9 +89,7 @@ class Counting:
     ("fault", "options", "planner", "draws"),
     covering(
         ["inputs", "words", "targets"],
-        [pytest.param({}), pytest.param({"guard": False}), pytest.param({"numerics": "close"})],
-        ["serial", "list"],
-        [False, True],
+        some(itertools.product([{}, {"guard": False}, {"numerics": "close"}], ["serial", "list"], [False, True]), 3),
     ),
 )
 def test_what_the_step_did_before_an_op_raised_stays_done(options, fault: str, planner: str, draws: bool) -> None:

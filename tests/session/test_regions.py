@@ -23,7 +23,7 @@ from hocket.errors import InputError
 from hocket.session import Schedule
 from support.step_regions import MANY, regions_at_once
 
-pytestmark = pytest.mark.filterwarnings("ignore:::torch")
+pytestmark = [pytest.mark.usefixtures("one_core"), pytest.mark.filterwarnings("ignore:::torch")]
 
 
 class Net(nn.Module):

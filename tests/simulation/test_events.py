@@ -39,11 +39,7 @@ def test_who_was_ready_first_goes_first():
         (Edge("slow", "t1"), Edge("quick", "t2")),
     )
     plan = Plan(
-        (
-            Lane("x", ("slow",)),
-            Lane("y", ("quick",)),
-            *(Lane(f"c{i}", (f"t{i}",), "channel", "s->w") for i in range(3)),
-        )
+        (Lane("x", ("slow",)), Lane("y", ("quick",)), *(Lane(f"c{i}", (f"t{i}",), "channel", "s->w") for i in range(3)))
     )
     costs = Costs({"slow": {"1": 5.0}, "quick": {"1": 3.0}})
     timeline = simulate(graph, plan, costs, machine(1))
@@ -61,8 +57,7 @@ def test_two_links_do_not_queue_for_each_other():
 
 # One device and one link whose lanes outnumber its channels, whole durations so that many instants coincide.
 BUSY = st.builds(
-    lambda channels: Machine((Device("cpu0", cores=4),), (Link("s", "w", 1e6, 1.0, channels),)),
-    st.integers(1, 2),
+    lambda channels: Machine((Device("cpu0", cores=4),), (Link("s", "w", 1e6, 1.0, channels),)), st.integers(1, 2)
 )
 
 

@@ -77,11 +77,7 @@ def test_only_while_both_run_and_only_on_a_core_they_share():
     graph = Graph((Op("a"), Op("b"), Op("c")))
     costs = Costs({"a": {"1": 100.0}, "b": {"1": 25.0}, "c": {"1": 70.0}})
     plan = Plan(
-        (
-            Lane("first", ("a",), cores=(0,)),
-            Lane("sibling", ("b",), cores=(2,)),
-            Lane("elsewhere", ("c",), cores=(1,)),
-        )
+        (Lane("first", ("a",), cores=(0,)), Lane("sibling", ("b",), cores=(2,)), Lane("elsewhere", ("c",), cores=(1,)))
     )
     times = {span.op: span[2:] for span in simulate(graph, plan, costs, machine).spans}
     assert times == {"a": (0.0, pytest.approx(40.0 + 75.0)), "b": (0.0, pytest.approx(40.0)), "c": (0.0, 70.0)}

@@ -6,16 +6,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from hocket.ir import (
-    Costs,
-    Device,
-    Graph,
-    Lane,
-    Link,
-    Machine,
-    Plan,
-    Share,
-)
+from hocket.ir import Costs, Device, Graph, Lane, Link, Machine, Plan, Share
 from strategies.values import costs_of, graphs, plans_of, topological_orders
 
 

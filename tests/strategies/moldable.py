@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from hocket.ir import (
-    ROLES,
-    Costs,
-    Device,
-    Graph,
-    Machine,
-)
+from hocket.ir import ROLES, Costs, Device, Graph, Machine
 from hocket.planning.moldable.instance import Instance, instance_of
 from strategies.values import graphs
 

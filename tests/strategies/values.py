@@ -136,9 +136,7 @@ def costs_of(draw, graph: Graph, widths: int = 8, devices: tuple[str, ...] = ())
 @st.composite
 def any_costs(draw) -> Costs:
     keys = st.one_of(
-        st.integers(1, 300).map(str),
-        DEVICE_NAMES,
-        st.builds("{}:{}".format, DEVICE_NAMES, st.integers(1, 99)),
+        st.integers(1, 300).map(str), DEVICE_NAMES, st.builds("{}:{}".format, DEVICE_NAMES, st.integers(1, 99))
     ).filter(lambda key: not key.rpartition(":")[2].startswith("-"))
     rows = st.dictionaries(keys, st.floats(0, 1e24), min_size=1, max_size=4)
     durations = draw(st.dictionaries(st.text(max_size=5), rows, max_size=4))

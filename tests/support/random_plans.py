@@ -41,6 +41,5 @@ def on_lanes(order: Iterable[str], lanes: int, chance: random.Random) -> Plan:
 def on_streams(plan: Plan) -> Plan:
     """The same lanes as streams of one GPU."""
     return replace(
-        plan,
-        lanes=tuple(replace(lane, kind="stream", device="gpu0", width=1, cores=()) for lane in plan.lanes),
+        plan, lanes=tuple(replace(lane, kind="stream", device="gpu0", width=1, cores=()) for lane in plan.lanes)
     )

@@ -16,10 +16,7 @@ from hocket.cache_folder import is_sealed, native_folder, private_folder, seal
 from hocket.native import build
 from hocket.planning.partition import compiled
 
-CHECKS = {
-    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-    "thread": ("-fsanitize=thread",),
-}
+CHECKS = {"address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"), "thread": ("-fsanitize=thread",)}
 
 
 def choose(sanitizer: str) -> None:

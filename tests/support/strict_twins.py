@@ -13,6 +13,7 @@ from torch import nn
 from hocket.backends import SimulatedBackend, SimulatedClock
 from hocket.ir import Machine
 from hocket.session import Schedule
+from support.steps import update
 from support.strict_cuda import StrictCuda
 
 NUM_STEPS = 60
@@ -36,11 +37,7 @@ class Twins:
 
     def step_of(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
         def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(optimizer, model(batch).square().mean()).detach()
 
         return step
 

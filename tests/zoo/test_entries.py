@@ -67,8 +67,7 @@ def test_builds_trains_and_repeats(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in sorted(TINY.keys() - HUGE)],
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in sorted(TINY.keys() - HUGE)]
 )
 def test_everything_goes_to_the_device_asked_for(name):
     job = load(name, device="meta")

@@ -13,7 +13,7 @@ from torch import nn
 
 from distributed.ranks import Ranks
 from distributed.stages.test_on_meta import on_meta
-from distributed.stages.trained import Work, check_as_alone, first_blocks, flat, wide, work_of
+from distributed.stages.trained import Work, check_as_alone, first_blocks, flat, squared, wide, work_of
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.distributed.job import captured_for
@@ -104,16 +104,8 @@ def test_values_are_read_as_the_dtype_and_the_layout_of_the_model_have_it(tmp_pa
 
 
 def small_step(model, optimizer=None):
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, model, optimizer, torch.ones(4, 3)
+    work = squared(model, optimizer or torch.optim.SGD(model.parameters(), lr=0.1), [torch.ones(4, 3)])
+    return work.step, work.model, work.optimizer, work.batches[0]
 
 
 def test_files_that_are_not_of_this_model_are_refused_by_name(tmp_path):

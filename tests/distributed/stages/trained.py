@@ -15,6 +15,7 @@ from hocket import distribute, zoo
 from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders
 from hocket.tracing.captured import Captured
+from support.steps import update
 
 
 class Mixed(nn.Module):
@@ -74,11 +75,7 @@ def squared(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list) -
     """Trains the mean of the squares of what a model returns."""
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     return Work(model, optimizer, step, batches)
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from quick import covering
+from support.steps import update
 from support.strict_cuda import CaptureRefusedError, StrictCuda
 from support.strict_twins import NUM_STEPS, OPTIMIZERS, Twins, scheduled
 
@@ -42,8 +44,10 @@ def test_a_batch_that_the_step_moves_to_the_device_is_moved_before_the_graph() -
         assert torch.equal(models[0].weight, models[1].weight), number
 
 
-@pytest.mark.parametrize("number_in_graph", [0, 5])
-@pytest.mark.parametrize("error", [CaptureRefusedError("not permitted"), torch.OutOfMemoryError("CUDA out of memory")])
+@pytest.mark.parametrize(
+    ("error", "number_in_graph"),
+    covering([CaptureRefusedError("not permitted"), torch.OutOfMemoryError("CUDA out of memory")], [0, 5]),
+)
 def test_a_capture_that_fails_leaves_the_step_eager_once_and_with_the_reason(error, number_in_graph) -> None:
     def fail(capture: int, op: int) -> None:
         if op == number_in_graph:
@@ -124,10 +128,7 @@ def test_state_that_is_bound_anew_is_not_captured_again_in_each_step() -> None:
 
     def step_of(net: Any, optimizer: Any) -> Callable[[Any], Any]:
         def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = net(batch).square().mean()
-            loss.backward()
-            optimizer.step()
+            loss = update(optimizer, net(batch).square().mean())
             net.average = net.average * 0.9 + net.weight.detach() * 0.1
             return loss.detach()
 

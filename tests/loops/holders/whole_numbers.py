@@ -67,6 +67,57 @@ for _name, _owner in {
     NUMBERS[_name] = attribute(_owner)
 
 
+class Total(int):
+    """A number of a class of its own."""
+
+
+def _made(make: Callable[[int], Any], read: Callable[[Any], int] = int) -> Callable[[Any], Made]:
+    """An item of a list, made anew of each number."""
+
+    def of(first: Any) -> Made:
+        held = [make(first)]
+
+        def write(value: int) -> None:
+            held[0] = make(value)
+
+        return lambda: read(held[0]), write
+
+    return of
+
+
+def _growing(make: Callable[[int], Any], grow: Callable[[Any], Any]) -> Callable[[Any], Made]:
+    """The length of a container that grows by one."""
+
+    def of(first: Any) -> Made:
+        held = make(first)
+        return lambda: len(held), lambda value: grow(held)
+
+    return of
+
+
+def _position(stream: Callable[[], Any]) -> Callable[[Any], Made]:
+    def of(first: Any) -> Made:
+        held = stream()
+        held.seek(first)
+        return held.tell, held.seek
+
+    return of
+
+
+NUMBERS |= {
+    "state_of_numbers_of_its_own": _made(Total),
+    "identifier": _made(lambda value: uuid.UUID(int=value), lambda held: held.int),
+    "fraction": _made(fractions.Fraction),
+    "text": _made(str),
+    "length_of_a_list": _growing(lambda first: [None] * first, lambda held: held.append(None)),
+    "length_of_a_set": _growing(lambda first: set(range(first)), lambda held: held.add(len(held))),
+    "length_of_a_dict": _growing(lambda first: dict.fromkeys(range(first)), lambda held: held.setdefault(len(held))),
+    "length_of_an_array": _growing(lambda first: array.array("b", bytes(first)), lambda held: held.append(0)),
+    "position_in_a_raw_stream": _position(lambda: io.BytesIO(bytes(100_000))),
+    "position_in_a_text_stream": _position(lambda: io.StringIO(" " * 100_000)),
+}
+
+
 @number
 def shared_memory(first):
     held = multiprocessing.shared_memory.SharedMemory(create=True, size=16)
@@ -74,20 +125,6 @@ def shared_memory(first):
     weakref.finalize(held, held.unlink)
     held.buf[0] = first
     return lambda: held.buf[0], functools.partial(operator.setitem, held.buf, 0)
-
-
-@number
-def position_in_a_raw_stream(first):
-    held = io.BytesIO(bytes(100_000))
-    held.seek(first)
-    return held.tell, held.seek
-
-
-@number
-def position_in_a_text_stream(first):
-    held = io.StringIO(" " * 100_000)
-    held.seek(first)
-    return held.tell, held.seek
 
 
 @number
@@ -111,24 +148,6 @@ def length_of_a_raw_stream(first):
 
 
 @number
-def length_of_a_list(first):
-    held = [None] * first
-    return lambda: len(held), lambda value: held.append(None)
-
-
-@number
-def length_of_a_set(first):
-    held = set(range(first))
-    return lambda: len(held), lambda value: held.add(len(held))
-
-
-@number
-def length_of_a_dict(first):
-    held = dict.fromkeys(range(first))
-    return lambda: len(held), lambda value: held.setdefault(len(held))
-
-
-@number
 def order_of_a_dict(first):
     held = collections.OrderedDict.fromkeys(range(1000))
     for _ in range(first):
@@ -141,12 +160,6 @@ def rotation_of_a_deque(first):
     held = collections.deque(range(1000))
     held.rotate(-first)
     return lambda: held[0], lambda value: held.rotate(-1)
-
-
-@number
-def length_of_an_array(first):
-    held = array.array("b", bytes(first))
-    return lambda: len(held), lambda value: held.append(0)
 
 
 @number
@@ -302,49 +315,6 @@ def cached_property_of_an_object(first):
         held.__dict__["value"] = value
 
     return lambda: held.value, lambda value: (held.value, write(value))[1]
-
-
-@number
-def state_of_numbers_of_its_own(first):
-    class Total(int):
-        pass
-
-    held = [Total(first)]
-
-    def write(value):
-        held[0] = Total(value)
-
-    return lambda: int(held[0]), write
-
-
-@number
-def identifier(first):
-    held = [uuid.UUID(int=first)]
-
-    def write(value):
-        held[0] = uuid.UUID(int=value)
-
-    return lambda: held[0].int, write
-
-
-@number
-def fraction(first):
-    held = [fractions.Fraction(first)]
-
-    def write(value):
-        held[0] = fractions.Fraction(value)
-
-    return lambda: int(held[0]), write
-
-
-@number
-def text(first):
-    held = [str(first)]
-
-    def write(value):
-        held[0] = str(value)
-
-    return lambda: int(held[0]), write
 
 
 @number

@@ -3,12 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hocket.errors import InputError
-from hocket.planning.partition.pipeline_order import (
-    PipelineAction,
-    PipelineOrder,
-    pipeline_step_us,
-    rank_memory_bytes,
-)
+from hocket.planning.partition.pipeline_order import PipelineAction, PipelineOrder, pipeline_step_us, rank_memory_bytes
 
 
 def one_rank_each(*texts: str, micro_batches: int = 2) -> PipelineOrder:

@@ -38,7 +38,9 @@ def test_no_load_is_larger_than_the_dynamic_programmes(name):
 )
 def test_no_load_without_a_cycle_is_larger_than_the_dynamic_programmes(name):
     problem = workload(name)
-    found = partitioned(problem, objective="load", acyclic=True, budget_s=5.0, rounds=100_000)
+    found = partitioned(
+        problem, objective="load", acyclic=True, budget_s=5.0, rounds=300 if "resnet50_inf" in name else 100_000
+    )
     print(name, max(found.loads_us) / DYNAMIC_PROGRAMME[name])
     assert max(found.loads_us) <= DYNAMIC_PROGRAMME[name] * (1 + 1e-5)  # six digits are known
     assert found.cycle is None

@@ -29,8 +29,7 @@ FIGURE_1 = step({"recv2": 4.0, "recv1": 4.0}, {"op1": (6.0, "recv1"), "op2": (5.
 # Figure 4(a): each unblocks work of its own; and 4(b): A and B together unblock some, then C, then D.
 FIGURE_4A = step({"B": 7.0, "A": 2.0}, {"a": (5.0, "A"), "b": (3.0, "B")})
 FIGURE_4B = step(
-    {"D": 1.0, "C": 2.0, "B": 4.0, "A": 3.0},
-    {"op1": (5.0, "A B"), "op2": (5.0, "op1 C"), "op3": (5.0, "op2 D")},
+    {"D": 1.0, "C": 2.0, "B": 4.0, "A": 3.0}, {"op1": (5.0, "A B"), "op2": (5.0, "op1 C"), "op3": (5.0, "op2 D")}
 )
 
 

@@ -10,10 +10,7 @@ from planning.transfers.examples import random_step, resnet_step, step
 
 def test_what_pays_only_together_is_found():
     """TAC takes c, which unblocks something by itself; a and b together unblock ten times as much."""
-    found = step(
-        {"a": 3.0, "b": 3.0, "c": 5.0},
-        {"ab": (30.0, "a b"), "c1": (1.0, "c"), "end": (1.0, "ab c1")},
-    )
+    found = step({"a": 3.0, "b": 3.0, "c": 5.0}, {"ab": (30.0, "a b"), "c1": (1.0, "c"), "end": (1.0, "ab c1")})
     receives = receives_of(found.graph, found.costs, found.machine)
     tac_us = receives.makespan_us(tac_order(receives))
     searched_us = receives.makespan_us(searched_order(receives))

@@ -113,8 +113,7 @@ def test_a_read_of_the_batch_is_captured_and_guarded(body, hole):
 
 
 @pytest.mark.parametrize(
-    "body",
-    [pytest.param(body, marks=[pytest.mark.slow] * (n % 2), id=body.__name__) for n, body in enumerate(READS)],
+    "body", [pytest.param(body, marks=[pytest.mark.slow] * (n % 2), id=body.__name__) for n, body in enumerate(READS)]
 )
 def test_mixed_batches_compute_what_eager_computes(body):
     batches = [batch_of(seed, mask=mask(hole=seed in (2, 3))) for seed in range(5)]
