@@ -98,17 +98,9 @@ class Table:
     rows: tuple[Any, ...]
 
     def __rich__(self) -> RichTable:
-        from rich import box
-        from rich.table import Table as RichTable
+        from hocket.cli.console import table
 
-        table = RichTable(
-            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-        )
-        for number, name in enumerate(self.header):
-            table.add_column(name, justify="right" if number else "left")
-        for row in self.rows:
-            table.add_row(*row.cells())
-        return table
+        return table(self.title, self.header, [row.cells() for row in self.rows])
 
 
 def table_iv(
