@@ -20,12 +20,10 @@ from hocket.ir import Machine
 from hocket.ir._fields import write_text
 from hocket.ir.limits import processor_name
 
-__all__ = ["BUDGET", "SEVERAL", "Bench", "Save", "by_target", "first_given", "ratios", "targets", "unsaved"]
+__all__ = ["BUDGET", "Bench", "Save", "by_target", "first_given", "ratios", "several", "targets", "unsaved", "without"]
 
 Save: TypeAlias = Callable[[dict[str, Any]], object]
 
-# Of an option that may be given again.
-SEVERAL: dict[str, Any] = {"action": "append", "default": []}
 # Options of a bench that may be stopped after any item.
 BUDGET = (
     arg("--budget-s", type=count, metavar="S", help="seconds; what they do not suffice for is left out"),
@@ -71,7 +69,8 @@ class Bench:
             result = measure(**{name: given[name] for name in signature(measure).parameters if name in given})
         result = {**_surroundings(), **result, **policy}
         self._save(file, result, complete=True)
-        emit(args, {"bench": self.name, **result}, *module.tables(result), *written(file))
+        left_out = [f"left out: {why}" for why in result.get("left_out", {}).values()]
+        emit(args, {"bench": self.name, **result}, *module.tables(result), *left_out, *written(file))
         return result
 
     def _save(self, file: Path | None, result: Mapping[str, Any], *, complete: bool) -> None:
@@ -113,6 +112,16 @@ def first_given(usual: Bench, **others: Bench) -> Callable[[Namespace], None]:
 def targets(words: str, metavar: str = "TARGET", **more: Any) -> Argument:
     """Make the argument that names what to measure."""
     return arg("targets", nargs="*", metavar=metavar, help=words, **more)
+
+
+def several(flag: str, **settings: Any) -> Argument:
+    """Make an option that may be given again. The parameter for it is its plural, unless `settings` name another."""
+    return arg(flag, **{"dest": f"{flag.strip('-')}s", "action": "append", "default": [], **settings})
+
+
+def without(flag: str, parameter: str, words: str) -> Argument:
+    """Make an option that turns a parameter off."""
+    return arg(flag, dest=parameter, action="store_false", help=words)
 
 
 def ratios(found: Mapping[str, float], labels: Sequence[str], digits: int = 2) -> list[str]:

@@ -35,8 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.bench import Save, ratios, unsaved
 from benchmarks.contenders import compiled_step, decided, gpt2, is_image
-from benchmarks.jax_process import IN_A_ROW, jax_missing
-from benchmarks.jax_steps import MODELS, JaxStep
+from benchmarks.jax_steps import IN_A_ROW, MODELS, JaxStep, jax_missing
 from benchmarks.single_plans import single_plans
 from benchmarks.turns import Turns, in_turns, summaries, title
 from hocket import zoo

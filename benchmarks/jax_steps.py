@@ -1,6 +1,8 @@
 """Whole training steps in JAX, ``jit`` of loss, gradients and update: what one could write in place of the torch step.
 
-`JaxStep` trains one model, and `JaxPeer` many small ones by ``vmap`` of the same.
+`JaxStep` trains one model, and `JaxPeer` many small ones by ``vmap`` of the same. Both in a process beside torch's:
+their threads would get in each other's way in one. The process times its steps itself, some in a row: what a pipe takes
+is not part of a step, nor what JAX's threads, which fall asleep between two questions, take to wake up.
 
 The models are those of the zoo's MLP, of its unrolled LSTM cells, and of transformers' GPT-2 without dropout, written
 as functions of their weights; weights, batches and numbers of the optimizer are the torch job's own, so the losses are
@@ -9,9 +11,12 @@ too, within rounding.
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -19,14 +24,68 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.jax_process import IN_A_ROW, JaxProcess, mean_s
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["MODELS", "JaxPeer", "JaxStep"]
+__all__ = ["IN_A_ROW", "MODELS", "JaxPeer", "JaxStep", "jax_missing"]
 
+PATIENCE_S = 120.0  # for the first step, which is compiled
+IN_A_ROW = 4  # steps for each one that is asked for, where they are timed
 OPTIMIZERS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
 OPTIONS = ("lr", "momentum", "betas", "eps", "weight_decay")
+
+
+def jax_missing() -> str:
+    """Return why JAX cannot be measured here, empty if it can."""
+    return "" if importlib.util.find_spec("jax") else "jax: is not installed: pip install -e '.[jax]'"
+
+
+def mean_s(step: Callable[[], Any], in_a_row: int) -> float:
+    """Return the mean seconds of a step over several in a row without the first, or of a single one.
+
+    Example:
+        >>> mean_s(lambda: None, 4) < 1.0
+        True
+    """
+    begin = perf_counter()
+    for number in range(in_a_row):
+        if number == 1:
+            begin = perf_counter()
+        step()
+    return (perf_counter() - begin) / max(1, in_a_row - 1)
+
+
+class JaxProcess:
+    """A process that trains by JAX and answers questions. `arguments` are those of `_serve`, which runs in it.
+
+    Raises:
+        RuntimeError: the process ended, or did not answer.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, *arguments))
+        self._process.daemon = True
+        self._process.start()
+        theirs.close()
+
+    def ask(self, what: str) -> Any:
+        """The answer to a question."""
+        self._pipe.send(what)
+        if not self._pipe.poll(PATIENCE_S):
+            raise RuntimeError("jax: its process does not answer")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("jax: its process ended") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.terminate()
 
 
 class JaxStep(JaxProcess):
@@ -54,7 +113,7 @@ class JaxStep(JaxProcess):
         weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
         batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
         options = {option: group[option] for option in OPTIONS if option in group}
-        super().__init__(_serve, name, weights, batches, kind, options, heads, in_a_row)
+        super().__init__(name, weights, batches, kind, options, heads, in_a_row)
         self.loss = math.nan  # of the last step
 
     def __call__(self, batch: Any = None) -> float:
@@ -100,7 +159,7 @@ class JaxPeer(JaxProcess):
             **{"momentum": 0.9, "betas": (0.9, 0.999), "eps": 1e-8},
         }
         data = [tuple(map(np.asarray, each)) for each in data]
-        super().__init__(_serve, "mlp", stacked, data, optimizer, options, 1, IN_A_ROW, 0 if has_own else None)
+        super().__init__("mlp", stacked, data, optimizer, options, 1, IN_A_ROW, 0 if has_own else None)
 
     def seconds(self) -> float:
         """Training steps in a row, and what one of them took in its own process."""

@@ -299,7 +299,6 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
         rows = [(name, *ratios(row["speedup"], labels), row["uniform_best"]) for name, row in result["targets"].items()]
         title = f"speedup over eager, measured on {result['cores']} cores, torch {result['torch']}"
         yield table(title, ("target", *labels, "which"), rows)
-        yield from (f"left out: {why}" for why in result["left_out"].values())
         return
     for cores in result["machines"]:
         yield _manycore_table(cores, result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from benchmarks.bench import BUDGET, SEVERAL, Bench, first_given, targets
+from benchmarks.bench import BUDGET, Bench, first_given, several, targets, without
 from hocket.cli.arguments import Verb, arg, count, output
 from hocket.errors import ExecutionError
 
@@ -53,13 +53,7 @@ VERBS = (
         "python -m benchmarks promises mlp gpt2 --runs 5 -o promises.json",
         (
             arg("--runs", type=count, default=20, metavar="N", help="processes of each kind (20)"),
-            arg(
-                "--neighbour",
-                dest="neighbours",
-                choices=("none", "before", "after"),
-                help="only this kind (all three)",
-                **SEVERAL,
-            ),
+            several("--neighbour", choices=("none", "before", "after"), help="only this kind (all three)"),
             _AFTER_EACH,
             targets(_BATCHES),
         ),
@@ -78,7 +72,7 @@ VERBS = (
         "python -m benchmarks memory mlp resnet20/64 -o memory.json",
         (
             arg("--numerics", choices=("bitwise", "close"), default="close", help="of the schedule (close)"),
-            arg("--no-compile", dest="compiled", action="store_false", help="without the search of compiled forms"),
+            without("--no-compile", "compiled", "without the search of compiled forms"),
             _AFTER_EACH,
             targets("zoo names, gpt2, or NAME/BATCH (a selection)"),
         ),
@@ -105,7 +99,7 @@ VERBS = (
         "python -m benchmarks backend mlp gpt2 -o backend.json",
         (
             arg("--rounds", type=count, default=12, metavar="N", help="blocks of steps of each contender (12)"),
-            arg("--no-close", dest="close", action="store_false", help="leave out what is not bitwise, which compiles"),
+            without("--no-close", "close", "leave out what is not bitwise, which compiles"),
             _AFTER_EACH,
             targets("only these, such as mlp or gpt2"),
         ),
@@ -117,24 +111,9 @@ VERBS = (
         "python -m benchmarks concurrency --quick",
         (
             arg("--quick", action="store_true", help="only the steps of small ops"),
-            arg(
-                "--no-compile",
-                dest="compiled",
-                action="store_false",
-                help="leave torch.compile out (it takes minutes)",
-            ),
-            arg(
-                "--no-plans",
-                dest="planned",
-                action="store_false",
-                help="only what a user would choose from, no single plans",
-            ),
-            arg(
-                "--close",
-                dest="bitwise",
-                action="store_false",
-                help="leave out what is bitwise (a search on each target)",
-            ),
+            without("--no-compile", "compiled", "leave torch.compile out (it takes minutes)"),
+            without("--no-plans", "planned", "only what a user would choose from, no single plans"),
+            without("--close", "bitwise", "leave out what is bitwise (a search on each target)"),
             arg("--rounds", type=count, metavar="N", help="blocks of steps of each contender"),
             arg(
                 "--report",
@@ -213,26 +192,18 @@ VERBS = (
         "python -m benchmarks fuse mlp-32 --device cpu --models 8 --models 64",
         (
             arg("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (cpu)"),
-            arg("--models", dest="sizes", type=count, metavar="B", help="models (1, 2, 4, 8)", **SEVERAL),
-            arg(
-                "--contender",
-                dest="contenders",
-                metavar="NAME",
-                help="serial and this one only (all but close)",
-                **SEVERAL,
-            ),
+            several("--models", type=count, metavar="B", help="models (1, 2, 4, 8)", dest="sizes"),
+            several("--contender", metavar="NAME", help="serial and this one only (all but close)"),
             arg("--steps", type=count, default=7, metavar="N", help="steps of each contender, at least (7)"),
-            arg(
+            several(
                 "--precision",
-                dest="precisions",
                 choices=("float32", "bfloat16", "float16"),
                 help="also several (float32); others: autocast",
-                **SEVERAL,
             ),
             arg("--optimizer", choices=("sgd", "adam"), default="sgd", help="what updates (sgd, with momentum)"),
             arg("--own-rates", action="store_true", help="a rate and a weight decay for each model"),
             arg("--own-batches", action="store_true", help="a batch for each model"),
-            arg("--no-memory", dest="memory", action="store_false", help="leave the measurement of memory out"),
+            without("--no-memory", "memory", "leave the measurement of memory out"),
             *BUDGET,
             targets("such as mlp-128 or pointnet-cls (a selection)"),
         ),
@@ -243,14 +214,8 @@ VERBS = (
         "whole hyper-parameter searches: serial, in processes, fused, auto, scheduled",
         "python -m benchmarks tune mlp-32 --algorithm random -o tune.json",
         (
-            arg("--contender", dest="contenders", metavar="NAME", help="serial and this one only (all)", **SEVERAL),
-            arg(
-                "--algorithm",
-                dest="algorithms",
-                metavar="NAME",
-                help="random or hyperband only (what the target has)",
-                **SEVERAL,
-            ),
+            several("--contender", metavar="NAME", help="serial and this one only (all)"),
+            several("--algorithm", metavar="NAME", help="random or hyperband only (what the target has)"),
             arg("--trials", type=count, metavar="N", help="trials of random search (60, of MobileNet 8)"),
             arg("--quick", action="store_true", help="few trials and epochs, to see that it works"),
             *BUDGET,
@@ -281,13 +246,8 @@ VERBS = (
         "searches of HFHT's settings, simulated with measured times of steps",
         "OMP_NUM_THREADS=1 python -m benchmarks tune-simulated -o tune-simulated.json",
         (
-            arg(
-                "--models",
-                dest="sizes",
-                type=count,
-                metavar="B",
-                help="measure a step of this number (1, 4, 16, 32)",
-                **SEVERAL,
+            several(
+                "--models", type=count, metavar="B", help="measure a step of this number (1, 4, 16, 32)", dest="sizes"
             ),
             arg("--searches", type=count, default=20, metavar="N", help="simulated ones of each setting (20)"),
             output("the result, as JSON"),
@@ -320,21 +280,13 @@ VERBS = (
             arg("--workers", type=count, default=1024, metavar="N", help="workers of the cluster (1024)"),
             arg("--ratio", type=float, default=1.0, metavar="R", help="communication over computation (1)"),
             arg("--seed", type=int, default=0, metavar="N", help="draws other random orders (0)"),
-            arg(
+            several(
                 "--mbit",
-                dest="mbits",
                 type=count,
                 metavar="N",
                 help="measured: a worker and a server, over a link of this rate; may be given again; needs root",
-                **SEVERAL,
             ),
-            arg(
-                "--order",
-                dest="orders",
-                metavar="ORDER",
-                help="measured: only this one; may be given again",
-                **SEVERAL,
-            ),
+            several("--order", metavar="ORDER", help="measured: only this one; may be given again"),
             arg("--rounds", type=count, default=2, metavar="N", help="turns of each order, measured (2)"),
             arg("--steps", type=count, default=10, metavar="N", help="steps of a turn, at the most (10)"),
             arg(
@@ -371,7 +323,7 @@ VERBS = (
         "parts of a step against METIS, Mt-KaHyPar, dynamic programming and HEFT",
         "python -m benchmarks partition resnet20 --parts 4 -o partition.json",
         (
-            arg("--parts", type=count, metavar="K", help="devices (2, 4, 8; paced 2, 3, 4)", **SEVERAL),
+            several("--parts", type=count, metavar="K", help="devices (2, 4, 8; paced 2, 3, 4)", dest="parts"),
             arg("--paced", action="store_true", help="pipelines of GPT-2, Llama, ResNet-18 and a U-Net that sleep"),
             arg("--hog", action="store_true", help="two ranks, one beside a program that takes its core; ops move"),
             arg("--search-s", type=float, default=5.0, metavar="S", help="seconds of each search (5)"),

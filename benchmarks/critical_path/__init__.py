@@ -50,7 +50,6 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
         rows = [(name, *ratios(row["over_eager"], labels)) for name, row in result["networks"].items()]
         where = result.get("gpu") or f"{result['cores']} cores"
         yield table(f"speedup over eager, measured on {where}", ("network/batch", *labels), rows)
-        yield from (f"left out: {why}" for why in result["left_out"].values())
         return
     labels = tuple(result["geomean"])
     measured = [item for group in ("networks", "depths", "depths_at_equal_batch") for item in result[group].items()]

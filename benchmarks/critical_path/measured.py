@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from benchmarks.bench import Save, unsaved
 from benchmarks.budget import Budget
+from benchmarks.contenders import compiled_step
 from benchmarks.critical_path.memory import peaks_on_cores
 from benchmarks.turns import in_turns, summaries
 from hocket import zoo
@@ -244,13 +245,10 @@ def _settled(step: Callable[[Any], Any], backend: Backend) -> Callable[[Any], An
 
 
 def _compiled(name: str, size: int, device: str, mode: str) -> Callable[[Any], Any]:
-    job = zoo.load(name, batch_size=size, device=device)
-    for model in job.models:
-        # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
-        model.forward = torch.compile(model.forward, mode=mode)
-    for optimizer in job.optimizers:
-        optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign, assignment]
-    return job.step
+    step, report = compiled_step(zoo.load(name, batch_size=size, device=device), update=True, last=False, mode=mode)
+    if step is None:
+        raise ExecutionError(report["failed"])
+    return step
 
 
 def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, block: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from benchmarks.fuse import beside
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed, took_s
 from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
-from benchmarks.jax_process import jax_missing
+from benchmarks.jax_steps import jax_missing
 from hocket.cli.console import table
 from hocket.errors import InputError
 
@@ -228,7 +228,6 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
     for target, found in result["crossover"].items():
         pays = [f"{name} {_range(size)}" for name, size in found.items()]
         yield f"no slower than serial: {target}: {', '.join(pays)}"
-    yield from (f"left out: {why}" for why in result["left_out"].values())
 
 
 def _range(found: dict[str, int | None]) -> str:

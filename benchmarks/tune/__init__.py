@@ -158,4 +158,3 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
     columns = ("search", "executor", "seconds", "speedup", "apart (median)", "farthest")
     title = f"whole searches, {result['threads']} threads, torch {result['torch']}: speedup over serial"
     yield table(title, columns, rows, words=2)
-    yield from (f"left out: {why}" for why in result["left_out"].values())

@@ -13,7 +13,7 @@ from benchmarks import fuse as bench
 from benchmarks.fuse import targets, timing
 from benchmarks.fuse.targets import Target
 from benchmarks.fuse.training import PRECISIONS, Training
-from benchmarks.jax_process import IN_A_ROW
+from benchmarks.jax_steps import IN_A_ROW
 from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
