@@ -15,23 +15,23 @@ on. Of the time until they have plans, what the same number of eager steps takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
-import torch
-
 import hocket
+from benchmarks.bench import Save, by_target, ratios, unsaved
 from benchmarks.contenders import compiled_step, convmixer, decided, gpt2
-from benchmarks.turns import in_turns
+from benchmarks.turns import in_turns, summaries
 from hocket import zoo
 from hocket.autotune.turns import BLOCK as BLOCK_OF_TURNS
 from hocket.autotune.turns import MAX_ATTEMPTS, NUM_ROUNDS
+from hocket.cli.console import table
 from hocket.dynamo import regions
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["CONTENDERS", "run"]
+__all__ = ["CONTENDERS", "run", "tables"]
 
 # How the model is compiled, and who makes the update: "eager", "planned" or "compiled". Options that are the defaults
 # tell two ways apart: Dynamo would give what it has compiled for one to the other, whose model has the same code.
@@ -65,15 +65,9 @@ def run(
     *,
     rounds: int = 12,
     close: bool = True,
-    save: Callable[[dict[str, Any]], object] = lambda result: None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Measure each target.
-
-    Args:
-        targets: names of some. All by default.
-        rounds: blocks of 8 steps for each contender.
-        close: measure ``close`` too.
-        save: called with the result so far after each target.
 
     Raises:
         InputError: a target is not known.
@@ -81,11 +75,7 @@ def run(
     for name in targets:
         if name not in TARGETS:
             raise InputError(f"bench backend: expected some of {', '.join(TARGETS)}, got {name!r}")
-    result: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads(), "targets": {}}
-    for name in targets or TARGETS:
-        result["targets"][name] = _measured(TARGETS[name], rounds, close)
-        save(result)
-    return result
+    return by_target(targets or TARGETS, lambda name: _measured(TARGETS[name], rounds, close), save)
 
 
 class _Compiled:
@@ -144,8 +134,7 @@ def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, An
     eager_s = turns["eager"].median_ms / 1e3
     found = made["bitwise"].regions
     return {
-        "times": {label: turn.summary() for label, turn in turns.items()},
-        "speedup": {label: turns["eager"].median_ms / turn.median_ms for label, turn in turns.items()},
+        **summaries(turns),
         "regions": len(found),
         "planned": sum(region.verdict == "planned" for region in found),
         "decision_s": {label: each.took_s - each.num_calls * eager_s for label, each in made.items()},
@@ -154,3 +143,13 @@ def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, An
         "updates": {label: [(str(one.verdict), one.why) for one in each.updates] for label, each in made.items()},
         "failed": failed,
     }
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (name, *ratios(row["speedup"], CONTENDERS), f"{row['planned']} of {row['regions']}")
+        for name, row in result["targets"].items()
+    ]
+    title = f"speedup over eager, torch {result['torch']}, {result['threads']} thread(s), medians of interleaved steps"
+    yield table(title, ("target", *CONTENDERS, "regions planned"), rows)

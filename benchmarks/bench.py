@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from hocket.cli.arguments import Argument, arg, count, output
 from hocket.cli.console import Bar, emit
 from hocket.cli.files import output_file, written
+from hocket.cli.targets import wait_policy
+from hocket.ir import Machine
 from hocket.ir._fields import write_text
+from hocket.ir.limits import processor_name
 
-__all__ = ["BUDGET", "SEVERAL", "Bench", "Save", "ratios", "targets"]
+__all__ = ["BUDGET", "Bench", "Save", "by_target", "first_given", "ratios", "several", "targets", "unsaved", "without"]
 
-Save: TypeAlias = Callable[[dict[str, Any]], None]
+Save: TypeAlias = Callable[[dict[str, Any]], object]
 
 # Options of a bench that may be stopped after any item.
-# Of an option that may be given again.
-SEVERAL: dict[str, Any] = {"action": "append", "default": []}
 BUDGET = (
     arg("--budget-s", type=count, metavar="S", help="seconds; what they do not suffice for is left out"),
     output("the result, after each item, as JSON"),
@@ -34,15 +38,19 @@ class Bench:
     Attributes:
         name: the value of ``bench`` in the result file.
         doing: the text of the progress bar.
-        measure: makes the result. It is given a function that saves the result so far, and calls it after each item, so
-            that a bench that is stopped leaves what it has measured.
-        tables: tables and lines of text that show the result.
+        module: of `benchmarks`, imported when the bench is called. Its ``tables`` yields the tables and lines of text
+            that show a result.
+        function: of the module, makes the result. It is called with the options that it has parameters for, without
+            those that were not given. The parameter ``save`` is a function that it calls with the result after each
+            item, so that a bench that is stopped leaves what it has measured.
+        spins_briefly: limit the spinning of OpenMP's idle threads, as the command line does, and say so in the result.
     """
 
     name: str
     doing: str
-    measure: Callable[[Namespace, Save], dict[str, Any]]
-    tables: Callable[[Namespace, dict[str, Any]], Iterable[Any]]
+    module: str
+    function: str = "run"
+    spins_briefly: bool = False
 
     def __call__(self, args: Namespace) -> None:
         """Run the bench."""
@@ -50,22 +58,70 @@ class Bench:
 
     def run(self, args: Namespace) -> dict[str, Any]:
         """Run the bench and return its result."""
+        policy = {"wait_policy": wait_policy()} if self.spins_briefly else {}
+        module = import_module(f"benchmarks.{self.module}")
+        measure = getattr(module, self.function)
         file = output_file(getattr(args, "output", None))
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+        given = {name: value for name, value in given.items() if value not in (None, ())}
+        given["save"] = lambda so_far: self._save(file, so_far, complete=False)
         with Bar(self.doing):
-            result = self.measure(args, lambda so_far: self._save(file, so_far, complete=False))
+            result = measure(**{name: given[name] for name in signature(measure).parameters if name in given})
+        result = {**_surroundings(), **result, **policy}
         self._save(file, result, complete=True)
-        emit(args, {"bench": self.name, **result}, *self.tables(args, result), *written(file))
+        left_out = [f"left out: {why}" for why in result.get("left_out", {}).values()]
+        emit(args, {"bench": self.name, **result}, *module.tables(result), *left_out, *written(file))
         return result
 
     def _save(self, file: Path | None, result: Mapping[str, Any], *, complete: bool) -> None:
         if file is not None:
-            document = {"bench": self.name, "complete": complete, **result}
+            document = {"bench": self.name, "complete": complete, **_surroundings(), **result}
             write_text(file, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
-def targets(words: str, metavar: str = "TARGET") -> Argument:
+def _surroundings() -> dict[str, Any]:
+    """Describe what a result was measured on. A bench that has not loaded torch has none."""
+    found = {"machine": processor_name(), "cores": Machine.here().cores}
+    if torch := sys.modules.get("torch"):
+        found |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    return found
+
+
+def unsaved(_: dict[str, Any]) -> None:
+    """Save nothing of the result so far."""
+
+
+def by_target(targets: Iterable[str], measure: Callable[[str], Any], save: Save) -> dict[str, Any]:
+    """Measure each target, and save the result after each."""
+    found: dict[str, Any] = {}
+    for target in targets:
+        found[target] = measure(target)
+        save({"targets": found})
+    return {"targets": found}
+
+
+def first_given(usual: Bench, **others: Bench) -> Callable[[Namespace], None]:
+    """Return a command that runs the first of `others` whose option is given, or the usual bench."""
+
+    def work(args: Namespace) -> None:
+        next((bench for option, bench in others.items() if getattr(args, option)), usual)(args)
+
+    return work
+
+
+def targets(words: str, metavar: str = "TARGET", **more: Any) -> Argument:
     """Make the argument that names what to measure."""
-    return arg("target", nargs="*", metavar=metavar, help=words)
+    return arg("targets", nargs="*", metavar=metavar, help=words, **more)
+
+
+def several(flag: str, **settings: Any) -> Argument:
+    """Make an option that may be given again. The parameter for it is its plural, unless `settings` name another."""
+    return arg(flag, **{"dest": f"{flag.strip('-')}s", "action": "append", "default": [], **settings})
+
+
+def without(flag: str, parameter: str, words: str) -> Argument:
+    """Make an option that turns a parameter off."""
+    return arg(flag, dest=parameter, action="store_false", help=words)
 
 
 def ratios(found: Mapping[str, float], labels: Sequence[str], digits: int = 2) -> list[str]:

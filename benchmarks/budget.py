@@ -23,7 +23,7 @@ class Budget:
         clock: gives seconds.
 
     Attributes:
-        left_out: a line for each item that did not begin.
+        left_out: a line for each item that did not begin, or failed.
 
     Example:
         >>> budget = Budget(0.0)
@@ -47,7 +47,15 @@ class Budget:
         return max(0.0, self.total_s - (self._clock() - self._begin))
 
     @contextmanager
-    def item(self, what: str, *, kind: str = "", units: float = 1.0, share: float = 1.0) -> Iterator[bool]:
+    def item(
+        self,
+        what: str,
+        *,
+        kind: str = "",
+        units: float = 1.0,
+        share: float = 1.0,
+        spared: type[Exception] | tuple[type[Exception], ...] = (),
+    ) -> Iterator[bool]:
         """Give whether there is time for an item, and look how long it takes.
 
         Args:
@@ -55,6 +63,7 @@ class Budget:
             kind: what it is compared with to guess how long it takes.
             units: how large it is.
             share: of the whole budget, for all items of this kind.
+            spared: errors that cost this item alone: their first line is noted in `left_out`, and they end here.
         """
         left_s = min(self.left_s(), share * self.total_s - self._spent_s.get(kind, 0.0))
         expected_s = self._dearest_s.get(kind, 0.0) * units
@@ -67,6 +76,9 @@ class Budget:
         begin = self._clock()
         try:
             yield True
+        except spared as error:
+            lines = str(error).splitlines() or [type(error).__name__]
+            self.left_out[what] = f"{what}: {lines[0]}"
         finally:
             took_s = self._clock() - begin
             self._spent_s[kind] = self._spent_s.get(kind, 0.0) + took_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks import fused_commands, model_commands, plan_commands, step_commands
+from benchmarks.verbs import VERBS
 from hocket.cli.arguments import make_parser_of, run_command
 
 __all__ = ["main", "make_parser"]
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of all benches."""
     return make_parser_of(
-        (*step_commands.VERBS, *plan_commands.VERBS, *fused_commands.VERBS, *model_commands.VERBS),
+        VERBS,
         prog="python -m benchmarks",
         description="Measure Hocket itself, each time against a baseline in the same run.",
         epilog="`python -m benchmarks NAME --help` has an example for each name.\n"

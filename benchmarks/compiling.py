@@ -8,12 +8,11 @@ much as their plan asks for, while they run. In turns that process is stopped, f
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean, median
@@ -22,10 +21,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.contenders import job_of
+from benchmarks.bench import Save, by_target, ratios, unsaved
+from benchmarks.contenders import job_of, until_decided
+from benchmarks.ranks import in_process
 from hocket.autotune.rewriting import rewritten
+from hocket.cli.console import table
 from hocket.errors import CaptureError, HocketError
-from hocket.ir import Machine
 from hocket.job import Job
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured
@@ -35,7 +36,7 @@ from hocket.tracing.compiling.process import CompilingProcess, niceness
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of
 
-__all__ = ["BAR", "TARGETS", "measure", "run"]
+__all__ = ["BAR", "TARGETS", "measure", "run", "tables"]
 
 TARGETS = ("mlp", "lstm-cells", "resnet20", "densenet40")
 # Steps may take so many times eager's time beside the compiler.
@@ -43,21 +44,13 @@ BAR = 1.3
 # A turn takes so long, or five steps.
 TURN_S, TURN_STEPS = 1.0, 5
 FIRST_TURNS = 3
+TIMEOUT_S = 600.0
 
 
-def run(targets: tuple[str, ...], save: Callable[[dict[str, Any]], object] = lambda result: None) -> dict[str, Any]:
-    """Measure each target (see `measure`). `save` gets the result so far."""
-    result: dict[str, Any] = {
-        "cores": Machine.here().cores,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "wait_policy": {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")},
-        "targets": {},
-    }
-    for target in targets:
-        result["targets"][target] = measure(target)
-        save(result)
-    return result
+def run(targets: tuple[str, ...] = TARGETS, save: Save = unsaved) -> dict[str, Any]:
+    """Measure each target (see `measure`)."""
+    policy = {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    return {"wait_policy": policy, **by_target(targets, measure, save)}
 
 
 def measure(target: str) -> dict[str, Any]:
@@ -80,10 +73,7 @@ def measure(target: str) -> dict[str, Any]:
     compile_s, turns = 0.0, 0
     fast = Schedule(job.step, job.model, job.optimizer, numerics="close")
     with closing(fast), tempfile.TemporaryDirectory() as folder:
-        number = 0
-        while not fast.decided:
-            fast(job.batch(number))
-            number += 1
+        until_decided(fast, job)
         for _ in range(FIRST_TURNS):  # with the first audits; a schedule waits longer before it compiles
             _turn(fast, job, [], lambda: False)
         compiling = Compiling(captured, Path(folder), threads=torch.get_num_threads())
@@ -111,8 +101,7 @@ def measure(target: str) -> dict[str, Any]:
                 alone()
             compiling.result()
             spent_s = _children_s() - spent_s
-            with multiprocessing.get_context("spawn").Pool(1) as second:
-                cached_s = second.apply(_cached_s, (target, folder))
+            cached_s = in_process(_cached_s, target, folder, timeout_s=TIMEOUT_S)
         finally:
             compiling.close()
     middle, mean = ({name: 1e3 * of(found) for name, found in times.items()} for of in (median, fmean))
@@ -177,3 +166,18 @@ def _to_compile(job: Job) -> Captured:
             except CaptureError as error:
                 failure = failure or error
     raise HocketError(f"{job.name} has no compiled form: {failure}")
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    figures = ("eager_ms", "alone_ms", "beside_ms", "over_eager", "mean_over_eager")
+    rows = [
+        (
+            *(name, *ratios(row, figures), "yes" if row["within"] else "no", str(row["nice"])),
+            *(f"{row['compile_s']:.1f}", *ratios(row, ("compile_cores", "cached_s"))),
+        )
+        for name, row in result["targets"].items()
+    ]
+    beside = ("target", "eager ms", "alone ms", "beside ms", "of eager", "of means", f"within {BAR}")
+    title = "scheduled steps beside the compiler, in turns with such steps alone and eager ones"
+    yield table(title, (*beside, "nice", "compiling s", "by cores", "kept: s"), rows)

@@ -24,7 +24,7 @@ of its ops on native lanes, one lane at a time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import geometric_mean, mean
 from typing import Any
@@ -33,18 +33,18 @@ import torch
 import torch._dynamo
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.bench import Save, ratios, unsaved
 from benchmarks.contenders import compiled_step, decided, gpt2, is_image
-from benchmarks.jax_process import IN_A_ROW, jax_missing
-from benchmarks.jax_steps import MODELS, JaxStep
+from benchmarks.jax_steps import IN_A_ROW, MODELS, JaxStep, jax_missing
 from benchmarks.single_plans import single_plans
-from benchmarks.turns import Turns, in_turns
+from benchmarks.turns import Turns, in_turns, summaries, title
 from hocket import zoo
+from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Timeline
 from hocket.ir._fields import write_text
-from hocket.ir.limits import processor_name
 from hocket.job import Job
 from hocket.planning import bounds
 from hocket.profiling import profile
@@ -53,7 +53,7 @@ from hocket.session import Schedule
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 
-__all__ = ["LARGE", "SMALL", "measure", "run"]
+__all__ = ["LARGE", "SMALL", "measure", "run", "tables"]
 
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {},
@@ -74,6 +74,10 @@ LARGE: dict[str, dict[str, Any]] = {
     "mobilenet-v2": {"batch_size": 8},
     "dcgan": {"batch_size": 64},
 }
+# Contenders in the tables: what a user would choose from, and native lanes by one plan each.
+COMPILED = ("compile", "compile_update", "compile_last", "compile_last_update", "compile_autotune")
+CHOICES = (*COMPILED, "all", "close", "close_compiled", "jax")
+PLANS = ("serial", "s1", "s12", "s123", "lookahead", "phases")
 GPT2_WIDTH, GPT2_HEADS = 64, 4
 # Blocks per contender, and counted steps in each.
 ROUNDS = {"small": (12, 8), "large": (12, 2)}
@@ -87,31 +91,16 @@ def run(
     bitwise: bool = True,
     rounds: int | None = None,
     targets: tuple[str, ...] = (),
-    report: str | os.PathLike[str] | None = None,
-    save: Callable[[dict[str, Any]], object] = lambda result: None,
+    report: Path | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Measure the small-op steps, and unless `quick` the large-op steps.
-
-    Args:
-        quick: leave out the large-op steps.
-        compiled: measure `torch.compile` and compiled forms too (they take minutes on large models).
-        planned: measure native lanes by one plan each too, and fewer threads, which `schedule` chooses from.
-        bitwise: measure ``all`` too, and ``close`` by itself (each is a search of some minutes on large models).
-        rounds: blocks of steps for each contender. By default 12 (of 8 steps each, of large steps 2).
-        targets: only these, by name or label (``resnet20`` or ``resnet20/64``). Of the large ones, ``resnet50/2`` is
-            one with another batch.
-        report: a directory for pictures of how many ops run side by side (Figure 4 of the paper), one a target.
-        save: called with the result so far after each target.
 
     Returns:
         By group and target what `measure` returns, and for each group geometric means over its targets.
     """
     result: dict[str, Any] = {
-        "machine": processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "cores": Machine.here().cores,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
         "wait_policy": {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")},
         "small": {},
         "large": {},
@@ -128,7 +117,7 @@ def run(
                 bitwise=bitwise,
                 rounds=rounds or blocks,
                 block=block,
-                report=Path(report) if report else None,
+                report=report,
             )
             save(result)
         rows = list(result[group].values())
@@ -255,14 +244,12 @@ def measure(
 
 def _summary(found: dict[str, Turns], main: str, fast: Schedule, machine: Machine, ops: int) -> dict[str, Any]:
     medians = {label: turns.median_ms for label, turns in found.items()}
-    eager = medians["eager"]
     uniform = {label: value for label, value in medians.items() if label.startswith("uniform_")}
     best = min(uniform, key=uniform.__getitem__, default=None)
     row: dict[str, Any] = {
         "ops": ops,
         "scheduled": main,
-        "contenders": {label: turns.summary() for label, turns in found.items()},
-        "speedup": {label: eager / value for label, value in medians.items()},
+        **summaries(found),
         "uniform_best": best,
         "uniform_over_all": uniform[best] / medians[main] if best else None,
         "faults_to_eager": found[main].summary()["page_faults"] / max(1.0, found["eager"].summary()["page_faults"]),
@@ -311,3 +298,16 @@ def _captured(name: str, size: dict[str, Any]) -> Captured:
     job = _load(name, size)
     job.step(job.batch(0))
     return capture_step(job.step, job.model, job.optimizer, job.batch(0), split=False)
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    choices, plans = [], []
+    for target, row in (item for group in ("small", "large") for item in result[group].items()):
+        to_bound = ratios(row["to_bound"], [row["scheduled"]])
+        choices.append((target, *ratios(row["speedup"], CHOICES), *to_bound, f"{100 * row['faults_to_eager']:.1f}%"))
+        plans.append((target, *ratios(row["speedup"], [*PLANS, row["uniform_best"]])))
+    yield table(
+        f"{title(result)}: what a user would choose from", ("target", *CHOICES, "to bound", "page faults"), choices
+    )
+    yield table("and native lanes by one plan each", ("target", *PLANS, "uniform"), plans)

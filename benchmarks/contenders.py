@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +17,17 @@ from hocket.errors import HocketError
 from hocket.job import Job
 from hocket.session import Schedule, schedule
 
-__all__ = ["compiled_step", "convmixer", "decided", "gpt2", "is_image", "job_of"]
+__all__ = [
+    "classifier_job",
+    "compiled_step",
+    "convmixer",
+    "decided",
+    "gpt2",
+    "is_image",
+    "job_of",
+    "language_job",
+    "until_decided",
+]
 
 # Of one function of Python for all contenders of a process together: torch's 8 are enough for one of them, but five
 # ways to compile a GAN need more, and what is beyond the limit would run eagerly, which is an error here.
@@ -34,19 +44,21 @@ def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
         compiled: decide once more, with compiled forms as well.
     """
     fast = schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=False)
-    number = _until_decided(fast, job, 0)
+    until_decided(fast, job)
     if compiled and fast.compile():
-        _until_decided(fast, job, number)
+        until_decided(fast, job)
     for upkeep in fast._pool.current._upkeep:
         upkeep.due = sys.maxsize
     return fast
 
 
-def _until_decided(fast: Schedule, job: Job, number: int) -> int:
-    while not fast.decided:
-        fast(job.batch(number))
-        number += 1
-    return number
+def until_decided(fast: Schedule, job: Job, at_most: int = sys.maxsize) -> int:
+    """Call the schedule until it has decided, and return how often."""
+    calls = 0
+    while not fast.decided and calls < at_most:
+        fast(job.batch(calls))
+        calls += 1
+    return calls
 
 
 def is_image(value: Any) -> bool:
@@ -124,16 +136,45 @@ def gpt2(width: int) -> Job:
     )
     model = transformers.GPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    words = [torch.randint(3, 2 * width, (2, 16)) for _ in range(3)]
+    return language_job(model, optimizer, [torch.randint(3, 2 * width, (2, 16)) for _ in range(3)])
 
-    def step(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
+
+def language_job(
+    model: nn.Module, optimizer: torch.optim.Optimizer, words: Sequence[torch.Tensor], name: str = ""
+) -> Job:
+    """The training of a language model that computes its own loss, on these words."""
+
+    def loss_of(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         loss: torch.Tensor = model(**batch).loss
+        return loss
+
+    batches = [{"input_ids": each, "labels": each.clone()} for each in words]
+    return Job(_step_by(optimizer, loss_of), model, optimizer, batches, name=name)
+
+
+def classifier_job(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    name: str = "",
+) -> Job:
+    """The training of a model on inputs and labels, by their cross entropy."""
+
+    def loss_of(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    return Job(_step_by(optimizer, loss_of), model, optimizer, batches, name=name)
+
+
+def _step_by(optimizer: torch.optim.Optimizer, loss_of: Callable[[Any], torch.Tensor]) -> Callable[[Any], torch.Tensor]:
+    def step(batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(batch)
         loss.backward()
         optimizer.step()
         return loss
 
-    return Job(step, model, optimizer, [{"input_ids": each, "labels": each.clone()} for each in words])
+    return step
 
 
 def convmixer(width: int = 32, depth: int = 4) -> Job:
@@ -157,13 +198,5 @@ def convmixer(width: int = 32, depth: int = 4) -> Job:
     ]
     stem, head = (nn.Conv2d(3, width, 4, stride=4), *norm()), (nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(*stem, *blocks, *head, nn.Linear(width, 10)).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-
-    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Job(step, model, optimizer, [(torch.randn(8, 3, 32, 32), torch.randint(10, (8,))) for _ in range(3)])
+    batches = [(torch.randn(8, 3, 32, 32), torch.randint(10, (8,))) for _ in range(3)]
+    return classifier_job(model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches)

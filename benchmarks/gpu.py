@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -20,9 +20,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks.bench import Save, unsaved
 from hocket.errors import InputError
 
-__all__ = ["PARTS", "Part", "run"]
+__all__ = ["PARTS", "Part", "run", "tables"]
 
 LEAST_CORES = 3  # for the part that measures cores
 ROOT = Path(__file__).parents[1]  # of the repository: `python -m benchmarks` works from there
@@ -72,7 +73,7 @@ def run(
     *,
     device: str = "cuda",
     budget_s: float = 360.0,
-    save: Callable[[dict[str, Any]], None] = lambda _: None,
+    save: Save = unsaved,
     parts: Sequence[Part] | None = None,
     command: Sequence[str] = (sys.executable, "-m", "benchmarks"),
 ) -> dict[str, Any]:
@@ -140,3 +141,10 @@ def _run_part(part: Part, own_s: float, command: Sequence[str]) -> tuple[dict[st
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
         return (json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}), stopped, failed
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    yield from (f"{name}: {found['took_s']:.0f} s" for name, found in result["parts"].items())
+    left_out = [line for found in result["parts"].values() for line in found.get("left_out", {}).values()]
+    yield from (f"left out: {why}" for why in (*left_out, *result["stopped"].values()))

@@ -13,14 +13,14 @@ Each row has a try of its own. Without a GPU each says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.bench import Save
+from benchmarks.bench import Save, unsaved
 from benchmarks.budget import Budget
 from benchmarks.critical_path.measured import profiled_job
 from hocket.backends import CudaBackend, StreamBackend
@@ -33,7 +33,7 @@ try:
 except ImportError:  # it comes with torch for CUDA
     triton = None
 
-__all__ = ["NOT_MEASURED", "busy_by_tenths", "occupancy_of", "run"]
+__all__ = ["NOT_MEASURED", "busy_by_tenths", "occupancy_of", "run", "tables"]
 
 NOT_MEASURED = "not measured: no GPU"
 REPEATS = 20
@@ -42,19 +42,15 @@ BLOCKS = (256, 512, 1024, 2048, 4096)
 WARPS = (1, 2, 4, 8, 16)
 
 
-def run(*, budget_s: float | None = None, save: Save = lambda _: None) -> dict[str, Any]:
+def run(*, budget_s: float | None = None, save: Save = unsaved) -> dict[str, Any]:
     """Measure all rows on the current CUDA device.
-
-    Args:
-        budget_s: what there is no time for in so many seconds is left out.
-        save: called with the result so far, after each row.
 
     Returns:
         ``gpu``: its name or None; ``rows``: by name what was measured, or a line that says why it was not.
     """
     has_gpu, budget = torch.cuda.is_available(), Budget(budget_s)
     rows: dict[str, Any] = {}
-    result = {"gpu": torch.cuda.get_device_name() if has_gpu else None, "torch": torch.__version__, "rows": rows}
+    result = {"gpu": torch.cuda.get_device_name() if has_gpu else None, "rows": rows}
     makers: dict[str, Callable[[], Any]] = {f"co-run: {pair}": partial(_co_run, *ops) for pair, ops in _PAIRS.items()}
     makers["blocks and threads"] = _blocks
     for name, size in OCCUPANCY_OF:
@@ -240,3 +236,16 @@ def busy_by_tenths(timeline: Timeline, costs: Costs, device: str) -> list[float]
             overlap = min(span.end_us, first + tenth) - max(span.start_us, first)
             busy[number] += max(0.0, overlap) / tenth * share.multiprocessors
     return [min(1.0, part) for part in busy]
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    for label, row in result["rows"].items():
+        shown = row if isinstance(row, str) else ", ".join(f"{key} {_short(value)}" for key, value in row.items())
+        yield f"{label}: {shown}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    return f"({len(value)} values)" if isinstance(value, (list, dict)) else str(value)

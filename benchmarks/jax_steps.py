@@ -1,5 +1,9 @@
 """Whole training steps in JAX, ``jit`` of loss, gradients and update: what one could write in place of the torch step.
 
+`JaxStep` trains one model, and `JaxPeer` many small ones by ``vmap`` of the same. Both in a process beside torch's:
+their threads would get in each other's way in one. The process times its steps itself, some in a row: what a pipe takes
+is not part of a step, nor what JAX's threads, which fall asleep between two questions, take to wake up.
+
 The models are those of the zoo's MLP, of its unrolled LSTM cells, and of transformers' GPT-2 without dropout, written
 as functions of their weights; weights, batches and numbers of the optimizer are the torch job's own, so the losses are
 too, within rounding.
@@ -7,22 +11,81 @@ too, within rounding.
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Callable, Mapping
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.jax_process import JaxProcess, mean_s
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["MODELS", "JaxStep"]
+__all__ = ["IN_A_ROW", "MODELS", "JaxPeer", "JaxStep", "jax_missing"]
 
+PATIENCE_S = 120.0  # for the first step, which is compiled
+IN_A_ROW = 4  # steps for each one that is asked for, where they are timed
 OPTIMIZERS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
 OPTIONS = ("lr", "momentum", "betas", "eps", "weight_decay")
+
+
+def jax_missing() -> str:
+    """Return why JAX cannot be measured here, empty if it can."""
+    return "" if importlib.util.find_spec("jax") else "jax: is not installed: pip install -e '.[jax]'"
+
+
+def mean_s(step: Callable[[], Any], in_a_row: int) -> float:
+    """Return the mean seconds of a step over several in a row without the first, or of a single one.
+
+    Example:
+        >>> mean_s(lambda: None, 4) < 1.0
+        True
+    """
+    begin = perf_counter()
+    for number in range(in_a_row):
+        if number == 1:
+            begin = perf_counter()
+        step()
+    return (perf_counter() - begin) / max(1, in_a_row - 1)
+
+
+class JaxProcess:
+    """A process that trains by JAX and answers questions. `arguments` are those of `_serve`, which runs in it.
+
+    Raises:
+        RuntimeError: the process ended, or did not answer.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, *arguments))
+        self._process.daemon = True
+        self._process.start()
+        theirs.close()
+
+    def ask(self, what: str) -> Any:
+        """The answer to a question."""
+        self._pipe.send(what)
+        if not self._pipe.poll(PATIENCE_S):
+            raise RuntimeError("jax: its process does not answer")
+        try:
+            return self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("jax: its process ended") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(timeout=10)
+        if self._process.is_alive():
+            self._process.terminate()
 
 
 class JaxStep(JaxProcess):
@@ -50,7 +113,7 @@ class JaxStep(JaxProcess):
         weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
         batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
         options = {option: group[option] for option in OPTIONS if option in group}
-        super().__init__(_serve, name, weights, batches, kind, options, heads, in_a_row)
+        super().__init__(name, weights, batches, kind, options, heads, in_a_row)
         self.loss = math.nan  # of the last step
 
     def __call__(self, batch: Any = None) -> float:
@@ -64,6 +127,50 @@ class JaxStep(JaxProcess):
         return float(took_s)
 
 
+class JaxPeer(JaxProcess):
+    """A process that trains B perceptrons by JAX.
+
+    Args:
+        models: linear layers with ReLU between them. Their weights are where JAX begins.
+        batches: for each step in turns, inputs ``(N, width)`` and labels ``(N,)``: one pair for all models, or one for
+            each.
+        optimizer: "sgd", with momentum, or "adam", as torch's are.
+        rates, decays: of each model.
+
+    Raises:
+        RuntimeError: the process ended, or did not answer.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        batches: Sequence[Sequence[tuple[Any, Any]]],
+        optimizer: str,
+        rates: Sequence[float],
+        decays: Sequence[float],
+    ) -> None:
+        parameters = [dict(model.named_parameters()) for model in models]
+        stacked = {name: np.stack([each[name].detach().numpy() for each in parameters]) for name in parameters[0]}
+        has_own = len(batches[0]) > 1
+        data = [tuple(map(np.stack, zip(*each, strict=True))) if has_own else tuple(each[0]) for each in batches]
+        options = {
+            "lr": np.asarray(rates, np.float32),
+            "weight_decay": np.asarray(decays, np.float32),
+            **{"momentum": 0.9, "betas": (0.9, 0.999), "eps": 1e-8},
+        }
+        data = [tuple(map(np.asarray, each)) for each in data]
+        super().__init__("mlp", stacked, data, optimizer, options, 1, IN_A_ROW, 0 if has_own else None)
+
+    def seconds(self) -> float:
+        """Training steps in a row, and what one of them took in its own process."""
+        return float(self.ask("step")[0])
+
+    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The parameters by name as they are now, with a leading axis of models."""
+        found: dict[str, np.ndarray[Any, Any]] = self.ask("weights")
+        return found
+
+
 def _serve(
     pipe: Any,
     name: str,
@@ -73,20 +180,25 @@ def _serve(
     options: Mapping[str, Any],
     heads: int,
     in_a_row: int,
+    batch_axis: int | None = None,
 ) -> None:
+    """Train one model, or as many as there are rates, each of which has its own batch if there is a `batch_axis`."""
     import jax
     from jax import numpy as jnp
 
     loss = partial(MODELS[name], heads)
     update = {"sgd": _sgd, "adam": _adam, "adamw": _adamw}[kind]
-    rate = options["lr"]
+    rate, decay = options["lr"], options["weight_decay"]
 
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def step(weights: Any, states: Any, count: Any, rate: Any, batch: Any) -> Any:
+    def one(weights: Any, states: Any, count: Any, rate: Any, decay: Any, batch: Any) -> Any:
+        own = {**options, "weight_decay": decay}
         found, gradients = jax.value_and_grad(loss)(weights, batch)
-        pairs = {key: update(weights[key], gradients[key], states[key], count, rate, options) for key in weights}
+        pairs = {key: update(weights[key], gradients[key], states[key], count, rate, own) for key in weights}
         return {key: new for key, (new, _) in pairs.items()}, {key: state for key, (_, state) in pairs.items()}, found
 
+    if np.ndim(rate):
+        one = jax.vmap(one, in_axes=(0, 0, None, 0, 0, batch_axis))
+    step = jax.jit(one, donate_argnums=(0, 1))
     weights = jax.tree.map(jnp.asarray, weights)
     states = {key: (jnp.zeros_like(value), jnp.zeros_like(value)) for key, value in weights.items()}
     given = [jax.tree.map(jnp.asarray, batch) for batch in batches]
@@ -95,16 +207,19 @@ def _serve(
     def once() -> None:
         nonlocal weights, states, found, count
         count += 1
-        weights, states, found = step(weights, states, float(count), rate, given[(count - 1) % len(given)])
+        weights, states, found = step(weights, states, float(count), rate, decay, given[(count - 1) % len(given)])
         jax.block_until_ready((weights, found))
 
     while True:
         try:
-            pipe.recv()
+            asked = pipe.recv()
         except EOFError:
             return
-        took_s = mean_s(once, in_a_row)
-        pipe.send((took_s, float(found)))
+        if asked == "weights":
+            pipe.send({key: np.asarray(value) for key, value in weights.items()})
+        else:
+            took_s = mean_s(once, in_a_row)
+            pipe.send((took_s, float(found.mean())))
 
 
 def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean, mean
 from time import process_time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.assumptions import ASSUMPTIONS, VARIANTS, Setup, timeline_of
+from benchmarks.bench import Save, ratios, unsaved
 from benchmarks.budget import Budget
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
+from hocket.cli.console import UsageError, table
 from hocket.errors import InputError, MissingDependencyError
 from hocket.ir import Graph, Machine, Plan
 from hocket.planning import bounds, plan
@@ -28,7 +30,10 @@ from hocket.planning.moldable.instance import as_plan, instance_of
 from hocket.planning.moldable.sgs import parallel_sgs
 from hocket.reporting import corunning_of
 
-__all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run", "tables"]
 
 # Of the zoo, with the batch sizes of section IV-A.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -57,6 +62,7 @@ LABELS = (*STRATEGIES, "halves", "uniform", "all")
 def run(
     *,
     quick: bool = False,
+    budget_s: float | None = None,
     targets: Mapping[str, Mapping[str, Any]] | None = None,
     cores: Sequence[int] = CORES,
 ) -> dict[str, Any]:
@@ -72,12 +78,12 @@ def run(
         each changed assumption makes of the speedups on the first number of cores, and which one changes the mean of
         the four strategies ``most``; ``assumptions``, and ``paper``.
     """
+    if budget_s is not None:
+        raise UsageError("--budget-s is for --measured; a simulation is as long as it is")
     chosen = dict(targets or TARGETS)
     if quick and targets is None:
         chosen = {name: chosen[name] for name in QUICK}
-    graphs = {}
-    for name, size in chosen.items():
-        graphs[name] = _captured(name, size)
+    graphs = {name: _captured(name, size) for name, size in chosen.items()}
     setups = {count: {name: _setup(graph, count) for name, graph in graphs.items()} for count in cores}
     machines: dict[str, dict[str, Any]] = {}
     for count, of_target in setups.items():
@@ -216,15 +222,9 @@ def measured(
     quick: bool = False,
     rounds: int = 5,
     budget_s: float | None = None,
-    save: Callable[[dict[str, Any]], None] = lambda _: None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """The same on this machine's own cores: ops profiled at 1, 2, 4, ... and all cores, plans run, in turns with eager.
-
-    Args:
-        quick: only the targets of `QUICK`.
-        rounds: blocks of two steps of each contender.
-        budget_s: what there is no time for in so many seconds is left out.
-        save: called with the result so far, after each target.
 
     Raises:
         InputError: this machine has two cores or fewer, where there is hardly anything to divide. Or all targets need a
@@ -236,16 +236,12 @@ def measured(
             f"manycore: this machine has {machine.cores} cores, and with --measured it takes more than 2; "
             "`python -m benchmarks concurrency` measures on any number"
         )
-    import torch
-
     rows: dict[str, dict[str, Any]] = {}
     missing: dict[str, str] = {}
     budget = Budget(budget_s)
 
     def result() -> dict[str, Any]:
         return {
-            "cores": machine.cores,
-            "torch": torch.__version__,
             "paper": {"figure_3": FIGURE_3, "mean": 1.36},
             "targets": rows,
             "left_out": missing | budget.left_out,
@@ -268,7 +264,7 @@ def measured(
 
 
 def _measured(name: str, machine: Machine, rounds: int) -> dict[str, Any]:
-    from benchmarks.turns import in_turns
+    from benchmarks.turns import in_turns, summaries
     from hocket import zoo
     from hocket.execution import executor
     from hocket.profiling import profile
@@ -288,11 +284,50 @@ def _measured(name: str, machine: Machine, rounds: int) -> dict[str, Any]:
     found = in_turns(contenders, job.batch, rounds=rounds, block=2)
     for lanes in lanes_of.values():
         lanes.close()
-    eager_ms = found["eager"].median_ms
     return {
         "ops": len(setup.graph),
         "uniform_best": uniform,
-        "contenders": {label: turns.summary() for label, turns in found.items()},
-        "speedup": {label: eager_ms / turns.median_ms for label, turns in found.items()},
+        **summaries(found),
         "predicted": {label: setup.makespan_us(made) / 1e3 / found[label].median_ms for label, made in plans.items()},
     }
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    if "machines" not in result:
+        labels = ("serial", "s1", "s12", "s123", "s1234", "uniform", "all")
+        rows = [(name, *ratios(row["speedup"], labels), row["uniform_best"]) for name, row in result["targets"].items()]
+        title = f"speedup over eager, measured on {result['cores']} cores, torch {result['torch']}"
+        yield table(title, ("target", *labels, "which"), rows)
+        return
+    for cores in result["machines"]:
+        yield _manycore_table(cores, result)
+    if "sensitivity" in result:
+        changed = [
+            (found["words"], *ratios(found["mean"], ("s1234", "all")))
+            for found in result["sensitivity"]["variants"].values()
+        ]
+        cores = next(iter(result["machines"]))
+        yield table(f"means on {cores} cores if one thing is otherwise", ("if", "1-4", "lookahead"), changed)
+
+
+def _manycore_table(cores: str, result: dict[str, Any]) -> Table:
+    """A row for each target, and below it the paper's, for 68 cores."""
+    machine, paper = result["machines"][cores], result["paper"]["figure_3"] if cores == "68" else {}
+    rows: list[tuple[str, ...]] = []
+    for target, row in machine["targets"].items():
+        figures = [*ratios(row["added"], ("s12", "s3", "s4"))]
+        figures += [*ratios(row["speedup"], ("s1234", "halves", "uniform", "all")), f"{row['to_bound']:.2f}"]
+        rows.append((target, f"{row['recommended_ms']:,.0f}", *figures))
+        if target in paper:
+            printed = paper[target]
+            uniform = printed["s1234"] / printed["over_uniform"]
+            rows.append(
+                ("  the paper", "", *ratios(printed, ("s12", "s3", "s4", "s1234")), "", f"{uniform:.2f}", "", "")
+            )
+    rows.append(("mean", "", "", "", "", *ratios(machine["mean"], ("s1234", "halves", "uniform", "all")), ""))
+    theirs = [paper[target]["s1234"] for target in machine["targets"] if target in paper]
+    if theirs:
+        rows.append(("  the paper", "", "", "", "", f"{sum(theirs) / len(theirs):.2f}", "", "", "", ""))
+    columns = ("target", "ms", "1+2", "+3", "+4", "1 to 4", "halves", "uniform", "lookahead", "to bound")
+    return table(f"{cores} cores, simulated on published curves: speedup over recommended", columns, rows)

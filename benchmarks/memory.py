@@ -8,57 +8,49 @@ whole process, which torch alone makes some 200 MB large; so ratios say what a u
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.contenders import job_of
+from benchmarks.bench import Save, by_target, ratios, unsaved
+from benchmarks.contenders import job_of, until_decided
+from benchmarks.ranks import in_process
 from benchmarks.resident import is_measurable, peak_bytes, resident_bytes, set_back_peak
+from hocket.cli.console import table
 from hocket.errors import InputError
-from hocket.ir import Machine
 from hocket.job import Job
 from hocket.session import Schedule
 
-__all__ = ["BAR", "TARGETS", "measure", "run"]
+__all__ = ["BAR", "TARGETS", "measure", "run", "tables"]
 
 TARGETS = ("mlp", "gpt2", "resnet20/4", "resnet20/64")
 # What a scheduled step may hold at most, of eager's peak.
 BAR = 1.1
 EAGER_STEPS, PLANNED_STEPS = 6, 30
 MAX_STEPS = 4000
-TIMEOUT_S = 1200
+TIMEOUT_S = 1200.0
 
 
 def run(
-    targets: tuple[str, ...],
+    targets: tuple[str, ...] = TARGETS,
     *,
     numerics: str = "close",
     compiled: bool = True,
-    save: Callable[[dict[str, Any]], object] = lambda result: None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Measure each target (see `measure`) in a process of its own. `save` gets the result so far.
+    """Measure each target (see `measure`) in a process of its own.
 
     Raises:
         InputError: the system does not tell what a process has held.
     """
     if not is_measurable():
         raise InputError("what a process held at most is only known on Linux (/proc/self/clear_refs)")
-    result: dict[str, Any] = {
-        "cores": Machine.here().cores,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "numerics": numerics,
-        "targets": {},
-    }
-    for target in targets:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            result["targets"][target] = pool.apply_async(measure, (target, numerics, compiled)).get(TIMEOUT_S)
-        save(result)
-    return result
+
+    def measured(target: str) -> Any:
+        return in_process(measure, target, numerics, compiled, timeout_s=TIMEOUT_S)
+
+    return {"numerics": numerics, **by_target(targets, measured, save)}
 
 
 def measure(target: str, numerics: str = "close", compiled: bool = True) -> dict[str, Any]:
@@ -100,14 +92,23 @@ def measure(target: str, numerics: str = "close", compiled: bool = True) -> dict
 def _peaks(prefix: str, fast: Schedule, job: Job, stages: dict[str, float]) -> dict[str, float]:
     """The peak of a search and of planned steps after it."""
     set_back_peak()
-    number = 0
     fast(job.batch(0))
-    while not fast.decided and number < MAX_STEPS:
-        number += 1
-        fast(job.batch(number))
+    until_decided(fast, job, MAX_STEPS)
     search = max(stages.values(), default=0.0)
-    for further in range(PLANNED_STEPS):
-        if further == PLANNED_STEPS // 3:  # the first ones are audited
+    for number in range(PLANNED_STEPS):
+        if number == PLANNED_STEPS // 3:  # the first ones are audited
             set_back_peak()
-        fast(job.batch(number + further))
+        fast(job.batch(number))
     return {f"{prefix}search_bytes": search, f"{prefix}planned_bytes": peak_bytes()}
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    figures = ("search", "planned", "compiled_search", "compiled_planned")
+    rows = []
+    for name, row in result["targets"].items():
+        sizes = [f"{row[each] / 2**20:.0f}" for each in ("bare_bytes", "eager_bytes")]
+        shares = ratios(row, [f"{each}_ratio" for each in figures])
+        rows.append((name, *sizes, *shares, "yes" if row["within"] else "no"))
+    columns = ("target", "bare MiB", "eager MiB", *(each.replace("_", " ") for each in figures), f"within {BAR}")
+    yield table("peak of the process, over that of eager steps", columns, rows)

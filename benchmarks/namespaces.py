@@ -69,11 +69,7 @@ def linked(mbit_per_s: int) -> Iterator[tuple[Namespace, Namespace]]:
         pair = (one.interface, "netns", one.name, "type", "veth", "peer", "name", other.interface, "netns", other.name)
         _run("ip", "link", "add", *pair)
         for end in ends:
-            _run(*end.command("ip", "addr", "add", f"{end.address}/24", "dev", end.interface))
-            _run(*end.command("ip", "link", "set", end.interface, "up"))
-            _run(*end.command("ip", "link", "set", "lo", "up"))
-            limit = ("rate", f"{mbit_per_s}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
-            _run(*end.command("tc", "qdisc", "add", "dev", end.interface, "root", "tbf", *limit))
+            _begin(end, mbit_per_s)
         yield one, other
     finally:
         for end in ends:
@@ -102,12 +98,8 @@ def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
             _run("ip", "netns", "add", end.name)
             _run("ip", "link", "add", end.interface, "netns", end.name, "type", "veth", "peer", "name", port)
             _run("ip", "link", "set", port, "master", switch, "up")
-            _run(*end.command("ip", "addr", "add", f"{end.address}/24", "dev", end.interface))
-            _run(*end.command("ip", "link", "set", end.interface, "up"))
-            _run(*end.command("ip", "link", "set", "lo", "up"))
-            limit = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
-            _run(*end.command("tc", "qdisc", "add", "dev", end.interface, *limit))
-            _run("tc", "qdisc", "add", "dev", port, *limit)
+            _begin(end, mbit)
+            _run("tc", "qdisc", "add", "dev", port, *_limit(mbit))
         yield address, ends
     finally:
         for end in ends:
@@ -115,6 +107,18 @@ def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
             subprocess.run(["ip", "link", "del", f"{end.interface}p"[:15]], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", end.name], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", switch], capture_output=True, check=False)
+
+
+def _begin(end: Namespace, mbit: int) -> None:
+    """Give an end its address and its rate."""
+    _run(*end.command("ip", "addr", "add", f"{end.address}/24", "dev", end.interface))
+    _run(*end.command("ip", "link", "set", end.interface, "up"))
+    _run(*end.command("ip", "link", "set", "lo", "up"))
+    _run(*end.command("tc", "qdisc", "add", "dev", end.interface, *_limit(mbit)))
+
+
+def _limit(mbit: int) -> tuple[str, ...]:
+    return ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
 
 
 def enter(name: str) -> None:

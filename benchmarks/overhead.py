@@ -8,39 +8,39 @@ eager, for Python lanes, and for native lanes.
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from benchmarks.bench import Save, by_target, ratios, unsaved
 from hocket import zoo
+from hocket.cli.console import table
 from hocket.execution import executor
 from hocket.ir import Machine
-from hocket.job import Job
 from hocket.profiling import profile
 from hocket.profiling.tracer import serial_plan
 from hocket.tracing import capture
 
-__all__ = ["TARGETS", "run"]
+__all__ = ["TARGETS", "run", "tables"]
 
 TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "resnet20")
+ROUNDS = 15
 
 
-def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 15) -> dict[str, Any]:
+def run(targets: tuple[str, ...] = TARGETS, save: Save = unsaved) -> dict[str, Any]:
     """Measure each target, eager and planned in turn. See `measure` for the fields."""
-    return {
-        "machine": platform.processor() or platform.machine(),
-        "cores": Machine.here().cores,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "targets": {target: measure(target, rounds=rounds) for target in targets},
-    }
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return by_target(targets, measure, save)
+    finally:
+        torch.set_num_threads(usual)
 
 
-def measure(target: str, *, rounds: int = 15) -> dict[str, float]:
+def measure(target: str) -> dict[str, float]:
     """Times of one target.
 
     Returns:
@@ -49,15 +49,7 @@ def measure(target: str, *, rounds: int = 15) -> dict[str, float]:
         defaults, in eager steps); ``op_us`` (mean time inside an op on native lanes); and for each way of running the
         time of a step that is not spent inside ops, by the number of ops: ``eager_overhead_us`` and so on.
     """
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _measure(zoo.load(target), Machine.here(), rounds)
-    finally:
-        torch.set_num_threads(usual)
-
-
-def _measure(job: Job, machine: Machine, rounds: int) -> dict[str, float]:
+    job, machine = zoo.load(target), Machine.here()
     for number in range(3):
         job.step(job.batch(number))
     start = perf_counter()
@@ -71,7 +63,7 @@ def _measure(job: Job, machine: Machine, rounds: int) -> dict[str, float]:
     work: dict[str, Callable[[Any], Any]] = {"eager": job.step, "python": python, "native": native}
     times: dict[str, list[float]] = {label: [] for label in work}
     inside_ms: list[float] = []
-    for number in range(rounds + 2):
+    for number in range(ROUNDS + 2):
         for label, step in work.items():
             start = perf_counter()
             step(job.batch(number))
@@ -88,3 +80,17 @@ def _measure(job: Job, machine: Machine, rounds: int) -> dict[str, float]:
         "op_us": inside / ops * 1e3,
         **{f"{label}_overhead_us": (value - inside) / ops * 1e3 for label, value in found.items()},
     }
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    figures = ("eager_overhead_us", "python_overhead_us", "native_overhead_us")
+    rows = [
+        (
+            *(target, str(row["ops"]), f"{row['capture_steps']:.0f}", f"{row['profile_steps']:.0f}"),
+            *(f"{row['op_us']:.1f}", *ratios(row, figures)),
+        )
+        for target, row in result["targets"].items()
+    ]
+    columns = ("target", "ops", "capture, steps", "profile, steps", "us in an op", "eager us", "python us", "native us")
+    yield table("what Hocket itself costs (times between ops, per op)", columns, rows)

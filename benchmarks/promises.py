@@ -8,53 +8,48 @@ enough for caches and threads to settle. With a neighbour, another training has 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import hocket
-from benchmarks.contenders import job_of
+from benchmarks.bench import Save, unsaved
+from benchmarks.contenders import job_of, until_decided
+from benchmarks.ranks import in_process
 from hocket import zoo
+from hocket.cli.console import table
 from hocket.reporting import lower_quartile
+from hocket.reporting.words import count_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from multiprocessing.synchronize import Event
 
     from hocket.job import Job
 
-__all__ = ["NEIGHBOURS", "TARGETS", "measure", "run"]
+__all__ = ["NEIGHBOURS", "TARGETS", "measure", "run", "tables"]
 
 TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "bert-tiny", "gpt2", "resnet20/4")
 NEIGHBOURS = ("none", "before", "after")
 PLANNED_STEPS, BLOCKS, SETTLING = 200, 4, 3
 MAX_CALLS = 1000
-TIMEOUT_S = 600
+TIMEOUT_S = 600.0
 
 
 def run(
-    targets: tuple[str, ...],
-    runs: int,
+    targets: tuple[str, ...] = TARGETS,
+    runs: int = 20,
     neighbours: tuple[str, ...] = NEIGHBOURS,
-    save: Callable[[dict[str, Any]], object] = lambda result: None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Measure each target `runs` times beside each kind of neighbour (see `measure`). `save` gets the result so far."""
-    threads = torch.get_num_threads()
-    result: dict[str, Any] = {"cores": hocket.Machine.here().cores, "threads": threads, "targets": {}}
-    spawn = multiprocessing.get_context("spawn")
+    result: dict[str, Any] = {"targets": {}}
     for target in targets:
         row = result["targets"].setdefault(target, {})
         for neighbour in neighbours:
-            row[neighbour] = {"runs": []}
-            for _ in range(runs):
-                with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                    row[neighbour]["runs"].append(pool.submit(measure, target, neighbour).result(TIMEOUT_S))
-            row[neighbour]["kept"] = sum(found["kept"] for found in row[neighbour]["runs"])
-            row[neighbour]["noticed"] = sum(found["noticed"] for found in row[neighbour]["runs"])
+            own = [in_process(measure, target, neighbour, timeout_s=TIMEOUT_S) for _ in range(runs)]
+            row[neighbour] = {"runs": own} | {key: sum(each[key] for each in own) for key in ("kept", "noticed")}
             save(result)
     return result
 
@@ -74,10 +69,7 @@ def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
         if start is not None and neighbour == "before":
             start.set()
         fast = hocket.schedule(job.step, job.model, job.optimizer, cache=False)
-        number = 0
-        while not fast.decided and number < MAX_CALLS:
-            fast(job.batch(number))
-            number += 1
+        number = until_decided(fast, job, MAX_CALLS)
         decision = fast.decision
         found |= {"verdict": str(fast.verdict), "why": fast.why, "calls": number}
         found |= {"promised": decision.speedup, "low": decision.low, "high": decision.high}
@@ -132,3 +124,20 @@ def _train(start: Event, ready: Event) -> None:
     while True:
         job.step(job.batch(number))
         number += 1
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = []
+    for name, row in result["targets"].items():
+        for neighbour, found in row.items():
+            planned = [each for each in found["runs"] if each["met"] is not None]
+            figures = [
+                f"{median(each[key] for each in planned):.2f}" if planned else "-"
+                for key in ("promised", "met", "met_total")
+            ]
+            counts = [str(len(planned)), str(found["kept"]), str(found["noticed"])]
+            rows.append((name, neighbour, *figures, *counts))
+            runs = len(found["runs"])
+    columns = ("target", "neighbour", "promised", "met", "met by all time", "planned", "kept", "noticed")
+    yield table(f"speedups over eager, promised and met; of {count_text(runs, 'run')} each", columns, rows)

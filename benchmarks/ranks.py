@@ -10,7 +10,29 @@ from typing import Any
 
 from hocket.errors import InputError
 
-__all__ = ["results", "started"]
+__all__ = ["in_process", "results", "started"]
+
+
+def in_process(function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+    """Return what a function of a module returns in a new process, or raise what it raises.
+
+    Raises:
+        InputError: it took longer, or the process ended.
+    """
+    with started(_answer, [(function, args)]) as (pipe,):
+        if not pipe.poll(timeout_s):
+            raise InputError(f"bench: {function.__name__} did not answer within {timeout_s:.0f} s")
+        value, error = pipe.recv()
+    if error is not None:
+        raise error
+    return value
+
+
+def _answer(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    try:
+        pipe.send((function(*args), None))
+    except Exception as error:  # noqa: BLE001  # raised again by who asked
+        pipe.send((None, error))
 
 
 @contextmanager
@@ -40,7 +62,7 @@ def started(
     try:
         for each in arguments:
             ours, theirs = context.Pipe()
-            processes.append(context.Process(target=work, args=(theirs, *each), daemon=True))
+            processes.append(context.Process(target=work, args=(theirs, *each)))
             processes[-1].start()
             theirs.close()
             pipes.append(ours)

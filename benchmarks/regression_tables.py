@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -78,15 +78,9 @@ class ClimbRow:
     num_steps: int
 
     def cells(self) -> list[str]:
-        paper = "" if math.isnan(self.paper) else f"{self.paper:.2%}"
-        shares = (
-            f"{self.accuracy:.2%}",
-            f"{self.climbed:.2%}",
-            paper,
-            f"{self.mean_loss:.2%}",
-            f"{self.worst_loss:.2%}",
-        )
-        return [self.name, str(self.interval), *shares, str(self.num_steps)]
+        shares = (self.accuracy, self.climbed, self.paper, self.mean_loss, self.worst_loss)
+        shown = ("" if math.isnan(share) else f"{share:.2%}" for share in shares)
+        return [self.name, str(self.interval), *shown, str(self.num_steps)]
 
 
 @dataclass(frozen=True)
@@ -98,17 +92,9 @@ class Table:
     rows: tuple[Any, ...]
 
     def __rich__(self) -> RichTable:
-        from rich import box
-        from rich.table import Table as RichTable
+        from hocket.cli.console import table
 
-        table = RichTable(
-            title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-        )
-        for number, name in enumerate(self.header):
-            table.add_column(name, justify="right" if number else "left")
-        for row in self.rows:
-            table.add_row(*row.cells())
-        return table
+        return table(self.title, self.header, [row.cells() for row in self.rows])
 
 
 def table_iv(
@@ -175,14 +161,22 @@ def table_v(
         seen = smooth.noisy(noise, seed) if noise else smooth
         for at, interval in enumerate(intervals):
             paper = PAPER_TABLE_V.get(name, ()) if tuple(intervals) == INTERVALS else ()
-            row = _climb_row(smooth, seen, interval, widths, tolerance)
-            rows.append(replace(row, name=name, paper=paper[at] if paper else math.nan))
+            published = paper[at] if paper else math.nan
+            rows.append(_climb_row(name, published, smooth, seen, interval, widths, tolerance))
     header = ("ops of", "x", "accuracy", "climbed", "paper", "mean loss", "worst", "steps")
     words = f", times with {noise:.0%} noise" if noise else ""
     return Table(f"Hill climbing{words}", header, tuple(rows))
 
 
-def _climb_row(smooth: Curves, seen: Curves, interval: int, also: tuple[int, ...] | None, tolerance: float) -> ClimbRow:
+def _climb_row(
+    name: str,
+    paper: float,
+    smooth: Curves,
+    seen: Curves,
+    interval: int,
+    also: tuple[int, ...] | None,
+    tolerance: float,
+) -> ClimbRow:
     everywhere, climbed, losses, num_steps = [], [], [], 0
     for actual, curve in zip(smooth, seen, strict=True):
         cores_per_cache = smooth.cores // len(actual.scatter_us) if actual.scatter_us else 1
@@ -193,16 +187,8 @@ def _climb_row(smooth: Curves, seen: Curves, interval: int, also: tuple[int, ...
         climbed.append(accuracy(found, actual.best_us, range(1, found.path[-1] + 1)))
         losses.append(actual.best_us[found.best_width] / min(actual.best_us.values()) - 1)
         num_steps = max(num_steps, found.num_steps)
-    return ClimbRow(
-        name="",
-        interval=interval,
-        accuracy=_mean(everywhere),
-        climbed=_mean(climbed),
-        paper=math.nan,
-        mean_loss=_mean(losses),
-        worst_loss=max(losses),
-        num_steps=num_steps,
-    )
+    shares = (_mean(everywhere), _mean(climbed), paper, _mean(losses), max(losses))
+    return ClimbRow(name, interval, *shares, num_steps)
 
 
 def _mean(values: Iterable[float]) -> float:

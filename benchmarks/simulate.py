@@ -25,11 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from hocket.cli.console import table
 from hocket.errors import MissingDependencyError
 from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan, Span
+from hocket.reporting.words import count_text
 from hocket.simulation import simulate
 
-__all__ = ["run"]
+__all__ = ["run", "tables"]
 
 
 def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 5, seed: int = 0) -> dict[str, Any]:
@@ -75,7 +77,6 @@ def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 5, seed: int 
             "numpy": np.__version__,
             "simpy": version("simpy"),
         },
-        "cpus": os.cpu_count(),
         "load": os.getloadavg()[0],
     }
 
@@ -158,3 +159,19 @@ def _summary(values: list[float]) -> dict[str, float]:
         "min": round(min(values), 3),
         "max": round(max(values), 3),
     }
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (
+            question.replace("_", " "),
+            *(f"{found[engine]['median']:,.3f}" for engine in ("hocket_ms", "simpy_ms")),
+            f"{found['ratio']['median']:,.1f}x",
+            f"{found['ratio']['min']:,.1f}x to {found['ratio']['max']:,.1f}x",
+        )
+        for question, found in result["questions"].items()
+    ]
+    where = f"{count_text(result['num_ops'], 'op')} on {count_text(result['num_lanes'], 'lane')}"
+    columns = ("plan", "Hocket ms", f"SimPy {result['versions']['simpy']} ms", "ratio", "from")
+    yield table(f"simulate {where}, medians of {count_text(result['repeats'], 'round')}", columns, rows)

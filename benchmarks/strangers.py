@@ -8,19 +8,20 @@ and ``"close"``. What is not faster than eager runs as eager, so no ratio may be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.contenders import compiled_step, decided
-from benchmarks.turns import in_turns
+from benchmarks.bench import Save, by_target, ratios, unsaved
+from benchmarks.contenders import classifier_job, compiled_step, decided, language_job
+from benchmarks.turns import in_turns, summaries, title
+from hocket.cli.console import table
 from hocket.errors import InputError
-from hocket.ir import Machine
 from hocket.job import Job
 
-__all__ = ["TARGETS", "job_of", "run"]
+__all__ = ["TARGETS", "job_of", "run", "tables"]
 
 IMAGE_BATCH, TEXT_BATCH, TEXT_STEPS = 4, 4, 32
 # Name in pytorchcv: the side of its images, pixels.
@@ -54,32 +55,16 @@ def run(
     compiled: bool = False,
     rounds: int = 8,
     block: int = 6,
-    save: Callable[[dict[str, Any]], object] = lambda result: None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Measure each target.
-
-    Args:
-        targets: of `TARGETS`.
-        compiled: measure `torch.compile` of the model too.
-        rounds: blocks of steps for each contender.
-        block: counted steps in a block.
-        save: called with the result so far after each target.
+    """Measure each target by blocks of counted steps.
 
     Returns:
         ``targets``: for each one ``contenders`` (see `Turns.summary`), ``speedup`` over eager, and ``verdicts``.
     """
     if unknown := sorted(set(targets) - set(TARGETS)):
         raise InputError(f"bench strangers: expected some of {', '.join(TARGETS)}, got {unknown[0]!r}")
-    result: dict[str, Any] = {
-        "cores": Machine.here().cores,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "targets": {},
-    }
-    for name in targets:
-        result["targets"][name] = _measure(name, compiled, rounds, block)
-        save(result)
-    return result
+    return by_target(targets, lambda name: _measure(name, compiled, rounds, block), save)
 
 
 def _measure(name: str, compiled: bool, rounds: int, block: int) -> dict[str, Any]:
@@ -96,12 +81,7 @@ def _measure(name: str, compiled: bool, rounds: int, block: int) -> dict[str, An
     for numerics, fast in schedules.items():
         verdicts[numerics] = {"verdict": str(fast.verdict), "why": fast.why}
         fast.close()
-    eager_ms = found["eager"].median_ms
-    return {
-        "contenders": {label: turns.summary() for label, turns in found.items()},
-        "speedup": {label: eager_ms / turns.median_ms for label, turns in found.items()},
-        "verdicts": verdicts,
-    }
+    return {**summaries(found), "verdicts": verdicts}
 
 
 def job_of(name: str) -> Job:
@@ -127,16 +107,7 @@ def _vision_job(name: str) -> Job:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     size = (IMAGE_BATCH, 3, side, side)
     batches = [(torch.randn(size), torch.randint(0, 10, (IMAGE_BATCH,))) for _ in range(4)]
-
-    def step(batch: Any) -> torch.Tensor:
-        images, labels = batch
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Job(step, model, optimizer, batches, name=name)
+    return classifier_job(model, optimizer, batches, name)
 
 
 def _language_job(name: str) -> Job:
@@ -146,12 +117,14 @@ def _language_job(name: str) -> Job:
     model = kind(kind.config_class(**LANGUAGE[name])).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     words = [torch.randint(3, WORDS["vocab_size"], (TEXT_BATCH, TEXT_STEPS)) for _ in range(4)]
+    return language_job(model, optimizer, words, name)
 
-    def step(batch: Any) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        return loss
 
-    return Job(step, model, optimizer, [{"input_ids": each, "labels": each.clone()} for each in words], name=name)
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    labels = ("compile", "bitwise", "close")
+    rows = [
+        (name, *ratios(row["speedup"], labels), *(row["verdicts"][label]["verdict"] for label in labels[1:]))
+        for name, row in result["targets"].items()
+    ]
+    yield table(title(result), ("model", *labels, "bitwise is", "close is"), rows)

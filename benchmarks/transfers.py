@@ -13,10 +13,12 @@ the same part of the card as long as all are receiving: each is simulated alone,
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.bench import Save, unsaved
+from hocket.cli.console import UsageError, table
 from hocket.ir import Costs, Edge, Graph, Link, Machine, NetworkCard, Op
 from hocket.planning import bounds, efficiency, plan, potential
 from hocket.planning.transfers.orders import random_order, tac_order
@@ -26,7 +28,7 @@ from hocket.simulation import simulate
 from hocket.tracing import capture
 from hocket.zoo import load
 
-__all__ = ["NAMES", "Cluster", "run", "straggler_share", "with_transfers", "worker_machine"]
+__all__ = ["NAMES", "Cluster", "run", "straggler_share", "tables", "with_transfers", "worker_machine"]
 
 # The paper's Table 1, and ResNet-152. GoogLeNet is Inception v1.
 NAMES = (
@@ -100,31 +102,22 @@ def straggler_share(receives: Receives, workers: int, order: Callable[[int], Seq
 
 
 def run(
-    names: Sequence[str] = NAMES,
+    targets: Sequence[str] = NAMES,
     ratio: float = 1.0,
     workers: int = 1024,
     seed: int = 0,
     image_size: int = 64,
-    batch_factors: Sequence[float] = BATCH_FACTORS,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Simulate every order on every model, and many workers on each.
-
-    Args:
-        names: zoo models.
-        ratio: communication over computation, for one worker at the batch factor 1.
-        workers: how many at the most.
-        seed: of random orders.
-        image_size: of the captured batch.
-        batch_factors: for each one a row, of `BATCH_SIZE` images times the factor.
-        save: called with the results so far after each model.
-    """
+    """Simulate every order on every model, and many workers on each."""
+    if not ratio > 0:
+        raise UsageError(f"--ratio: expected a number above 0, got {ratio:g}")
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {"ratio": ratio, "workers": workers, "image_size": image_size, "models": rows}
-    for name in names:
+    for name in targets:
         side = max(image_size, {"alexnet": 67, "inception-v3": 75}.get(name, 32))
         whole_us = _compute_us(*_step(name, BATCH_SIZE, side))
-        for factor in batch_factors:
+        for factor in BATCH_FACTORS:
             graph, costs = _step(name, int(BATCH_SIZE * factor), side)
             row = {
                 "model": name,
@@ -132,8 +125,7 @@ def run(
                 "communication_to_computation": ratio * whole_us / _compute_us(graph, costs),
             }
             rows.append(row | _simulated(graph, costs, ratio * whole_us, workers, seed))
-        if save is not None:
-            save(result)
+        save(result)
     return result
 
 
@@ -182,3 +174,17 @@ def _simulated(graph: Graph, costs: Costs, receiving_us: float, workers: int, se
     }
     row["cluster"]["simulated_s"] = time.perf_counter() - begin_s
     return row
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = []
+    for row in result["models"]:
+        best_us = row["orders"]["auto"]["step_us"]
+        rates = [f"{row['orders'][order]['step_us'] / best_us:.3f}" for order in ORDERS]
+        stragglers = [f"{row['cluster'][order]['straggler_share']:.0%}" for order in ("tac", "random")]
+        size = (str(row["recvs"]), f"{row['tac_ms']:.0f}", f"{row['potential']:.2f}")
+        figures = (row["model"], f"{row['batch_factor']:g}", *size)
+        rows.append((*figures, *rates, *stragglers))
+    columns = ("model", "batch", "recvs", "TAC ms", "potential", *ORDERS, "stragglers", "random")
+    yield table(f"step time over auto's, simulated; {result['workers']} workers", columns, rows)

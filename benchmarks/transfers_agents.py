@@ -11,18 +11,18 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.budget import Budget
-from benchmarks.namespaces import linked, unavailable_reason
-from benchmarks.transfers_real import IMAGE_SIZES, fitting_batch, process_at, summary
+from benchmarks.bench import Save, unsaved
+from benchmarks.namespaces import linked
+from benchmarks.transfers_real import MBITS, TARGETS, check_orders, over_links, process_at, summary, tables
 from hocket import distribute
 from hocket.cli.targets import wait_policy
 from hocket.errors import InputError
 from hocket.zoo import load
 
-__all__ = ["ORDERS", "run"]
+__all__ = ["ORDERS", "run", "tables"]
 
 ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse")
 PORT = "29575"
@@ -30,48 +30,32 @@ TIMEOUT_S = 300.0
 
 
 def run(
-    models: Sequence[str],
+    targets: Sequence[str] = TARGETS,
     *,
-    mbits: Sequence[int],
+    mbits: Sequence[int] = MBITS,
     orders: Sequence[str] = ORDERS,
     rounds: int = 1,
     steps: int = 5,
     batch_size: int | None = None,
     seconds: float | None = None,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Every order of every model at every rate. Arguments as `benchmarks.transfers_real.run` has them, for calls.
 
     Raises:
         InputError: there can be no network namespaces here, or a process failed. Says why.
     """
-    if (reason := unavailable_reason()) is not None:
-        raise InputError(f"transfers over real links are SKIPPED: {reason}")
-    budget = Budget(seconds)
-    rows: list[dict[str, Any]] = []
-    result: dict[str, Any] = {"rounds": rounds, "rows": rows, "left_out": budget.left_out}
-    for mbit in sorted(mbits, reverse=True):
-        for model in models:
-            with budget.item(f"{model} at {mbit} Mbit/s") as begun:
-                if not begun:
-                    continue
-                sizes = {"image_size": IMAGE_SIZES[model]} if model in IMAGE_SIZES else {}
-                batch = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8, forward_only=True)
-                turns = _turns(model, sizes, batch, mbit, [*orders] * rounds, steps)
-            by_order = {order: [turn for turn in turns if turn["order"] == order] for order in orders}
-            found = {
-                order: summary([us for turn in mine for us in turn["calls_us"]], mine)
-                for order, mine in by_order.items()
-            }
-            rows.append({"model": model, "mbit_per_s": mbit, "sizes": {**sizes, "batch_size": batch}, "orders": found})
-            if save is not None:
-                save(result)
-    return result
+    check_orders(orders, ORDERS)
+
+    def measured(model: str, sizes: dict[str, int], mbit: int, _: float | None) -> dict[str, Any]:
+        turns = _turns(model, sizes, mbit, [*orders] * rounds, steps)
+        by_order = {order: [turn for turn in turns if turn["order"] == order] for order in orders}
+        return {order: summary([us for turn in own for us in turn["calls_us"]], own) for order, own in by_order.items()}
+
+    return over_links(measured, targets, mbits, batch_size, seconds, save, forward_only=True)
 
 
-def _turns(
-    model: str, sizes: Mapping[str, int], batch: int, mbit: int, orders: Sequence[str], calls: int
-) -> list[dict[str, Any]]:
+def _turns(model: str, sizes: Mapping[str, int], mbit: int, orders: Sequence[str], calls: int) -> list[dict[str, Any]]:
     """Run the agent, and return what it reports of each turn."""
     with linked(mbit) as (agent, job):
         settings = {"model": model, "sizes": sizes, "address": f"{job.address}:{PORT}"}
@@ -80,7 +64,7 @@ def _turns(
             process_at(job, rank, store, module, json.dumps({**settings, "rank": rank}), is_heard=False)
             for rank in (0, 1)
         ]
-        wanted = {**settings, "orders": orders, "calls": calls, "batch_size": batch, "rank": None}
+        wanted = {**settings, "orders": orders, "calls": calls, "rank": None}
         caller = process_at(agent, 0, store, module, json.dumps(wanted))
         try:
             out, said = caller.communicate(timeout=3 * TIMEOUT_S)
@@ -95,7 +79,7 @@ def _turns(
 
 def _publish(settings: Mapping[str, Any]) -> None:
     """A rank of the job. Ends when it is killed."""
-    job = load(settings["model"], batch_size=2, **settings["sizes"])
+    job = load(settings["model"], **{**settings["sizes"], "batch_size": 2})
     options: dict[str, Any] = {"num_servers": 1, "timeout_s": TIMEOUT_S}
     if settings["rank"] == 1:
         distribute.server(job.step, job.model, job.optimizer, job.batch(0), **options)
@@ -108,7 +92,7 @@ def _publish(settings: Mapping[str, Any]) -> None:
 
 def _call(settings: Mapping[str, Any]) -> None:
     """Agents, one after another."""
-    job = load(settings["model"], batch_size=settings["batch_size"], **settings["sizes"])
+    job = load(settings["model"], **settings["sizes"])
     model, inputs = job.models[0].eval(), job.batch(0)[0]
     for order in settings["orders"]:
         options: dict[str, Any] = {"order": order, "ahead": False, "every_call": True, "timeout_s": TIMEOUT_S}

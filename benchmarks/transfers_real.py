@@ -17,22 +17,25 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
 import torch
 
+from benchmarks.bench import Save, ratios, unsaved
 from benchmarks.budget import Budget
 from benchmarks.namespaces import Namespace, linked, unavailable_reason
 from benchmarks.transfers_rank import ALL_FIRST, WARM_UP_STEPS
+from hocket.cli.console import UsageError, table
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import load
 
-__all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "process_at", "run", "summary"]
+__all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "process_at", "run", "summary", "tables"]
 
 ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
+TARGETS, MBITS = ("alexnet", "vgg16", "inception-v3"), (200,)
 IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}
 MAX_BATCH = 1024
 PORT = "29571"
@@ -42,51 +45,71 @@ TURNS_PART = 0.5
 
 
 def run(
-    models: Sequence[str],
+    targets: Sequence[str] = TARGETS,
     *,
-    mbits: Sequence[int],
+    mbits: Sequence[int] = MBITS,
     orders: Sequence[str] = ORDERS,
     rounds: int = 2,
     steps: int = 10,
     batch_size: int | None = None,
     seconds: float | None = None,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Every order of every model at every rate.
 
-    Args:
-        models: of the zoo.
-        mbits: rates of the link, in Mbit/s each way.
-        orders: of the planner ``transfers``, and ``all-first``.
-        rounds: turns of each order.
-        steps: of a turn, at the most. The first two of each do not count.
-        batch_size: of all models. None: such that computing takes as long as receiving.
-        seconds: for all of it, about. What there is no time for is named.
-        save: told the result so far, after each model and rate.
-
     Raises:
         InputError: there can be no network namespaces here, or a rank failed. Says why.
+    """
+    check_orders(orders, ORDERS)
+
+    def measured(model: str, sizes: dict[str, int], mbit: int, part_s: float | None) -> dict[str, Any]:
+        settings = {"orders": orders, "rounds": rounds, "steps": steps, "seconds": part_s}
+        return _by_order(_job(model, sizes, mbit, settings))
+
+    return over_links(measured, targets, mbits, batch_size, seconds, save)
+
+
+def check_orders(orders: Sequence[str], known: Sequence[str]) -> None:
+    """Raise a `UsageError` if an order is not known, or the one that all others are compared with is missing."""
+    if unknown := set(orders) - set(known):
+        raise UsageError(f"--order: expected one of {', '.join(known)}, got {unknown.pop()!r}")
+    if "layer" not in orders:
+        raise UsageError("--order: layer has to be among them, which all others are compared with")
+
+
+def over_links(
+    measure: Callable[[str, dict[str, int], int, float | None], dict[str, Any]],
+    models: Sequence[str],
+    mbits: Sequence[int],
+    batch_size: int | None,
+    seconds: float | None,
+    save: Save,
+    *,
+    forward_only: bool = False,
+) -> dict[str, Any]:
+    """Measure all orders of every model at every rate, as `run` does.
+
+    Args:
+        measure: gets the model, its sizes, the rate and the time for its turns, and returns a summary of each order.
+        models, mbits, batch_size, seconds, save: see `run`.
+        forward_only: a fitting batch is one whose forward takes as long as receiving.
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")
     budget = Budget(seconds)
     rows: list[dict[str, Any]] = []
-    result: dict[str, Any] = {"rounds": rounds, "rows": rows, "left_out": budget.left_out}
+    result: dict[str, Any] = {"rows": rows, "left_out": budget.left_out}
     items = [(model, mbit) for mbit in sorted(mbits, reverse=True) for model in models]
-    begin_s = time.monotonic()
     for number, (model, mbit) in enumerate(items):
         with budget.item(f"{model} at {mbit} Mbit/s") as begun:
             if not begun:
                 continue
-            part_s = None
-            if seconds is not None:
-                part_s = TURNS_PART * (begin_s + seconds - time.monotonic()) / (len(items) - number)
+            part_s = None if seconds is None else TURNS_PART * budget.left_s() / (len(items) - number)
             sizes = {"image_size": IMAGE_SIZES[model]} if model in IMAGE_SIZES else {}
-            sizes["batch_size"] = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8)
-            turns = _job(model, sizes, mbit, {"orders": orders, "rounds": rounds, "steps": steps, "seconds": part_s})
-        rows.append({"model": model, "mbit_per_s": mbit, "sizes": sizes, "orders": _by_order(turns)})
-        if save is not None:
-            save(result)
+            sizes["batch_size"] = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8, forward_only=forward_only)
+            found = measure(model, sizes, mbit, part_s)
+        rows.append({"model": model, "mbit_per_s": mbit, "sizes": sizes, "orders": found})
+        save(result)
     return result
 
 
@@ -196,3 +219,20 @@ def summary(times_us: Sequence[float], turns: Sequence[Mapping[str, Any]]) -> di
         "steps_in_order": sum(turn["in_order"] for turn in turns),
         "steps": len(times_us),
     }
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (
+            *(row["model"], str(row["mbit_per_s"]), order, f"{found['step_us'] / 1e3:.1f}"),
+            f"{found['step_us'] / row['orders']['layer']['step_us']:.3f}",
+            f"{found['predicted_us'] / 1e3:.1f}",
+            *ratios(found, ("potential", "efficiency_predicted", "efficiency_measured")),
+            f"{found['steps_in_order']} of {found['steps']}",
+        )
+        for row in result["rows"]
+        for order, found in row["orders"].items()
+    ]
+    columns = ("model", "Mbit/s", "order", "ms", "of layer's", "predicted", "S", "E predicted", "E", "in order")
+    yield table("one worker, one server, a link between them", columns, rows)

@@ -18,7 +18,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-__all__ = ["Turns", "in_turns"]
+__all__ = ["Turns", "in_turns", "summaries", "title"]
 
 WARM_UP = 2
 
@@ -81,6 +81,20 @@ def in_turns(
             if (close := getattr(step, "close", None)) is not None:
                 close()
     return found
+
+
+def summaries(found: Mapping[str, Turns]) -> dict[str, dict[str, Any]]:
+    """Return the summary of each contender, and its speedup over eager."""
+    eager_ms = found["eager"].median_ms
+    return {
+        "contenders": {label: turns.summary() for label, turns in found.items()},
+        "speedup": {label: eager_ms / turns.median_ms for label, turns in found.items()},
+    }
+
+
+def title(result: Mapping[str, Any]) -> str:
+    """Return the title of a table of such speedups."""
+    return f"speedup over eager, {result['cores']} cores, torch {result['torch']}, medians of interleaved steps"
 
 
 def _took_s(step: Callable[[Any], Any], batch: Any) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -19,13 +20,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from benchmarks.namespaces import Namespace, enter, linked, unavailable_reason
 from benchmarks.ranks import results
+from hocket.cli.console import table
 from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet, chunk_bytes_for
 from hocket.distributed.store import meet_at, opened
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError
 
-__all__ = ["run"]
+__all__ = ["run", "tables"]
 
 LARGE_BYTES, SMALL_BYTES = 16 << 20, 1024
 TIMEOUT_S = 60.0
@@ -35,14 +37,18 @@ LARGE, SMALL, NEXT = "large", "small", "next"
 TAGS = (1, 2)
 
 
-def run(mbit: int = 200, rounds: int = 5) -> dict[str, Any]:
-    """Both ways in turns, over a link of so many Mbit/s.
+def run(mbits: Sequence[int] = (200,), rounds: int = 5) -> dict[str, Any]:
+    """Both ways in turns, over links of so many Mbit/s.
 
     Raises:
         InputError: there can be no network namespaces here, or a rank failed. Says why.
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")
+    return {"rows": [_row(mbit, rounds) for mbit in mbits]}
+
+
+def _row(mbit: int, rounds: int) -> dict[str, Any]:
     with linked(mbit) as ends:
         places = [(place, end, ends[0].address, rounds, mbit) for place, end in enumerate(ends)]
         sent, arrived = results(_rank, places, "benchmarks.urgent")
@@ -133,3 +139,17 @@ def _by_gloo(place: int, wire: Wire, group: Any, number: int) -> list[int]:
     for work in [group.send([tensor], 1, tag) for tensor, tag in zip(memory, TAGS, strict=True)]:
         work.wait()
     return [begin_ns, begin_ns]
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (
+            *(str(found["mbit_per_s"]), way),
+            *(f"{found[way][each]:.1f}" for each in ("delay_ms", "longest_delay_ms", "mbit_per_s")),
+        )
+        for found in result["rows"]
+        for way in ("wire", "gloo")
+    ]
+    columns = ("Mbit/s", "way", "delay ms, median", "longest", "Mbit/s of the large one")
+    yield table("1 KiB that becomes urgent behind 16 MiB", columns, rows)

@@ -16,18 +16,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 import hocket
+from benchmarks.bench import Save, by_target, unsaved
 from benchmarks.fuse.targets import TARGETS, Target
+from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.reporting import lower_quartile
 
-__all__ = ["measure", "run"]
+__all__ = ["measure", "run", "tables"]
 
 STEPS_IN_A_ROW = 10
 # Before the name of a target: one of its searches is a step, its models have rates of their own, its batches lengths.
@@ -156,21 +158,17 @@ for line in sys.stdin:
 
 def run(
     other: Path,
-    targets: tuple[str, ...],
+    targets: tuple[str, ...] = ("mlp", "lenet", "digits-cnn"),
     rounds: int = 10,
-    save: Callable[[dict[str, Any]], object] = lambda result: None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Measure each target with the sources in `other` and with those of this process.
 
     Returns:
         ``targets`` (see `measure`), and ``geometric_mean`` of their ratios.
     """
-    result: dict[str, Any] = {"cores": hocket.Machine.here().cores, "targets": {}}
-    for target in targets:
-        result["targets"][target] = measure(other, target, rounds)
-        result["geometric_mean"] = geometric_mean(row["ratio"] for row in result["targets"].values())
-        save(result)
-    return result
+    result = by_target(targets, lambda target: measure(other.resolve(), target, rounds), save)
+    return {**result, "geometric_mean": geometric_mean(row["ratio"] for row in result["targets"].values())}
 
 
 def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
@@ -258,3 +256,16 @@ def _fused(name: str, size: str) -> str:
     lengths = NUM_LENGTHS * has_lengths
     options = dict(target.options)
     return json.dumps([target.entry, target.kind, int(size), target.batch_size, options, owns_rates, lengths])
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = []
+    for name, row in result["targets"].items():
+        other, this = row["other"], row["this"]
+        spread = f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
+        verdicts = f"{other['verdict']}, {this['verdict']}"
+        first = f"{row['first_ratio']:.2f}" if "first_ratio" in row else "-"
+        rows.append((name, f"{other['step_ms']:.3f}", f"{this['step_ms']:.3f}", spread, first, verdicts))
+    columns = ("target", "other ms", "this ms", "other over this", "first call", "verdicts")
+    yield table(f"another version's steps; geometric mean {result['geometric_mean']:.3f}", columns, rows)

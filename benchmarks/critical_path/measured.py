@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from benchmarks.bench import Save
+from benchmarks.bench import Save, unsaved
 from benchmarks.budget import Budget
+from benchmarks.contenders import compiled_step
 from benchmarks.critical_path.memory import peaks_on_cores
-from benchmarks.turns import in_turns
+from benchmarks.turns import in_turns, summaries
 from hocket import zoo
 from hocket.backends import Backend, CpuBackend, CudaBackend, StreamBackend
 from hocket.errors import ExecutionError
@@ -55,16 +56,9 @@ COMPILED = {"compile": "reduce-overhead", "autotuned": "max-autotune"}  # by con
 
 
 def on_cores(
-    *, quick: bool = False, rounds: int = 6, block: int = 3, budget_s: float | None = None, save: Save = lambda _: None
+    *, quick: bool = False, rounds: int = 6, block: int = 3, budget_s: float | None = None, save: Save = unsaved
 ) -> dict[str, Any]:
     """Eager, native serial, `concurrency` and `critical-path` on this machine's cores.
-
-    Args:
-        quick: fewer networks.
-        rounds: blocks of steps of each contender.
-        block: counted steps in a block.
-        budget_s: what there is no time for in so many seconds is left out.
-        save: called with the result so far, after each network.
 
     Returns:
         ``networks``: by label the times of each contender, the speedup over eager, and ``to_concurrency``, which is the
@@ -77,7 +71,6 @@ def on_cores(
 
     def result() -> dict[str, Any]:
         return {
-            "cores": backend.machine.cores,
             "networks": rows,
             "geomean": _geomeans({"to_concurrency": [row["to_concurrency"] for row in rows.values()]}),
             "left_out": budget.left_out,
@@ -104,7 +97,7 @@ def _cores_row(name: str, size: int, backend: Backend, rounds: int, block: int) 
 
 
 def on_gpu(
-    *, quick: bool = False, rounds: int = 5, block: int = 10, budget_s: float | None = None, save: Save = lambda _: None
+    *, quick: bool = False, rounds: int = 5, block: int = 10, budget_s: float | None = None, save: Save = unsaved
 ) -> dict[str, Any]:
     """Every way of running a step on the current CUDA device.
 
@@ -112,14 +105,6 @@ def on_gpu(
     the user's own step captured by torch; ``compile`` and ``autotuned``: `torch.compile` with ``reduce-overhead`` and
     ``max-autotune``, the optimizer's step compiled, too; ``layers``, ``asynchronous`` and ``full``: see the package.
     Each of them, and each network, that fails is named in ``left_out`` and costs itself alone.
-
-    Args:
-        quick: fewer networks.
-        rounds: blocks of steps of each contender.
-        block: counted steps in a block.
-        budget_s: what there is no time for in so many seconds is left out. Small batches come first, and compiling
-            may take a third of the time.
-        save: called with the result so far, after each network.
 
     Returns:
         ``gpu``; ``networks``: by label the times, ``speedup`` over ``graph``, and what was planned; ``geomean`` of the
@@ -148,7 +133,6 @@ def on_streams(
     def result() -> dict[str, Any]:
         return {
             "gpu": backend.machine.note,
-            "torch": torch.__version__,
             "networks": rows["small"] | rows["large"],
             "geomean": {batch: _over_graph(group.values()) for batch, group in rows.items()},
             "left_out": budget.left_out,
@@ -157,14 +141,9 @@ def on_streams(
     for place, (_, group) in enumerate(rows.items()):
         for name, sizes in networks.items():
             label = f"{name}/{sizes[place]}"
-            try:
-                with budget.item(label, units=_layers(name)) as begun:
-                    if not begun:
-                        continue
+            with budget.item(label, units=_layers(name), spared=Exception) as begun:
+                if begun:
                     group[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
-            except Exception as error:  # noqa: BLE001  # what fails for one network costs that one alone
-                words = str(error).splitlines() or [type(error).__name__]
-                budget.left_out[label] = f"{label}: {words[0]}"
             gc.collect()
             torch.cuda.empty_cache()
             save(result())
@@ -194,26 +173,20 @@ def _streams_row(
     for label, make in makers.items():
         what = f"{name}/{size}: {label}"
         kind, share = ("compile", 1 / 3) if label in COMPILED else ("contender", 1.0)
-        try:
-            with budget.item(what, kind=kind, units=_layers(name), share=share) as begun:
-                if begun:
-                    step = _settled(make(), backend)
-                    for number in range(2):
-                        step(job.batch(number))
-                    if label in lanes and lanes[label].failure:
-                        raise ExecutionError(f"no CUDA graph: {lanes[label].failure}")
-                    contenders[label] = step
-        except Exception as error:  # noqa: BLE001  # no compiler, too little memory: it costs this contender alone
-            words = str(error).splitlines() or [type(error).__name__]
-            budget.left_out[what] = f"{what}: {words[0]}"
+        with budget.item(what, kind=kind, units=_layers(name), share=share, spared=Exception) as begun:
+            if begun:
+                step = _settled(make(), backend)
+                for number in range(2):
+                    step(job.batch(number))
+                if label in lanes and lanes[label].failure:
+                    raise ExecutionError(f"no CUDA graph: {lanes[label].failure}")
+                contenders[label] = step
         if label in lanes:
             lanes[label].close()  # so that graphs that wait for their turn hold no memory
     row = _row(contenders, job, rounds, block)
     if "graph" in contenders:
         row["speedup"] = {label: row["median_ms"]["graph"] / ms for label, ms in row["median_ms"].items()}
     row["lanes"] = {label: len(lanes[label].plan.lanes) for label in contenders if label in lanes}
-    for executor in lanes.values():
-        executor.close()
     return row
 
 
@@ -272,22 +245,19 @@ def _settled(step: Callable[[Any], Any], backend: Backend) -> Callable[[Any], An
 
 
 def _compiled(name: str, size: int, device: str, mode: str) -> Callable[[Any], Any]:
-    job = zoo.load(name, batch_size=size, device=device)
-    for model in job.models:
-        # Not `model.compile()`: in torch 2.13 it leaves the call as it was and compiles nothing, without a word.
-        model.forward = torch.compile(model.forward, mode=mode)
-    for optimizer in job.optimizers:
-        optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign, assignment]
-    return job.step
+    step, report = compiled_step(zoo.load(name, batch_size=size, device=device), update=True, last=False, mode=mode)
+    if step is None:
+        raise ExecutionError(report["failed"])
+    return step
 
 
 def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, block: int) -> dict[str, Any]:
     found = in_turns(contenders, job.batch, rounds=rounds, block=block)
-    medians = {label: turns.median_ms for label, turns in found.items()}
+    summary = summaries(found)
     row: dict[str, Any] = {
-        "median_ms": medians,
-        "over_eager": {label: medians["eager"] / ms for label, ms in medians.items()},
-        "contenders": {label: turns.summary() for label, turns in found.items()},
+        "median_ms": {label: turns.median_ms for label, turns in found.items()},
+        "over_eager": summary["speedup"],
+        "contenders": summary["contenders"],
     }
     for step in contenders.values():
         if isinstance(step, Executor):
@@ -297,8 +267,11 @@ def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, blo
 
 def _layers(name: str) -> int:
     """Count the layers of a network, by which its duration is guessed."""
-    with torch.device("meta"):
-        job = zoo.load(name, batch_size=1, num_batches=1)
+    try:
+        with torch.device("meta"):
+            job = zoo.load(name, batch_size=1, num_batches=1)
+    except Exception:  # noqa: BLE001  # a package that is missing: so it is when the network is measured
+        return 1
     return sum(1 for model in job.models for _ in model.modules())
 
 

@@ -8,11 +8,9 @@ whatever it trains, is stated apart: both processes capture and run a step of on
 
 from __future__ import annotations
 
-import multiprocessing
-from typing import Any
-
 import torch
 
+from benchmarks.ranks import in_process
 from benchmarks.resident import is_measurable, peak_bytes, resident_bytes, set_back_peak
 from hocket import zoo
 from hocket.execution import executor
@@ -23,7 +21,7 @@ __all__ = ["peaks_on_cores"]
 
 WARM_UP = 3
 STEPS = 5
-TIMEOUT_S = 300
+TIMEOUT_S = 300.0
 
 
 def peaks_on_cores(name: str, batch_size: int, plan: Plan) -> dict[str, float]:
@@ -35,18 +33,12 @@ def peaks_on_cores(name: str, batch_size: int, plan: Plan) -> dict[str, float]:
     """
     if not is_measurable():
         return {}
-    eager, _ = _in_a_process(name, batch_size, None)
-    planned, loading = _in_a_process(name, batch_size, str(plan))
+    eager, _ = in_process(_peak_bytes, name, batch_size, None, timeout_s=TIMEOUT_S)
+    planned, loading = in_process(_peak_bytes, name, batch_size, str(plan), timeout_s=TIMEOUT_S)
     found = {"eager_bytes": eager, "plan_bytes": planned, "ratio": planned / eager, "loading_bytes": loading}
     if plan.peak_bytes and plan.eager_peak_bytes:
         found["predicted_ratio"] = plan.peak_bytes / plan.eager_peak_bytes
     return found
-
-
-def _in_a_process(*args: Any) -> tuple[float, float]:
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply_async(_peak_bytes, args).get(TIMEOUT_S)
 
 
 def _peak_bytes(name: str, batch_size: int, plan: str | None) -> tuple[float, float]:

@@ -22,25 +22,26 @@ Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
-from queue import Empty
-from threading import BrokenBarrierError
-from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from benchmarks.bench import Save, ratios, unsaved
 from benchmarks.budget import Budget
 from benchmarks.fuse import beside
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed, took_s
 from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
-from benchmarks.jax_process import jax_missing
+from benchmarks.jax_steps import jax_missing
+from hocket.cli.console import table
 from hocket.errors import InputError
 
-__all__ = ["CONTENDERS", "OPTIMIZERS", "PRECISIONS", "TARGETS", "Target", "Training", "run"]
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["CONTENDERS", "OPTIMIZERS", "PRECISIONS", "TARGETS", "Target", "Training", "run", "tables"]
 
 CONTENDERS = (
     "serial",
@@ -54,6 +55,7 @@ CONTENDERS = (
     "lanes",
     "jax",
 )
+USUAL = tuple(name for name in CONTENDERS if name != "close")
 IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes", "jax")  # in this process
 MAX_PROCESSES = {"cpu": 8, "cuda": 16}
 PATIENCE_S = 300.0  # for processes side by side to begin, and to end
@@ -70,25 +72,11 @@ def run(
     own_rates: bool = False,
     own_batches: bool = False,
     memory: bool = True,
-    contenders: Sequence[str] = CONTENDERS,
+    contenders: Sequence[str] = USUAL,
     budget_s: float | None = None,
-    save: Callable[[dict[str, Any]], None] = lambda _: None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Measure targets at every B, small B first. Memory at the end.
-
-    Args:
-        targets: names in `TARGETS` or `targets.PAPER`, or of zoo entries that classify. All of `TARGETS` by default.
-        device: "cpu" or "cuda".
-        sizes: the numbers of models, B. One model is measured too.
-        steps: counted steps of each contender, more where they are short. Medians are taken.
-        precisions: of `PRECISIONS`. Everything is measured in each of them.
-        optimizer: of `OPTIMIZERS`.
-        own_rates: each model has a rate and a weight decay of its own.
-        own_batches: each model has a batch of its own.
-        memory: measure memory too (each contender in a new process).
-        contenders: which of `CONTENDERS`; "serial", the baseline, is always among them.
-        budget_s: what there is no time for in so many seconds is left out.
-        save: called with the result so far, after each target and B.
 
     Returns:
         ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
@@ -110,9 +98,10 @@ def run(
         raise InputError(f"bench fuse: expected contenders among {', '.join(CONTENDERS)}, got {sorted(unknown)}")
     chosen = {name: named(name) for name in (targets or TARGETS)}
     wanted = dict.fromkeys(("serial", *contenders))
-    left_out = _absent(device, tuple(wanted))
-    names = tuple(name for name in wanted if name not in left_out)
     budget = Budget(budget_s)
+    if "jax" in wanted and (why := "jax: is measured on CPUs" if device != "cpu" else jax_missing()):
+        budget.left_out["jax"] = why
+    names = tuple(name for name in wanted if name not in budget.left_out)
     sizes = tuple(dict.fromkeys((1, *sizes)))
     settings: dict[str, Any] = {"optimizer": optimizer, "own_rates": own_rates, "own_batches": own_batches}
     trainings = {
@@ -122,26 +111,25 @@ def run(
     measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in trainings}
 
     def result() -> dict[str, Any]:
-        found: dict[str, Any] = {**_where(device), "precisions": list(precisions), **settings}
+        found: dict[str, Any] = {"device": device, "precisions": list(precisions), **settings}
+        if device == "cuda":
+            found["machine"] = torch.cuda.get_device_name()
         for key, targets in measured.items():
             found[f"targets{key}"] = targets
             found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in targets.items()}
-        return found | {"left_out": left_out | budget.left_out}
+        return found | {"left_out": budget.left_out}
 
     for size, (key, training), (name, target) in product(sizes, trainings.items(), chosen.items()):
         what = _words(name, size, training)
-        with budget.item(what, kind=name, units=size) as begun:
+        with budget.item(what, kind=name, units=size, spared=Exception) as begun:
             if begun:
-                try:
-                    rows = _measure(target, size, device, steps, training, names, left_out, budget.left_s())
-                    measured[key][name][str(size)] = rows
-                    _compare_with_one(rows, measured[key][name].get("1", {}))
-                except Exception as error:  # noqa: BLE001  # too little memory, a package: it costs this one alone
-                    left_out[what] = f"{what}: {(str(error).splitlines() or [type(error).__name__])[0]}"
-                save(result())
+                rows = _measure(target, size, device, steps, training, names, budget)
+                measured[key][name][str(size)] = rows
+                _compare_with_one(rows, measured[key][name].get("1", {}))
+        save(result())
     for (key, training), (name, target) in product(trainings.items(), chosen.items()):
         if memory and measured[key][name]:
-            _add_memory(name, target, measured[key][name], device, training, budget, left_out)
+            _add_memory(name, target, measured[key][name], device, training, budget)
             save(result())
     return result()
 
@@ -171,23 +159,6 @@ def _pays(to_serial: dict[int, float]) -> dict[str, int | None]:
     return {"pays_from": begins, "stops_at": min(loses, default=None)}
 
 
-def _where(device: str) -> dict[str, Any]:
-    return {
-        "machine": torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine(),
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
-
-
-def _absent(device: str, wanted: tuple[str, ...]) -> dict[str, str]:
-    """Return a line for each contender that is not available here."""
-    found = {}
-    if "jax" in wanted and (why := "jax: is measured on CPUs" if device != "cpu" else jax_missing()):
-        found["jax"] = why
-    return found
-
-
 def _measure(
     target: Target,
     size: int,
@@ -195,8 +166,7 @@ def _measure(
     steps: int,
     training: Training,
     names: tuple[str, ...],
-    left_out: dict[str, str],
-    left_s: float,
+    budget: Budget,
 ) -> dict[str, dict[str, Any]]:
     suits = {"channels-last": target.has_images(), "jax": target.entry == "mlp" and not training.amp}
     here = [name for name in IN_TURNS if name in names and suits.get(name, True)]
@@ -212,34 +182,16 @@ def _measure(
             found[name]["chosen"] = step.chosen()
     in_turn.clear()  # their memory is needed
     if size <= MAX_PROCESSES[device] and "processes" in names:
-        step_s = _beside(target, size, device, steps, training, left_out, left_s)
-        if step_s is not None:
-            found["processes"] = {"step_ms": step_s * 1e3}
+        with budget.item(f"processes, {_words(target.entry, size, training)}", spared=InputError) as begun:
+            if begun:
+                patience_s = min(PATIENCE_S, max(1.0, budget.left_s()))
+                step_s = beside.side_by_side(target, size, device, steps, training, patience_s=patience_s)
+                found["processes"] = {"step_ms": step_s * 1e3}
     serial_ms = found["serial"]["step_ms"]
     for row in found.values():
         row["models_per_s"] = size / row["step_ms"] * 1e3
         row["to_serial"] = serial_ms / row["step_ms"]
     return found
-
-
-def _beside(
-    target: Target,
-    size: int,
-    device: str,
-    steps: int,
-    training: Training,
-    left_out: dict[str, str],
-    left_s: float,
-) -> float | None:
-    """Return the seconds of a step of processes side by side, or None, and a line in `left_out`, if they fail."""
-    begin = perf_counter()
-    try:
-        patience_s = min(PATIENCE_S, max(1.0, left_s))
-        return beside.side_by_side(target, size, device, steps, training, patience_s=patience_s)
-    except BrokenBarrierError:
-        what = f"processes, {_words(target.entry, size, training)}"
-        left_out[what] = f"{what}: not done in {perf_counter() - begin:.0f} s, or one of the processes failed"
-    return None
 
 
 def _add_memory(
@@ -249,7 +201,6 @@ def _add_memory(
     device: str,
     training: Training,
     budget: Budget,
-    left_out: dict[str, str],
 ) -> None:
     single = 0.0
     for size, found in {"1": {"serial": {}}, **by_size}.items():
@@ -257,15 +208,57 @@ def _add_memory(
             if contender not in IN_TURNS or contender == "jax":
                 continue
             what = f"memory of {contender}, {_words(name, int(size), training)}"
-            with budget.item(what, kind="memory") as begun:
-                if not begun:
-                    continue
-                try:
+            with budget.item(what, kind="memory", spared=InputError) as begun:
+                if begun:
                     row["memory_bytes"] = beside.memory_of(contender, target, int(size), device, training)
-                except Empty:
-                    left_out[what] = f"{what}: its process did not end"
-                    continue
+            if "memory_bytes" not in row:
+                continue
             if (size, contender) == ("1", "serial"):
                 single = row["memory_bytes"]
             if single > 0:  # so small a model that the process did not grow has no share
                 row["memory_to_singles"] = row["memory_bytes"] / (int(size) * single)
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    where = f"{result['device']} ({result['machine']}), torch {result['torch']}"
+    yield _fused_table(f"training B models, {where}: speedup over serial", result["targets"])
+    for each in result["precisions"][1:]:
+        yield _fused_table(f"the same in {each}", result[f"targets_{each}"])
+    for target, found in result["crossover"].items():
+        pays = [f"{name} {_range(size)}" for name, size in found.items()]
+        yield f"no slower than serial: {target}: {', '.join(pays)}"
+
+
+def _range(found: dict[str, int | None]) -> str:
+    if found["pays_from"] is None:
+        return "nowhere"
+    return f"from B = {found['pays_from']}" + (f", not at {found['stops_at']}" if found["stops_at"] else "")
+
+
+def _fused_table(title: str, by_target: dict[str, Any]) -> Table:
+    """A row for each target and B."""
+    from benchmarks.fuse import CONTENDERS
+
+    measured = {name for by_size in by_target.values() for found in by_size.values() for name in found}
+    names = [name for name in CONTENDERS[1:] if name in measured]
+    rows = []
+    for target, by_size in by_target.items():
+        for size, found in by_size.items():
+            grown = [
+                f"{found[name]['memory_bytes'] / 2**20:,.0f}" if "memory_bytes" in found.get(name, {}) else "-"
+                for name in ("serial", "auto")
+            ]
+            auto = found.get("auto", {})
+            first = f"{auto['first_steps']:.0f}" if auto else "-"
+            to_serial = [_ratio(found[name]) if name in found else "-" for name in names]
+            share = ratios(auto, ("memory_to_singles",))
+            rows.append((target, size, f"{found['serial']['models_per_s']:,.1f}", *to_serial, first, *grown, *share))
+    memory = ("serial MiB", "auto MiB", "auto to singles")
+    columns = ("target", "B", "serial, models/s", *names, "auto's first, steps", *memory)
+    return table(f"{title} (over its own B = 1)", columns, rows)
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    own = f" ({row['to_own_one']:.2f})" if "to_own_one" in row else ""
+    return f"{row['to_serial']:.2f}{own}"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from threading import BrokenBarrierError
 from time import perf_counter
 from typing import Any
 
@@ -14,8 +13,10 @@ from torch import nn
 
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, step_of
 from benchmarks.fuse.training import Training
+from benchmarks.ranks import in_process, started
 from benchmarks.resident import peak_bytes, resident_bytes, set_back_peak
 from hocket import optim as fused_optim
+from hocket.errors import InputError
 from hocket.fusion import fuse
 
 __all__ = ["WARM_UP", "memory_of", "settle", "side_by_side"]
@@ -49,25 +50,23 @@ def side_by_side(
         patience_s: how long they may take to begin, and then to end.
 
     Raises:
-        BrokenBarrierError: they took longer, or one of them failed.
+        InputError: they took longer, or one of them failed.
     """
     context = multiprocessing.get_context("spawn")
-    start = context.Barrier(size + 1)
-    end = context.Barrier(size + 1)
-    workers = [
-        context.Process(target=_one_of_many, args=(target, seed, device, steps, training, start, end), daemon=True)
-        for seed in range(size)
-    ]
-    with _stopped(workers):
-        for worker in workers:
-            worker.start()
-        start.wait(timeout=patience_s)
-        before = perf_counter()
-        end.wait(timeout=patience_s)
+    start, end = context.Barrier(size + 1), context.Barrier(size + 1)
+    with started(_one_of_many, [(target, seed, device, steps, training, start, end) for seed in range(size)]):
+        try:
+            start.wait(timeout=patience_s)
+            before = perf_counter()
+            end.wait(timeout=patience_s)
+        except BrokenBarrierError as error:
+            raise InputError(f"not done in {patience_s:.0f} s, or one of the processes failed") from error
         return (perf_counter() - before) / steps
 
 
-def _one_of_many(target: Target, seed: int, device: str, steps: int, training: Training, start: Any, end: Any) -> None:
+def _one_of_many(
+    _: Any, target: Target, seed: int, device: str, steps: int, training: Training, start: Any, end: Any
+) -> None:
     try:
         torch.set_num_threads(1)  # each has one core to itself, as far as there are cores
         step = step_of("serial", target, 1, device, training, seed)
@@ -85,34 +84,15 @@ def _one_of_many(target: Target, seed: int, device: str, steps: int, training: T
         raise
 
 
-@contextmanager
-def _stopped(workers: list[Any]) -> Iterator[None]:
-    """No worker outlives the measurement."""
-    try:
-        yield
-    except BaseException:
-        for worker in workers:
-            if worker.pid is not None:
-                worker.terminate()
-        raise
-    finally:
-        for worker in workers:
-            if worker.pid is None:
-                continue  # never started
-            worker.join(timeout=10)
-            if worker.is_alive():
-                worker.terminate()
-
-
 def memory_of(name: str, target: Target, size: int, device: str, training: Training) -> float:
     """Peak memory of two steps of a contender, bytes: on a GPU above what is held now, else in a process of its own.
 
     Raises:
-        queue.Empty: that process did not end.
+        InputError: that process did not end.
     """
     if device == "cuda":
         return _allocated(name, target, size, training)
-    return _in_process(_grown, name, target, size, training)
+    return float(in_process(_grown, name, target, size, training, timeout_s=600.0))
 
 
 def _allocated(name: str, target: Target, size: int, training: Training) -> float:
@@ -127,17 +107,7 @@ def _allocated(name: str, target: Target, size: int, training: Training) -> floa
     return float(torch.cuda.max_memory_allocated() - before)
 
 
-def _in_process(function: Callable[..., None], *args: Any) -> float:
-    """Return the value that a function puts into a queue in a new process."""
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    worker = context.Process(target=function, args=(queue, *args), daemon=True)
-    with _stopped([worker]):
-        worker.start()
-        return float(queue.get(timeout=600))
-
-
-def _grown(queue: Any, name: str, target: Target, size: int, training: Training) -> None:
+def _grown(name: str, target: Target, size: int, training: Training) -> float:
     """The highest that the process grew by since before the models were made, choosing a backend included.
 
     Libraries and code that are loaded when anything is first trained, or fused, are there before, for each contender:
@@ -159,4 +129,4 @@ def _grown(queue: Any, name: str, target: Target, size: int, training: Training)
     step = step_of(name, target, size, "cpu", training)
     for _ in range(2):
         step()
-    queue.put(max(0.0, peak_bytes() - before))
+    return max(0.0, peak_bytes() - before)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from statistics import median
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from hocket import optim, zoo
+from hocket.cli.console import table
 from hocket.fusion import fuse
 
 RATES = (0.003, 0.01, 0.03)
@@ -88,7 +90,7 @@ def partial(rounds: int, num_models: int = 4, batch_size: int = 8) -> dict[str, 
     steps = {str(len(names)): _step(num_models, names, batch) for names in SEPARATE}
     steps["serial"] = _serial(num_models, batch)
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number, (name, step) in _turns(steps, rounds + 2):
+    for number, (name, step) in product(range(rounds + 2), steps.items()):
         begun = time.perf_counter()
         step()
         if number >= 2:  # the first two record, and time the ways to compute
@@ -102,20 +104,10 @@ def partial(rounds: int, num_models: int = 4, batch_size: int = 8) -> dict[str, 
     }
 
 
-def run(steps: int, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
+def run(steps: int = 48, precision: str = "float64", rounds: int = 5) -> dict[str, Any]:
     """Run the curves if there are `steps`, and partial fusion if there are `rounds`."""
-    result: dict[str, Any] = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    if steps:
-        result["curves"] = curves(steps, dtype)
-    if rounds:
-        result["partial"] = partial(rounds)
-    return result
-
-
-def _turns(steps: dict[str, Callable[[], None]], rounds: int) -> Iterator[tuple[int, tuple[str, Callable[[], None]]]]:
-    for number in range(rounds):
-        for named in steps.items():
-            yield number, named
+    found = {"curves": curves(steps, getattr(torch, precision))} if steps else {}
+    return found | ({"partial": partial(rounds)} if rounds else {})
 
 
 def _step(num_models: int, separate: list[str], batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
@@ -145,3 +137,24 @@ def _serial(num_models: int, batch: tuple[Tensor, Tensor]) -> Callable[[], None]
 @torch.no_grad()
 def _accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return (model.eval()(images).argmax(1) == labels).float().mean().item()
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    if "curves" in result:
+        found = result["curves"]
+        alone, fused = found["losses"]["alone"], found["losses"]["fused"]
+        rows = [
+            (
+                *(f"{rate:g}", f"{alone[-1][k]:.4f}", f"{fused[-1][k]:.4f}"),
+                f"{max(abs(a[k] - b[k]) for a, b in zip(alone, fused, strict=True)):.1e}",
+                *(f"{found['accuracy'][way][k]:.3f}" for way in ("alone", "fused")),
+            )
+            for k, rate in enumerate(found["rates"])
+        ]
+        columns = ("rate", "last loss, alone", "fused", "largest difference", "accuracy, alone", "fused")
+        yield table(f"ResNet-18 on digits, {len(alone)} steps, {found['dtype']}", columns, rows)
+    if "partial" in result:
+        part = result["partial"]
+        gains = [(name, f"{gain:.2f}") for name, gain in part["to_serial"].items()]
+        yield table(f"{part['models']} ResNet-18: separate blocks", ("blocks", "speedup over serial"), gains)

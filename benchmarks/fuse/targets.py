@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from benchmarks.fuse.jax_peer import JaxPeer
 from benchmarks.fuse.training import SHARED, Net, Training
+from benchmarks.jax_steps import JaxPeer
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.fusion import fuse

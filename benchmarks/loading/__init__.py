@@ -29,50 +29,40 @@ import torch
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_model
 
+from benchmarks.bench import Save, ratios, unsaved
 from benchmarks.loading.networks import NETWORKS, Network, searched_names
 from benchmarks.loading.paced import PacedReader, PacedStream
-from hocket.ir import Machine
+from hocket.cli.console import UsageError, table
 from hocket.loading import finish, first_use, load, reorder
 from hocket.loading.targets import named_tensors
 
-__all__ = ["CONTENDERS", "NAMES", "run"]
+__all__ = ["CONTENDERS", "NAMES", "run", "tables"]
 
 CONTENDERS = ("load_then_run", "safetensors", "file_order", "registration", "first_use", "searched", "reordered")
-GBIT_BYTES_PER_S = 1e9 / 8
 
 NAMES = ("resnet50", "vgg16", "bert-base", "gpt2")
 
 
 def run(
-    names: Sequence[str] = NAMES,
-    bytes_per_s: float = GBIT_BYTES_PER_S,
+    targets: Sequence[str] = NAMES,
+    gbit: float = 1.0,
     rounds: int = 5,
     batch_size: int | None = None,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Measure each model over a link and from a warm disk.
-
-    Args:
-        names: keys of `NETWORKS`.
-        bytes_per_s: the link's rate.
-        rounds: how often each contender runs.
-        batch_size: of the forward over the link. If None, one that takes as long as reading.
-        save: called with the results so far after each model.
-    """
+    """Measure each model over a link of this many Gbit/s, and from a warm disk."""
+    for name in targets:
+        if name not in NETWORKS:
+            raise UsageError(f"{name}: expected one of {', '.join(NETWORKS)}")
+    if not gbit > 0:
+        raise UsageError(f"--gbit: expected a number above 0, got {gbit:g}")
+    bytes_per_s = gbit * 1e9 / 8
     models: dict[str, Any] = {}
-    result: dict[str, Any] = {
-        "cores": Machine.here().cores,
-        "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "safetensors": safetensors.__version__},
-        "bytes_per_s": bytes_per_s,
-        "rounds": rounds,
-        "models": models,
-    }
-    for name in names:
+    result = {"safetensors": safetensors.__version__, "bytes_per_s": bytes_per_s, "rounds": rounds, "models": models}
+    for name in targets:
         with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False), torch.no_grad():
             models[name] = _measured(NETWORKS[name], Path(folder), bytes_per_s, rounds, batch_size)
-        if save is not None:
-            save(result)
+        save(result)
     return result
 
 
@@ -235,3 +225,19 @@ def _seconds(work: Callable[[], object], runs: int) -> float:
         work()
         found.append(time.perf_counter() - start)
     return min(found)
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows, warm = [], []
+    for name, found in result["models"].items():
+        figures = [f"{found['bytes'] / 2**20:.0f}", *ratios(found, ("read_s", "forward_s"))]
+        over = ratios(found["over_load_then_run"], CONTENDERS[1:])
+        same = all(row["same_bits"] for row in found["over_link"].values())
+        rows.append((name, *figures, *over, f"{found['first_use_over_file_order']:.2f}", "yes" if same else "NO"))
+        disk = found["warm_disk"]
+        warm.append((name, *(f"{disk[until]['over_load_file']:.2f}" for until in ("ready", "output"))))
+    columns = ("model", "MiB", "read s", "forward s", *CONTENDERS[1:], "first use over file order", "same bits")
+    title = f"first output over load-then-run, {result['bytes_per_s'] * 8e-9:g} Gbit/s, {result['threads']} threads"
+    yield table(title, [column.replace("_", " ") for column in columns], rows)
+    yield table("warm disk, over load_file and load_state_dict", ("model", "all there", "first output"), warm)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.contenders import language_job
 from hocket import zoo
 from hocket.ir import Edge, Graph, Link, Machine, Op
 from hocket.job import Job
@@ -61,17 +62,9 @@ def _gpt2(batch_size: int) -> Network:
 
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     tokens = torch.randint(0, 50_000, (batch_size, TOKENS))
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(batch, labels=batch).loss
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Network(Job(step, model, optimizer, [tokens]), (tokens,), {"logits_to_keep": 1, "use_cache": False})
+    job = language_job(model, torch.optim.SGD(model.parameters(), lr=1e-3), [tokens])
+    return Network(job, (tokens,), {"logits_to_keep": 1, "use_cache": False})
 
 
 # By name, of a batch size.

@@ -8,22 +8,24 @@ shortest over the 95th percentile), and which part of a step the first worker wa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from statistics import correlation, mean, median, quantiles
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
+from benchmarks.bench import Save, unsaved
 from benchmarks.namespaces import switched, unavailable_reason
 from benchmarks.paced.prediction import predicted_us
 from benchmarks.paced.ranks import Place, StepRecord, run_rank
 from benchmarks.paced.workload import Workload, recorded
 from benchmarks.ranks import results
+from hocket.cli.console import UsageError, table
 from hocket.distributed.packets import chunk_bytes_for
 from hocket.errors import InputError
 
-__all__ = ["CLUSTERS", "run"]
+__all__ = ["CLUSTERS", "run", "tables"]
 
 CLUSTERS = ((2, 1), (4, 2), (8, 1), (8, 4))
 WARM_UP_STEPS = 2
@@ -32,18 +34,18 @@ START_S = 6.0  # about what processes and wires of a cluster take to begin
 
 
 def run(
-    name: str = "googlenet",
+    targets: Sequence[str] = ("googlenet",),
     *,
     clusters: Sequence[tuple[int, int]] = CLUSTERS,
     seconds: float = 240.0,
     mbit: int = 25,
     receiving_s: float = 1.0,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """Each cluster for its part of the time.
 
     Args:
-        name: of the zoo model whose step is recorded.
+        targets: the zoo model whose step is recorded.
         clusters: workers and servers of each.
         seconds: for all of them together, about.
         mbit: rate of a worker's link in Mbit/s. A server's is that of all workers together, over the servers.
@@ -55,6 +57,9 @@ def run(
     """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"paced workers are SKIPPED: {reason}")
+    if len(targets) > 1:
+        raise UsageError(f"--paced: expected one model, got {', '.join(targets)}")
+    (name,) = targets
     end_s = time.monotonic() + seconds
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
@@ -71,8 +76,7 @@ def run(
         # A planned step and another one take three times what receiving does.
         steps = WARM_UP_STEPS + max(MIN_STEPS, 2 * int(left_s / (3.5 * receiving_s)))
         rows.append({"workers": workers, "servers": servers, **_cluster(work, workers, servers, mbit, steps)})
-        if save is not None:
-            save(result)
+        save(result)
     return result
 
 
@@ -118,3 +122,20 @@ def _summary(work: Workload, steps: list[list[StepRecord]], card_bytes_per_s: tu
         }
     row["throughput"] = row["random"]["step_us"] / row["planned"]["step_us"]
     return row
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (
+            *(str(row[each]) for each in ("workers", "servers", "steps")),
+            f"{row['r2_of_efficiency']:.3f}",
+            *(f"{row['planned'][each] / 1e3:.0f}" for each in ("step_us", "predicted_us")),
+            f"{row['throughput']:.3f}",
+            *(f"{row[each]['normalised_p95']:.3f}" for each in ("planned", "random")),
+            *(f"{row[each]['straggler_share']:.1%}" for each in ("planned", "random")),
+        )
+        for row in result["rows"]
+    ]
+    times = ("step ms", "predicted", "over random", "p95", "random", "waiting", "random")
+    yield table(f"{result['model']}, {result['paced']}", ("W", "S", "steps", "R^2 of E", *times), rows)

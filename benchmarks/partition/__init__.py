@@ -10,52 +10,47 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import geometric_mean
 from time import perf_counter
 from typing import Any
 
+from benchmarks.bench import Save, unsaved
 from benchmarks.partition.workloads import DYNAMIC_PROGRAMME, workload
+from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.planning.partition import PartitionProblem, equal_devices, partitioned, problem_of
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, loads_us, part_cycle, simulated_us, work_of_parts
 from hocket.planning.partition.partitioned import schedule
 from hocket.planning.partition.starts import metis_start, mtkahypar_start
+from hocket.reporting.words import quantity_text
 
-__all__ = ["EPSILON", "ZOO", "run"]
+__all__ = ["EPSILON", "ZOO", "run", "tables"]
 
 EPSILON = 0.03
 ZOO = ("mlp", "lenet", "lstm-lm", "transformer", "bert-tiny", "resnet20", "densenet40", "dcgan")
 
 
 def run(
-    names: Sequence[str] = (),
+    targets: Sequence[str] = (*DYNAMIC_PROGRAMME, *ZOO),
     parts: Sequence[int] = (2, 4, 8),
-    budget_s: float = 5.0,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    search_s: float = 5.0,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Every objective on every graph.
-
-    Args:
-        names: workloads or zoo models. All when not given.
-        parts: numbers of equal devices for bytes moved and time. The workloads' own for the heaviest part.
-        budget_s: of each search.
-        save: called with the results so far after each graph.
-    """
+    """Every objective on every graph, for these numbers of equal devices. The heaviest part for the workloads' own."""
     rows: list[dict[str, Any]] = []
-    result: dict[str, Any] = {"epsilon": EPSILON, "budget_s": budget_s, "cut": rows, "load": {}, "summary": {}}
-    for name in names or (*DYNAMIC_PROGRAMME, *ZOO):
+    result: dict[str, Any] = {"epsilon": EPSILON, "budget_s": search_s, "cut": rows, "load": {}, "summary": {}}
+    for name in targets:
         if name in DYNAMIC_PROGRAMME:
-            result["load"][name] = _load(name, budget_s)
+            result["load"][name] = _load(name, search_s)
         for k in parts:
             problem = _problem(name, k)
             heaviest = problem.by_group(problem.work_us).max()
             if heaviest <= (1 + EPSILON) * problem.work_us.sum() / k:
-                rows.append({"graph": name, "parts": k, **_cut(problem, budget_s), **_time(problem, budget_s)})
+                rows.append({"graph": name, "parts": k, **_cut(problem, search_s), **_time(problem, search_s)})
         result["summary"] = _summary(rows)
-        if save is not None:
-            save(result)
+        save(result)
     return result
 
 
@@ -155,3 +150,28 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         }
         summary[label] = {key: None if value != value else value for key, value in summary[label].items()}
     return summary
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+
+    def moved(found: dict[str, Any]) -> str:
+        mark = "" if found.get("balanced", True) else "*"
+        return "none" if found["bytes"] is None else quantity_text(found["bytes"], "B") + mark
+
+    rows = [
+        (
+            *(row["graph"], str(row["parts"])),
+            *(moved(row[label]) for label in ("metis", "mtkahypar", "hocket", "alone", "acyclic")),
+            *(f"{row[label] / row['one_device_us']:.2f}" for label in ("time_us", "heft_us")),
+        )
+        for row in result["cut"]
+    ]
+    columns = ("graph", "parts", "metis", "mt-kahypar", "hocket", "alone", "acyclic", "time", "heft")
+    yield table("bytes moved (* beyond the balance); time over one device's", columns, rows)
+    loads = [
+        (name, f"{row['hocket']:.4f}", f"{row['intervals'] or float('nan'):.4f}", f"{row['published']:.4f}")
+        for name, row in result["load"].items()
+    ]
+    yield table("largest load", ("workload", "hocket", "intervals", "published"), loads)
+    yield from (f"{label}: {found}" for label, found in result["summary"].items())

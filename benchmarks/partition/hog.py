@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -22,11 +22,14 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
+from benchmarks.bench import Save, unsaved
 from benchmarks.ranks import started
+from hocket.cli.console import table
 from hocket.distributed.stages.partitioned import stages
 from hocket.errors import InputError
+from hocket.reporting.words import duration_text
 
-__all__ = ["Branches", "run", "summary_of"]
+__all__ = ["Branches", "run", "summary_of", "tables"]
 
 RANKS = 2
 # Steps: until caches and clocks are as they stay, without the hog, until assistants must have acted, and after that.
@@ -55,7 +58,7 @@ def run(
     branches: int = 24,
     width: int = 512,
     after: int = AFTER,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
     """The job without moves, then the one with them.
 
@@ -76,12 +79,10 @@ def run(
     result: dict[str, Any] = {
         "model": f"{branches} branches of two layers of width {width}, batch {batch_size}, SGD with momentum",
         "every_steps": EVERY_STEPS,
-        "torch": torch.__version__,
     }
     for label, every_steps, steps in (("fixed", 0, HOGGED), ("moving", EVERY_STEPS, REACTION + after)):
         result[label] = _job(cores, size, every_steps, steps)
-        if save is not None:
-            save(result)
+        save(result)
     result["summary"] = summary_of(result["fixed"], result["moving"])
     return result
 
@@ -198,3 +199,19 @@ def _trained(pipe: Any, size: tuple[int, int, int], every_steps: int, steps: int
             for each in fast.migrations
         ]
     return {"hog_from": hog_from, "steps_us": steps_us, "migrations": migrations, "looks": looks}
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    found = result["summary"]
+    rows = [
+        (label, duration_text(found[f"{label}_us"]), f"{found[f'{label}_us'] / found['idle_us']:.2f}")
+        for label in ("idle", "hogged", "recovered")
+    ]
+    yield table(f"a hog on the core of rank 1: {result['model']}", ("steps", "median", "to idle"), rows)
+    moved = [found[f"units_moved_{when}"] for when in ("before_the_hog", "in_20_steps", "later")]
+    yield (
+        f"won back: {found['won_back']:.2f}; units moved before the hog {moved[0]}, in 20 steps {moved[1]}, "
+        f"in the {found['steps_later']} after {moved[2]}"
+    )
+    yield from (each["text"] for each in result["moving"]["migrations"])

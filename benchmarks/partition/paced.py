@@ -9,7 +9,7 @@ either with what was predicted of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
@@ -21,16 +21,19 @@ from torch import fx, nn
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
+from benchmarks.bench import Save, ratios, unsaved
 from benchmarks.partition.models import MODELS, LayeredModel
 from benchmarks.ranks import results
+from hocket.cli.console import table
 from hocket.distributed.pipelines.measured_link import measured_link
 from hocket.distributed.pipelines.node_times import node_times
 from hocket.distributed.pipelines.schedules import torch_order
 from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases
 from hocket.errors import InputError
 from hocket.planning.partition.pipeline_cut import Chain, PipelineCut, cut_at, cut_for_schedule
+from hocket.reporting.words import duration_text
 
-__all__ = ["begins_of_layers", "recorded", "run"]
+__all__ = ["begins_of_layers", "recorded", "run", "tables"]
 
 MICRO_BATCHES = 8
 WARM_UP_STEPS = 1
@@ -47,23 +50,17 @@ class PacedTimes(NamedTuple):
 
 
 def run(
-    names: Sequence[str] = (),
-    ranks: Sequence[int] = (2, 3, 4),
+    targets: Sequence[str] = tuple(MODELS),
+    parts: Sequence[int] = (2, 3, 4),
     steps: int = 6,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Each model on each number of ranks.
-
-    Args:
-        names: of `MODELS`. All when not given.
-        ranks: how many stages there are, one a rank.
-        steps: that are timed of each split.
-        save: told the result so far, after each case.
+    """Each model on each number of ranks, one for each stage.
 
     Raises:
         InputError: an unknown model, or a rank failed.
     """
-    unknown = [name for name in names if name not in MODELS]
+    unknown = [name for name in targets if name not in MODELS]
     if unknown:
         raise InputError(f"paced: unknown model {unknown[0]!r}; one of {', '.join(MODELS)}")
     rows: list[dict[str, Any]] = []
@@ -71,16 +68,15 @@ def run(
         "paced": "computing is slept as recorded on this machine, node by node; schedule and transport are real",
         "schedule": "1f1b",
         "micro_batches": MICRO_BATCHES,
-        "torch": torch.__version__,
         "rows": rows,
     }
-    links = {k: _link_of(k) for k in ranks}
+    links = {k: _link_of(k) for k in parts}
     result["links"] = {str(k): rates for k, rates in links.items()}
-    for name in names or tuple(MODELS):
+    for name in targets:
         torch.manual_seed(0)
         layered = MODELS[name]()
         ops, chain = recorded(layered)
-        for k in ranks:
+        for k in parts:
             order = torch_order("1f1b", stages=k, ranks=k, microbatches=MICRO_BATCHES)
             rates = links[k]
             equal = cut_at(chain, begins_of_layers(ops, chain, layered.layers, k), order, **rates)
@@ -104,8 +100,7 @@ def run(
                 "predicted_within_0.1": sum(abs(1 - row["predicted_over_measured"]) <= 0.1 for row in rows),
                 "cases": len(rows),
             }
-            if save is not None:
-                save(result)
+            save(result)
     return result
 
 
@@ -249,3 +244,18 @@ class _Slept(torch.autograd.Function):
         result = torch.zeros(ctx.size)
         ctx.pace.sleep(ctx.times.backward_us, begin_s)
         return result, torch.zeros(1), None, None
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (
+            *(row["model"], str(row["ranks"])),
+            *(duration_text(row[way]["step_us"]) for way in ("equal_layers", "hocket")),
+            *ratios(row, ("to_equal_layers", "predicted_over_measured")),
+        )
+        for row in result["rows"]
+    ]
+    columns = ("model", "ranks", "equal layers", "hocket", "ratio", "predicted over measured")
+    yield table(f"paced: {result['paced']}", columns, rows)
+    yield str(result["summary"])

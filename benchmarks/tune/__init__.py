@@ -15,22 +15,22 @@ Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
-
+from benchmarks.bench import Save, unsaved
 from benchmarks.budget import Budget
 from benchmarks.tune.searches import SEARCHES, Workload
+from hocket.cli.console import table
 from hocket.errors import InputError, MissingDependencyError
 from hocket.search.halving import Hyperband
 from hocket.search.progress import device_time_s
 from hocket.search.search import Record
 from hocket.search.tune import SearchConfig, search
 
-__all__ = ["ALGORITHMS", "CONTENDERS", "SEARCHES", "apart", "run"]
+__all__ = ["ALGORITHMS", "CONTENDERS", "SEARCHES", "apart", "run", "tables"]
 
 CONTENDERS = ("serial", "processes", "fused", "auto", "scheduled")
 ALGORITHMS = ("random", "hyperband")
@@ -45,18 +45,9 @@ def run(
     trials: int | None = None,
     quick: bool = False,
     budget_s: float | None = None,
-    save: Callable[[dict[str, Any]], None] | None = None,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Run every search by every contender.
-
-    Args:
-        targets: names among `SEARCHES`. All if none.
-        contenders: some of `CONTENDERS`. Serial is one in any case.
-        algorithms: some of `ALGORITHMS`. Each workload's own if none.
-        trials: of random search. Each workload's own if None.
-        quick: few trials and epochs, to see that it works.
-        budget_s: seconds. What they do not suffice for is left out.
-        save: called with the result so far after each search.
+    """Run every search by every contender, serial in any case.
 
     Raises:
         InputError: an unknown name.
@@ -73,9 +64,6 @@ def run(
                 raise InputError(f"bench tune: expected some of {', '.join(known)}, got {name!r}")
     budget = Budget(budget_s)
     result: dict[str, Any] = {
-        "machine": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
         "optuna": optuna.__version__,
         "quick": quick,
         "searches": {},
@@ -90,8 +78,7 @@ def run(
                     if begun:
                         rows[contender] = _searched(SEARCHES[target], algorithm, contender, trials, quick)
                         _compare(rows, contender)
-                if save is not None:
-                    save(result)
+                save(result)
     return result
 
 
@@ -156,3 +143,18 @@ def _compare(rows: dict[str, Any], contender: str) -> None:
     own["to_serial"] = serial["seconds"] / own["seconds"]
     own["farthest"] = max(apart(serial, own), default=0.0)
     own["ends_differ"] = sum(a != b for a, b in zip(serial["states"], own["states"], strict=True))
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (
+            *(name, contender, f"{row['seconds']:.1f}", f"{row['to_serial']:.2f}"),
+            *(f"{median(apart(found['serial'], row) or [0.0]):.0e}", f"{row['farthest']:.0e}"),
+        )
+        for name, found in result["searches"].items()
+        for contender, row in found.items()
+    ]
+    columns = ("search", "executor", "seconds", "speedup", "apart (median)", "farthest")
+    title = f"whole searches, {result['threads']} threads, torch {result['torch']}: speedup over serial"
+    yield table(title, columns, rows, words=2)

@@ -8,8 +8,7 @@ busy with something else stretches the time of day of both, and unequally.
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from time import process_time
 from typing import Any
@@ -19,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 import hocket
+from hocket.cli.console import table
 
-__all__ = ["run", "train"]
+__all__ = ["run", "tables", "train"]
 
 BATCH, TRAINED, MEASURED, EPOCHS = 32, 16, 8, 8
 CONTENDERS = ("serial", "auto", "fused", "scheduled")
@@ -78,9 +78,6 @@ def run(trials: int, repeats: int, contenders: Sequence[str] = CONTENDERS) -> di
         for name, own in seconds.items()
     }
     return {
-        "machine": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
         "optuna": optuna.__version__,
         "trials": trials,
         "cpu_s": seconds,
@@ -105,3 +102,13 @@ def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 KEPT: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (name, f"{median(own):.2f}", f"{result['to_serial'][name]:.2f}", f"{result['best'][name]:.4f}")
+        for name, own in result["cpu_s"].items()
+    ]
+    title = f"{result['trials']} trials of 8 epochs of 16 batches, {result['threads']} threads, torch {result['torch']}"
+    yield table(title, ("executor", "CPU seconds", "speedup", "best"), rows)

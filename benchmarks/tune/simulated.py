@@ -17,23 +17,21 @@ Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Tables 
 
 from __future__ import annotations
 
-import platform
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import process_time
 from typing import Any
 
-import torch
-
 from benchmarks.fuse.targets import Target, named, step_of
 from benchmarks.fuse.training import Training
+from hocket.cli.console import table
 from hocket.search.group import MAX_SLOTS
 from hocket.search.halving import Hyperband
 from hocket.search.policy import AllEpochs, Move, Policy
 
-__all__ = ["SETTINGS", "Setting", "run", "simulated"]
+__all__ = ["SETTINGS", "Setting", "run", "simulated", "tables"]
 
 SIZES = (1, 4, 16, 32)
 TARGETS = ("mlp-32", "pointnet-tuned")
@@ -83,12 +81,7 @@ SETTINGS = {
 
 
 def run(targets: Sequence[str] = (), sizes: Sequence[int] = (), searches: int = 20) -> dict[str, Any]:
-    """Measure steps, and simulate every setting with them.
-
-    Args:
-        targets: of the fuse bench. `TARGETS` by default.
-        sizes: numbers of models whose step is measured, `SIZES` by default. Between them steps are interpolated.
-        searches: simulated searches of each setting, each with other values.
+    """Measure steps of numbers of models, and simulate every setting with them, and steps interpolated between them.
 
     Returns:
         ``steps_ms``: target -> contender -> size -> CPU time of a step, and ``searches``: target -> setting ->
@@ -102,9 +95,7 @@ def run(targets: Sequence[str] = (), sizes: Sequence[int] = (), searches: int = 
         target: {name: _mean(setting, times, searches) for name, setting in SETTINGS.items()}
         for target, times in steps_ms.items()
     }
-    machine = platform.processor() or platform.machine()
-    about = {"machine": machine, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    return {**about, "steps_ms": steps_ms, "searches": found}
+    return {"steps_ms": steps_ms, "searches": found}
 
 
 def _steps_ms(target: Target, size: int) -> dict[str, float]:
@@ -189,3 +180,17 @@ def simulated(setting: Setting, seed: int = 0) -> list[int]:
             done[number] += 1
             if done[number] == until[number]:
                 apply(policy.report(number, done[number], drawn.random()))
+
+
+def tables(result: dict[str, Any]) -> Iterator[Any]:
+    """Show the result."""
+    rows = [
+        (
+            *(target, name, str(found["trials"]), f"{found['epochs']:.0f}", f"{found['fused_epochs']:.0f}"),
+            f"{found['to_serial']:.2f}",
+        )
+        for target, by_setting in result["searches"].items()
+        for name, found in by_setting.items()
+    ]
+    title = f"searches simulated with measured steps, {result['threads']} threads"
+    yield table(title, ("target", "search", "trials", "epochs", "fused epochs", "speedup"), rows, words=2)

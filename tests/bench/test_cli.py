@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fused_commands, model_commands, plan_commands, step_commands
 from benchmarks.cli import main
+from benchmarks.verbs import VERBS
 from cli.conftest import Outcome
 
 ROOT = Path(__file__).parents[2]
-NAMES = [
-    verb.name for verb in (*step_commands.VERBS, *plan_commands.VERBS, *fused_commands.VERBS, *model_commands.VERBS)
-]
+NAMES = [verb.name for verb in VERBS]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
 
 
@@ -121,23 +119,6 @@ def test_it_runs_from_the_root_of_the_repository(words):
 def test_hocket_does_not_import_the_benchmarks():
     program = "import sys, hocket, hocket.cli.parser\nassert not [m for m in sys.modules if m.startswith('benchmarks')]"
     subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-
-
-@pytest.mark.slow
-def test_decision_counts_calls_until_there_is_one(bench, tmp_path):
-    found = bench("decision", "digits-cnn", "-o", "decision.json")
-    assert found.status == 0
-    assert found.out.startswith("what it takes until a schedule has decided")
-    document = json.loads((tmp_path / "decision.json").read_text())
-    row = document["targets"]["digits-cnn"]
-    assert document["complete"]
-    assert "x of eager's time" in row["why"]
-    assert row["calls"] > 6
-    assert row["over_eager_s"] == pytest.approx(row["seconds"] - row["calls"] * row["eager_ms"] / 1e3)
-    assert not row["recalled"]
-    warm = row["warm"]
-    assert warm["planned_from"] == 5, "what was found by one process is compared, or compared in full, by the next"
-    assert warm["calls"] <= 12 or not warm["recalled"]
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import wraps
+
 import pytest
 
-from benchmarks import concurrency, plan_commands
+from benchmarks import concurrency
 from benchmarks.cli import main
 from hocket.errors import InputError
 
@@ -28,7 +30,7 @@ def test_a_large_target_is_measured_with_another_batch(monkeypatch):
 
 def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
     asked = {}
-    speedup = dict.fromkeys(("compile", "all", "close", *plan_commands.PLANS), 1.25) | {"uniform_2x1": 1.5}
+    speedup = dict.fromkeys(("compile", "all", "close", *concurrency.PLANS), 1.25) | {"uniform_2x1": 1.5}
     row = {
         "speedup": speedup,
         "scheduled": "all",
@@ -37,14 +39,13 @@ def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(
         "faults_to_eager": 0.5,
     }
     found = {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}}
-    monkeypatch.setattr(concurrency, "run", lambda **given: asked.update(given) or found)
+    monkeypatch.setattr(concurrency, "run", wraps(concurrency.run)(lambda **given: asked.update(given) or found))
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["concurrency", "mlp", "--quick", "--no-compile", "--close", "--rounds", "2"]) == 0
     asked.pop("save")
     assert asked == {
         "quick": True, "compiled": False, "planned": True, "bitwise": False, "rounds": 2, "targets": ("mlp",),
-        "report": None,
     }  # fmt: skip
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
     assert words[0] == ["mlp", "1.25", "-", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
-    assert words[1] == ["mlp", *["1.25"] * len(plan_commands.PLANS), "1.50"]
+    assert words[1] == ["mlp", *["1.25"] * len(concurrency.PLANS), "1.50"]

@@ -13,7 +13,7 @@ from benchmarks import fuse as bench
 from benchmarks.fuse import targets, timing
 from benchmarks.fuse.targets import Target
 from benchmarks.fuse.training import PRECISIONS, Training
-from benchmarks.jax_process import IN_A_ROW
+from benchmarks.jax_steps import IN_A_ROW
 from hocket.errors import InputError
 
 _TINY = (("width", 64), ("depth", 1), ("steps", 4), ("vocab", 20))
@@ -131,11 +131,10 @@ def test_jax_trains_as_torch_does(monkeypatch, training):
     for _ in range(IN_A_ROW):
         loop()
     peer = theirs.seconds.__self__
-    for layer, (weight, bias) in enumerate(peer.weights()):
+    for name, found in peer.weights().items():
         for number, model in enumerate(nets):
-            linear = model[2 * layer]
-            torch.testing.assert_close(torch.tensor(weight[number]), linear.weight.detach(), rtol=1e-4, atol=1e-6)
-            torch.testing.assert_close(torch.tensor(bias[number]), linear.bias.detach(), rtol=1e-4, atol=1e-6)
+            expected = model.get_parameter(name).detach()
+            torch.testing.assert_close(torch.tensor(found[number]), expected, rtol=1e-4, atol=1e-6)
     peer.close()
 
 

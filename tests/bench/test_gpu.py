@@ -17,6 +17,7 @@ from benchmarks.budget import Budget
 from benchmarks.cli import main, make_parser
 from benchmarks.critical_path import measured
 from benchmarks.gpu import PARTS, Part
+from hocket import zoo
 from hocket.backends import StreamBackend
 from hocket.ir import Device, Machine
 from support.strict_cuda import CaptureRefusedError, StrictCuda
@@ -134,14 +135,14 @@ def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_nam
 
 def test_a_network_that_fails_costs_itself_alone(monkeypatch):
     """A package that is not there, or any other error of one network."""
-    layers = measured._layers
+    load = zoo.load
 
-    def broken(name):
+    def broken(name, **settings):
         if name == "mlp":
             raise RuntimeError("mlp needs a package that is not here")
-        return layers(name)
+        return load(name, **settings)
 
-    monkeypatch.setattr(measured, "_layers", broken)
+    monkeypatch.setattr(zoo, "load", broken)
     monkeypatch.setattr(measured, "_compiled", uncompiled)
     networks = {"mlp": (2, 4), "lenet": (2, 4)}
     found = measured.on_streams(nowhere(), "cpu", networks, 1, 1, Budget(), lambda _: None)

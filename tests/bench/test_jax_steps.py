@@ -7,8 +7,7 @@ import torch
 
 import forked
 from benchmarks.contenders import gpt2
-from benchmarks.jax_process import jax_missing
-from benchmarks.jax_steps import JaxStep
+from benchmarks.jax_steps import JaxStep, jax_missing
 from hocket import zoo
 from hocket.errors import InputError
 from hocket.job import Job

@@ -49,6 +49,6 @@ def test_what_is_said_of_steps():
 @pytest.mark.slow
 @pytest.mark.skipif(REASON is not None, reason=str(REASON))
 def test_paced_workers_of_a_cluster():
-    (row,) = run("lenet", clusters=[(2, 2)], seconds=1.0, mbit=50, receiving_s=0.05)["rows"]
+    (row,) = run(("lenet",), clusters=[(2, 2)], seconds=1.0, mbit=50, receiving_s=0.05)["rows"]
     assert (row["workers"], row["servers"]) == (2, 2)
     assert row["steps"] >= 12

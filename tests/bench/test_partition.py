@@ -14,7 +14,7 @@ from hocket.errors import InputError
 
 def test_the_heaviest_part_of_a_workload():
     saved = []
-    result = run(("Layer-bert24_training",), parts=(), budget_s=0.5, save=saved.append)
+    result = run(("Layer-bert24_training",), parts=(), search_s=0.5, save=saved.append)
     (row,) = result["load"].values()
     assert row["published"] == DYNAMIC_PROGRAMME["Layer-bert24_training"]
     assert 0 < row["hocket"] <= row["intervals"]
@@ -25,7 +25,7 @@ def test_the_heaviest_part_of_a_workload():
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
 def test_paced_ranks_run_both_splits():
     saved = []
-    result = run_paced(("unet",), ranks=(2,), steps=1, save=saved.append)
+    result = run_paced(("unet",), parts=(2,), steps=1, save=saved.append)
     (row,) = result["rows"]
     assert saved == [result]
     assert result["paced"].startswith("computing is slept")

@@ -98,30 +98,11 @@ def about_step(
 
 
 def document_of(about: Mapping[str, Any], found: Remembered) -> dict[str, Any]:
-    """A decision and what it is about as plain values."""
-    plan = found.plan
-    return {
-        "format": FORMAT,
-        "about": dict(about),
-        "decision": {
-            "kind": found.kind,
-            "reason": found.reason,
-            "speedup": found.speedup,
-            "low": found.low,
-            "high": found.high,
-            "eager_ms": list(found.eager_ms),
-            "cores_of_others": found.cores_of_others,
-        },
-        "plan": None
-        if plan is None
-        else {
-            "form": plan.form,
-            "split": plan.split,
-            "text": plan.text,
-            "steps_ms": list(plan.steps_ms),
-            "costs": plan.costs.document(),
-        },
-    }
+    """A decision and what it is about, as JSON takes it: the fields of both classes by their names."""
+    figures = dict(vars(found))
+    plan: RememberedPlan | None = figures.pop("plan")
+    kept = None if plan is None else {**vars(plan), "costs": plan.costs.document()}
+    return {"format": FORMAT, "about": dict(about), "decision": figures, "plan": kept}
 
 
 def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:

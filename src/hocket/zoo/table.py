@@ -12,6 +12,14 @@ from hocket.zoo.base import Option, Request, ZooEntry
 BERT = "Devlin et al., BERT, 2018; Turc et al., Well-Read Students Learn Better, 2019"
 RESNET = "He et al., Deep Residual Learning for Image Recognition, 2015"
 RESNET_V2 = "He et al., Identity Mappings in Deep Residual Networks, 2016"
+LENET = "LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998"
+DENSENET = "Huang et al., Densely Connected Convolutional Networks, 2016"
+ALEXNET = "Krizhevsky et al., ImageNet Classification with Deep Convolutional Neural Networks, 2012"
+CAFFENET = "Jia et al., Caffe: Convolutional Architecture for Fast Feature Embedding, 2014"
+GOOGLENET = "Szegedy et al., Going Deeper with Convolutions, 2014"
+MOBILENET_V2, MOBILENET_V3 = "Sandler et al., MobileNetV2, 2018", "Howard et al., Searching for MobileNetV3, 2019"
+INCEPTION_V2 = "Ioffe & Szegedy, Batch Normalization, 2015"
+INCEPTION_V3 = "Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015"
 VGG = "Simonyan & Zisserman, Very Deep Convolutional Networks, 2014"
 
 
@@ -45,20 +53,20 @@ def _pointnet(name: str, task: str, build: Callable[[Request], Job]) -> ZooEntry
 
 
 def _images(
-    name: str, title: str, source: str, build: Callable[[Request], Job], *, side: Option, batch_size: int, lr: float
+    name: str, title: str, source: str, build: Callable[[Request], Job], side: Option, batch_size: int, lr: float
 ) -> ZooEntry:
     summary = f"{title} on generated images, {side.default} x {side.default} pixels"
     return ZooEntry(name, summary, source, build, batch_size, lr=lr, options=(side,))
 
 
 def _pytorchcv(
-    name: str, title: str, source: str, place: str, *, batch_size: int, lr: float, side: int = 224, minimum: int = 32
+    name: str, title: str, source: str, place: str, batch_size: int, lr: float, side: Option | None = None
 ) -> ZooEntry:
     """Make the entry of a network of pytorchcv, given the place ``module.constructor`` of its constructor."""
     module, constructor = place.split(".")
-    build = images.pytorchcv(module, constructor, side)
-    entry = _images(name, title, source, build, side=_side(side, minimum), batch_size=batch_size, lr=lr)
-    return replace(entry, requires="pytorchcv")
+    side = side or _side(224, 32)
+    build = images.pytorchcv(module, constructor, side.default)
+    return replace(_images(name, title, source, build, side, batch_size, lr), requires="pytorchcv")
 
 
 ENTRIES = (
@@ -72,15 +80,7 @@ ENTRIES = (
         options=(Option("width", 16, "channels of the first convolution"),),
         requires="sklearn",
     ),
-    _images(
-        "lenet",
-        "LeNet-5",
-        "LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998",
-        images.lenet,
-        side=_side(28, 12),
-        batch_size=64,
-        lr=0.01,
-    ),
+    _images("lenet", "LeNet-5", LENET, images.lenet, _side(28, 12), 64, 0.01),
     ZooEntry(
         name="mlp",
         summary="multilayer perceptron, 8 layers of 256, on generated vectors: small operations",
@@ -141,96 +141,28 @@ ENTRIES = (
             Option("width", 64, "channels next to the image, in both models"),
         ),
     ),
+    _pytorchcv("resnet20", "ResNet-20", RESNET, "resnet_cifar.resnet20_cifar10", 128, 0.05, _side(32, 8)),
     _pytorchcv(
-        *("resnet20", "ResNet-20", RESNET, "resnet_cifar.resnet20_cifar10"),
-        batch_size=128,
-        lr=0.05,
-        side=32,
-        minimum=8,
+        *("densenet40", "DenseNet-40, growth rate 12,", DENSENET, "densenet_cifar.densenet40_k12_cifar10", 64, 0.05),
+        side=_side(32, 8),
     ),
-    _pytorchcv(
-        "densenet40",
-        "DenseNet-40, growth rate 12,",
-        "Huang et al., Densely Connected Convolutional Networks, 2016",
-        "densenet_cifar.densenet40_k12_cifar10",
-        batch_size=64,
-        lr=0.05,
-        side=32,
-        minimum=8,
-    ),
-    _images(
-        "alexnet",
-        "AlexNet",
-        "Krizhevsky et al., ImageNet Classification with Deep Convolutional Neural Networks, 2012",
-        images.alexnet,
-        side=_side(227, 67),
-        batch_size=16,
-        lr=0.002,
-    ),
-    _images(
-        "caffenet",
-        "CaffeNet",
-        "Jia et al., Caffe: Convolutional Architecture for Fast Feature Embedding, 2014",
-        images.alexnet,
-        side=_side(227, 67),
-        batch_size=16,
-        lr=0.002,
-    ),
-    _images(
-        "googlenet",
-        "GoogLeNet",
-        "Szegedy et al., Going Deeper with Convolutions, 2014",
-        images.googlenet,
-        side=_side(224, 32),
-        batch_size=8,
-        lr=0.005,
-    ),
+    _images("alexnet", "AlexNet", ALEXNET, images.alexnet, _side(227, 67), 16, 0.002),
+    _images("caffenet", "CaffeNet", CAFFENET, images.alexnet, _side(227, 67), 16, 0.002),
+    _images("googlenet", "GoogLeNet", GOOGLENET, images.googlenet, _side(224, 32), 8, 0.005),
     _pointnet("pointnet-cls", "classification", pointnet.build_classifier),
     _pointnet("pointnet-seg", "segmentation", pointnet.build_segmenter),
     _bert("bert-medium", 512, 8, 1e-4),
-    _pytorchcv(
-        "mobilenet-v2",
-        "MobileNetV2",
-        "Sandler et al., MobileNetV2, 2018",
-        "mobilenetv2.mobilenetv2_w1",
-        batch_size=8,
-        lr=0.01,
-    ),
-    _pytorchcv(
-        "mobilenet-v3-large",
-        "MobileNetV3-Large",
-        "Howard et al., Searching for MobileNetV3, 2019",
-        "mobilenetv3.mobilenetv3_large_w1",
-        batch_size=8,
-        lr=0.01,
-    ),
+    _pytorchcv("mobilenet-v2", "MobileNetV2", MOBILENET_V2, "mobilenetv2.mobilenetv2_w1", 8, 0.01),
+    _pytorchcv("mobilenet-v3-large", "MobileNetV3-Large", MOBILENET_V3, "mobilenetv3.mobilenetv3_large_w1", 8, 0.01),
     *(
-        _pytorchcv(f"resnet{n}", f"ResNet-{n}", RESNET, f"resnet.resnet{n}", batch_size=batch_size, lr=0.002)
+        _pytorchcv(f"resnet{n}", f"ResNet-{n}", RESNET, f"resnet.resnet{n}", batch_size, 0.002)
         for n, batch_size in ((18, 16), (34, 16), (50, 8), (101, 4), (152, 4))
     ),
     *(
-        _pytorchcv(
-            *(f"resnet{n}-v2", f"ResNet-{n} v2", RESNET_V2, f"preresnet.preresnet{n}"), batch_size=batch_size, lr=0.002
-        )
+        _pytorchcv(f"resnet{n}-v2", f"ResNet-{n} v2", RESNET_V2, f"preresnet.preresnet{n}", batch_size, 0.002)
         for n, batch_size in ((50, 8), (101, 4))
     ),
-    *(_pytorchcv(f"vgg{n}", f"VGG-{n}", VGG, f"vgg.vgg{n}", batch_size=8, lr=0.002) for n in (11, 16, 19)),
-    _pytorchcv(
-        "inception-v2",
-        "Inception-v2 (BN-Inception)",
-        "Ioffe & Szegedy, Batch Normalization, 2015",
-        "bninception.bninception",
-        batch_size=8,
-        lr=0.005,
-    ),
-    _pytorchcv(
-        "inception-v3",
-        "Inception-v3",
-        "Szegedy et al., Rethinking the Inception Architecture for Computer Vision, 2015",
-        "inceptionv3.inceptionv3",
-        batch_size=8,
-        lr=0.005,
-        side=299,
-        minimum=75,
-    ),
+    *(_pytorchcv(f"vgg{n}", f"VGG-{n}", VGG, f"vgg.vgg{n}", 8, 0.002) for n in (11, 16, 19)),
+    _pytorchcv("inception-v2", "Inception-v2 (BN-Inception)", INCEPTION_V2, "bninception.bninception", 8, 0.005),
+    _pytorchcv("inception-v3", "Inception-v3", INCEPTION_V3, "inceptionv3.inceptionv3", 8, 0.005, _side(299, 75)),
 )
