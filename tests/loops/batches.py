@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from loops.loop import CHANGE, Loop, loop, ordinary, task, train, update
 
@@ -213,6 +214,24 @@ def step_that_fails_on_some_batches() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, lambda n: bad if n in (20, 100) else batches[n % 10])
+
+
+@loop(planned=True)
+def words_that_there_are_not() -> Loop:
+    """The step catches what its embedding raises, in steps of the search and in audited ones, too."""
+    model = nn.Sequential(nn.Embedding(8, 6), nn.Linear(6, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    words, labels = torch.randint(8, (5, 6)), torch.randint(4, (6,))
+
+    def step(batch):
+        optimizer.zero_grad()
+        try:
+            out = model(batch)
+        except IndexError:
+            return None
+        return update(optimizer, F.cross_entropy(out, labels))
+
+    return Loop(step, model, optimizer, lambda n: words[n % 5] + 8 * (n > 6 and n % 6 == 1))
 
 
 @loop(planned=True)

@@ -28,6 +28,9 @@ from hocket.tracing.variants import in_form
 
 log = logging.getLogger(__name__)
 
+# Steps of a search that a plan could not make and eager could, because the user's step catches what an op raises.
+MAX_CAUGHT = 10
+
 
 class RefusedError(HocketError):
     """The step stays eager, for this reason."""
@@ -69,6 +72,7 @@ class StepRunner:
         self._proven: WeakKeyDictionary[Captured, list[Plan]] = WeakKeyDictionary()
         self._num_compared: WeakKeyDictionary[Executor, int] = WeakKeyDictionary()
         self._was_eager = True
+        self._num_caught = 0
 
     def start(self) -> None:
         """A call begins."""
@@ -162,7 +166,7 @@ class StepRunner:
         self.failed = True  # an op that has run before: eager would have failed in it, too
         again_by_eager(failure, executor, self.eager, batch)
         self.failed = False
-        if is_other_branch(failure.args):
+        if is_other_branch(failure.args) or self._is_caught(executor):
             raise StaleCaptureError(str(failure))  # nothing was timed
 
     def _first_planned(self, executor: Executor, form: str, batch: Any) -> float:
@@ -206,12 +210,17 @@ class StepRunner:
             found, (self.result,) = verify(
                 captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance
             )
-        if OTHER_BRANCH in found.error:
+        if OTHER_BRANCH in found.error or (found.error and self._is_caught(executor)):
             raise StaleCaptureError(found.error)  # eager has made the step
         if found.equal or (tolerance and not found.error):
             self._proven.setdefault(captured, []).append(executor.plan)
             self._num_compared[executor] = self._num_compared.get(executor, 0) + 1
         return found
+
+    def _is_caught(self, executor: Executor) -> bool:
+        """True if the user's step may have caught what an op has raised: nothing was compared."""
+        self._num_caught += 1
+        return self._num_caught <= MAX_CAUGHT and executor.left_no_trace()
 
     def _is_proven(self, executor: Executor) -> bool:
         if executor.num_first_runs > 1:
