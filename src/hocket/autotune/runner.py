@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.closeness import sample
 from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
+from hocket.autotune.raised_steps import again_by_eager
 from hocket.autotune.recording import recorded_form
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend
@@ -21,7 +22,6 @@ from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
 from hocket.heap import trim_heap
 from hocket.ir import Plan
-from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
 from hocket.tracing.raising import OTHER_BRANCH, is_other_branch
 from hocket.tracing.variants import in_form
@@ -226,24 +226,3 @@ class StepRunner:
         if executor.num_first_runs > 1:
             return self._num_compared.get(executor, 0) >= executor.num_first_runs
         return executor.plan in self._proven.get(executor.captured, ())
-
-
-def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any], Any], batch: Any) -> Any:
-    """Make a step eagerly that raised by plan and left no trace. An error of eager's has the plan's notes.
-
-    Raises:
-        BaseException: `error`, where eager cannot make the step. It has the effects that it has in eager.
-    """
-    if not isinstance(error, Exception) or is_of_sink(error):
-        raise error
-    if is_other_branch(error.args):
-        return step(batch)  # of what it had done nothing is left (see `hocket.tracing.recording.outcomes`)
-    if not executor.left_no_trace():
-        executor.keep_effects(batch)
-        raise error
-    try:
-        return step(batch)
-    except Exception as own:
-        for note in getattr(error, "__notes__", ()):
-            own.add_note(note)
-        raise

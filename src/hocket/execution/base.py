@@ -205,13 +205,11 @@ class Executor(ABC):
 
         An op that raises is the user's own error, and it has eager's effects on Python only where Python runs.
         """
-        if self._is_undone:
-            return True
         begun, graph = self.begun(), self.captured.graph
         freed = {buffer.name for buffer in graph.buffers if buffer.life == "step"}
         found = [graph.by_name.get(name) for name in begun or ()]
         lost = (op and (op.stateless or (op.writes and freed.issuperset(op.writes))) for op in found)
-        return begun is not None and all(lost)
+        return self._is_undone or (begun is not None and all(lost))
 
     @abstractmethod
     def run(self, frame: Any) -> None:
