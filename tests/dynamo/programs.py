@@ -147,6 +147,23 @@ def _evaluated(make: Maker) -> Maker:
     return lambda: make().eval()
 
 
+class Centred(nn.Module):
+    """Follows the mean of its input without gradients, and uses it in the next graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("centre", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.linear(x - self.centre).tanh()
+        torch._dynamo.graph_break()
+        with torch.no_grad():
+            self.centre += 0.1 * (hidden.detach().mean(0) - self.centre)
+        torch._dynamo.graph_break()
+        return hidden * hidden.exp()
+
+
 def _linear() -> nn.Module:
     return nn.Linear(4, 4)
 
@@ -209,6 +226,7 @@ _MODELS: dict[str, tuple[Maker, Batch]] = {
     "rnn_cell": (lambda: Recurrent(nn.RNNCell), matrix),
     "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True), sequence),
     "attention": (lambda: Function(_attention), sequence),
+    "centred": (Centred, matrix),
     "counter": (lambda: Method(_count), matrix),
     "frozen": (lambda: _sequential(_linear, nn.ReLU, _linear)().requires_grad_(False), matrix),
     "none": (_sequential(nn.Identity, nn.Identity), matrix),

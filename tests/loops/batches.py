@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from loops.loop import CHANGE, Loop, loop, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, train, update
 
 
 @loop(planned=True)
@@ -213,6 +215,71 @@ def step_that_fails_on_some_batches() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, lambda n: bad if n in (20, 100) else batches[n % 10])
+
+
+@loop(planned=True)
+def words_that_there_are_not() -> Loop:
+    """The step catches what its embedding raises, in steps of the search and in audited ones, too."""
+    model = nn.Sequential(nn.Embedding(8, 6), nn.Linear(6, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    words, labels = torch.randint(8, (5, 6)), torch.randint(4, (6,))
+
+    def step(batch):
+        optimizer.zero_grad()
+        try:
+            out = model(batch)
+        except IndexError:
+            return None
+        return update(optimizer, F.cross_entropy(out, labels))
+
+    return Loop(step, model, optimizer, lambda n: words[n % 5] + 8 * (n > 6 and n % 6 == 1))
+
+
+@loop(planned=True)
+def labels_that_there_are_not_after_dropout() -> Loop:
+    """What the step has drawn and written before the error that it catches stays, and is not done twice."""
+    layers = nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4)
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    batches, skipped = labelled(), [0]
+
+    def step(batch):
+        out = model(batch[0])
+        try:
+            loss = F.cross_entropy(out, batch[1])
+        except IndexError:
+            skipped[0] += 1
+            loss = out.square().mean()
+        return update(optimizer, loss)
+
+    def batch(n):
+        x, y = batches[n % 10]
+        return x, y + 4 * (n > 10 and n % 13 == 1)
+
+    return Loop(step, model, optimizer, batch, lambda: {"skipped": skipped[0]})
+
+
+@loop(planned=True)
+def parts_of_a_batch_with_unknown_labels_are_left_out() -> Loop:
+    """The third of four parts may raise, when the gradients of two have been added up."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.Dropout(0.1), nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    parts = labelled()
+
+    def step(batch):
+        optimizer.zero_grad(set_to_none=False)
+        for x, y in batch:
+            with contextlib.suppress(IndexError):
+                (F.cross_entropy(model(x), y) / 4).backward()
+        optimizer.step()
+        return optimizer.param_groups[0]["lr"]
+
+    def batch(n):
+        found = [parts[(n + place) % 10] for place in range(4)]
+        found[2] = found[2][0], found[2][1] + 4 * (n > 10 and n % 17 == 1)
+        return found
+
+    return Loop(step, model, optimizer, batch)
 
 
 @loop(planned=True)

@@ -29,6 +29,30 @@ def data_written_before_backward() -> Loop:
 
 
 @loop(planned=True)
+def data_multiplied_and_added_to() -> Loop:
+    """Python assigns what ``p.data *= x`` has written: the memory that the parameter has already."""
+    model, optimizer, batches = task()
+    mask, slow, momentum = torch.ones_like(model[0].weight).tril_(), mlp(), [0.9]
+
+    def step(batch):
+        model[0].weight.data *= mask
+        model[2].weight.data[0] /= model[2].weight.data[0].norm()
+        loss = train(model, optimizer, batch)
+        for p, q in zip(model.parameters(), slow.parameters(), strict=True):
+            q.data *= momentum[0]
+            q.data += (1 - momentum[0]) * p.data
+        return loss, slow(batch[0]).detach()
+
+    def after(n, _):
+        if n == 60:
+            mask.zero_()
+        if n == 80:
+            momentum[0] = 0.5
+
+    return Loop(step, [model, slow], optimizer, batches, after=after)
+
+
+@loop(planned=True)
 def gradients_cleared_outside() -> Loop:
     model, optimizer, batches = task()
 

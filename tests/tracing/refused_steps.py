@@ -19,6 +19,9 @@ import hocket
 SHOW = hocket.sink(lambda *values: None)
 
 
+LARGE = torch.zeros(2**19)  # more than is kept in each step
+
+
 class Parts:
     """The parts of a step."""
 
@@ -118,6 +121,21 @@ def computes_with_an_array(p, batch):
 
 def computes_with_an_array_cured(p, batch):
     return p.train(p.loss(torch.from_numpy(batch) / 2))
+
+
+def catches_an_error(p, batch):
+    LARGE.add_(1)
+    out = p.model(batch)
+    try:
+        loss = nn.functional.cross_entropy(out, torch.zeros(4, dtype=torch.int64))  # here
+    except IndexError:
+        loss = out.square().mean()
+    return p.train(loss)
+
+
+def catches_an_error_cured(p, batch):
+    LARGE.add_(1)
+    return p.train(nn.functional.cross_entropy(p.model(batch), torch.zeros(4, dtype=torch.int64)))
 
 
 def computes_unseen(p, batch):

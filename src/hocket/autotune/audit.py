@@ -75,7 +75,8 @@ class Auditor:
             return result, None
         self._doubted = None
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
-        if found.equal or OTHER_BRANCH in found.error:
+        is_caught = bool(found.error) and executor.left_no_trace()  # by the user's step, which eager has made
+        if found.equal or is_caught or OTHER_BRANCH in found.error:
             return result, None
         what = self._problem(found.error or f"{found.where} by {found.max_abs_diff:.3g}")
         return result, InexactError(what) if found.is_rounding else RefusedError(what)

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.closeness import sample
 from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
+from hocket.autotune.raised_steps import again_by_eager
 from hocket.autotune.recording import recorded_form
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend
@@ -21,12 +22,14 @@ from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
 from hocket.heap import trim_heap
 from hocket.ir import Plan
-from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
 from hocket.tracing.raising import OTHER_BRANCH, is_other_branch
 from hocket.tracing.variants import in_form
 
 log = logging.getLogger(__name__)
+
+# Steps of a search that a plan could not make and eager could, because the user's step catches what an op raises.
+MAX_CAUGHT = 10
 
 
 class RefusedError(HocketError):
@@ -69,6 +72,7 @@ class StepRunner:
         self._proven: WeakKeyDictionary[Captured, list[Plan]] = WeakKeyDictionary()
         self._num_compared: WeakKeyDictionary[Executor, int] = WeakKeyDictionary()
         self._was_eager = True
+        self._num_caught = 0
 
     def start(self) -> None:
         """A call begins."""
@@ -162,7 +166,7 @@ class StepRunner:
         self.failed = True  # an op that has run before: eager would have failed in it, too
         again_by_eager(failure, executor, self.eager, batch)
         self.failed = False
-        if is_other_branch(failure.args):
+        if is_other_branch(failure.args) or self._is_caught(executor):
             raise StaleCaptureError(str(failure))  # nothing was timed
 
     def _first_planned(self, executor: Executor, form: str, batch: Any) -> float:
@@ -206,35 +210,19 @@ class StepRunner:
             found, (self.result,) = verify(
                 captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance
             )
-        if OTHER_BRANCH in found.error:
+        if OTHER_BRANCH in found.error or (found.error and self._is_caught(executor)):
             raise StaleCaptureError(found.error)  # eager has made the step
         if found.equal or (tolerance and not found.error):
             self._proven.setdefault(captured, []).append(executor.plan)
             self._num_compared[executor] = self._num_compared.get(executor, 0) + 1
         return found
 
+    def _is_caught(self, executor: Executor) -> bool:
+        """True if the user's step may have caught what an op has raised: nothing was compared."""
+        self._num_caught += 1
+        return self._num_caught <= MAX_CAUGHT and executor.left_no_trace()
+
     def _is_proven(self, executor: Executor) -> bool:
         if executor.num_first_runs > 1:
             return self._num_compared.get(executor, 0) >= executor.num_first_runs
         return executor.plan in self._proven.get(executor.captured, ())
-
-
-def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any], Any], batch: Any) -> Any:
-    """Make a step eagerly that raised by plan and left no trace. An error of eager's has the plan's notes.
-
-    Raises:
-        BaseException: `error`, where eager cannot make the step. It has the effects that it has in eager.
-    """
-    if not isinstance(error, Exception) or is_of_sink(error):
-        raise error
-    if is_other_branch(error.args):
-        return step(batch)  # of what it had done nothing is left (see `hocket.tracing.recording.outcomes`)
-    if not executor.left_no_trace():
-        executor.keep_effects(batch)
-        raise error
-    try:
-        return step(batch)
-    except Exception as own:
-        for note in getattr(error, "__notes__", ()):
-            own.add_note(note)
-        raise

@@ -127,15 +127,22 @@ class Executor(ABC):
 
     @contextmanager
     def undoing(self) -> Iterator[None]:
-        """While this lasts, a step that takes another branch than the recorded one is undone, and raises."""
+        """While this lasts, a step that eager has to make in its place is undone, and raises."""
         undo = self.captured.trace.undo
         kept = None if undo is None else undo.keep()
+        self.failed_op = ""
         try:
             yield
-        except RuntimeError as error:
-            if kept is not None and is_other_branch(error.args):
+        except Exception as error:
+            if kept is not None and (is_other_branch(error.args) or self._is_undone):
                 kept.put_back()
             raise
+
+    @property
+    def _is_undone(self) -> bool:
+        """True if the last step has raised in an op whose error the user's step may catch, and was undone."""
+        action = self.captured.program.by_name.get(self.failed_op)
+        return self.captured.trace.undo is not None and action is not None and action.is_undone
 
     def begin(self, batch: Any) -> Frame:
         """Return the argument of `run` for this batch, for callers that act between the two.
@@ -202,7 +209,7 @@ class Executor(ABC):
         freed = {buffer.name for buffer in graph.buffers if buffer.life == "step"}
         found = [graph.by_name.get(name) for name in begun or ()]
         lost = (op and (op.stateless or (op.writes and freed.issuperset(op.writes))) for op in found)
-        return begun is not None and all(lost)
+        return self._is_undone or (begun is not None and all(lost))
 
     @abstractmethod
     def run(self, frame: Any) -> None:

@@ -62,7 +62,8 @@ class Action:
     """One op of the graph: the calls it consists of, and whether it runs in grad mode (without recording).
 
     An op of a channel lane has a `transfer`. Its calls are views of what is received. Before an op that may raise the
-    step puts `effects_before` in places of Python's: plain values, and numbers of the tape.
+    step puts `effects_before` in places of Python's: plain values, and numbers of the tape. Where an op raises that
+    `is_undone`, all that the step has written is put back, and eager makes the step.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Action:
     grad_mode: bool = False
     transfer: Transfer | None = None
     effects_before: Mapping[Any, Any] = field(default_factory=dict, compare=False)
+    is_undone: bool = field(default=False, compare=False)
 
     @cached_property
     def reads(self) -> tuple[int, ...]:

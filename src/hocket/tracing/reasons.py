@@ -52,6 +52,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} gives a tensor other memory (tensor.data = new)",
         "write into it: tensor.data.copy_(new)",
     ),
+    "catches an error": (
+        "the step at {line} may catch what an op raises, after it has written or drawn more than is kept in each step",
+        "check the values, before the first op, in place of catching the error",
+    ),
     "computes unseen": (
         "the step at {line} hands a number that changes between steps to {subject}, which computes with it before it "
         "reaches an op",

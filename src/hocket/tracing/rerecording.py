@@ -167,6 +167,7 @@ class _Again:
         made = self.ops.notes[self.ops.order[-1]]
         made.scalars.update(note.scalars)
         made.grad_mode, made.effects_before = note.grad_mode, note.effects_before
+        made.is_undone = note.is_undone
         self.values[node] = self._kept(node, result) if isinstance(result, torch.Tensor) else result
 
     def _take(self, node: fx.Node) -> None:

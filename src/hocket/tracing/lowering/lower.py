@@ -82,6 +82,7 @@ def lower(
             layers.get(owner, piece.note.layer),
             piece.note.grad_mode,
             effects_before=piece.note.effects_before,
+            is_undone=piece.note.is_undone,
         )
         for name, owner, piece in zip(described.names, described.owners, pieces, strict=True)
     )

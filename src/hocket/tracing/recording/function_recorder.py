@@ -95,7 +95,7 @@ class FunctionRecorder(TorchFunctionMode):
         if func in _AS and args:
             return self._value(args[0], func)
         name = getattr(func, "__name__", "data")
-        if func == torch.Tensor.data.__set__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.data.__set__ and not _is_written(*args):  # type: ignore[attr-defined]
             self.ops.give_memory(*args)
         elif func in EXITS or name in UNSEEN_WRITES:
             self.ops.reasons.add("leaves torch", name)
@@ -233,6 +233,17 @@ def _overridden(*values: Any) -> bool:
     known = (None, usual.__func__, torch._C._disabled_torch_function_impl)
     methods = [getattr(kind, "__torch_function__", None) for kind in map(type, values) if kind is not torch.Tensor]
     return any(getattr(method, "__func__", method) not in known for method in methods)
+
+
+def _is_written(tensor: torch.Tensor, value: Any) -> bool:
+    """True if ``tensor.data = value`` changes nothing: ``tensor.data *= x`` has written into its memory before."""
+    if type(value) is not torch.Tensor or {tensor.layout, value.layout} != {torch.strided}:
+        return False
+    one, other = (
+        (each.dtype, each.shape, each.stride(), each.is_conj(), each.is_neg(), each.data_ptr())
+        for each in (tensor, value)
+    )
+    return one == other and tensor.untyped_storage()._cdata == value.untyped_storage()._cdata
 
 
 def _is_bool(tensor: torch.Tensor) -> bool:

@@ -59,6 +59,7 @@ class Note:
         grad_mode: gradients were being recorded. Some kernels (oneDNN's LSTM) depend on that.
         scalars: places in its arguments that are filled from the tape, as paths into (args, kwargs).
         effects_before: values that the step has put in places of Python's so far, if the op may raise.
+        is_undone: where it raises, the step is undone, and made by eager.
     """
 
     phase: str
@@ -70,6 +71,7 @@ class Note:
     grad_mode: bool = False
     scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
     effects_before: dict[Any, Any] = field(default_factory=dict)
+    is_undone: bool = False
 
 
 class _Layout(NamedTuple):
@@ -100,6 +102,7 @@ class OpRecorder(TorchDispatchMode):
         leaves: trainable tensors from elsewhere, as they were when the step met them.
         outside: by root a tensor of memory that there was before the step.
         given: places whose tensors have got other memory, with that of before.
+        may_undo: True if the user's step may catch what the op raises that runs next. The step can be undone then.
         outcome_of: outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
     """
 
@@ -125,6 +128,7 @@ class OpRecorder(TorchDispatchMode):
         self.outside: dict[int, torch.Tensor] = {}
         self.given: dict[Entry, torch.Tensor] = {}
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
+        self.may_undo: Callable[[], bool] = lambda: False
         self.constants: dict[fx.Node, float] = {}
         self.rest: ExitStack | None = None  # of the step, which may be left alone
         self.leaves: list[Leaf] = []
@@ -163,18 +167,14 @@ class OpRecorder(TorchDispatchMode):
     def give_memory(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Note that `tensor` is about to get the memory of `new`, which the step has made."""
         node, made = self._nodes.get(tensor), self._nodes.get(new)
-        is_alike = _layout(tensor) == _layout(new) is not None
-        if is_alike and (self.root(new), new.data_ptr()) == (self.root(tensor), tensor.data_ptr()):
-            return  # ``p.data *= 2``, which has written into it
         entry = next((entry for entry in self.given if entry.get() is tensor), None)
         if entry is None and node is not None and node.op == "placeholder":
-            source = self.sources[int(node.name.split("_")[1])]
-            entry = source if isinstance(source, Entry) else None
+            entry = self.sources[int(node.name.split("_")[1])]
         is_own = node is not None and self.root(tensor) not in self.outside  # the step has made it, too
-        if made is None or not is_alike or self.root(new) in self.outside or not (is_own or (entry and tensor.is_cpu)):
-            self.reasons.add("replaces memory")
-            return
-        if entry is not None:
+        fits = made is not None and _layout(tensor) == _layout(new) and self.root(new) not in self.outside
+        if not fits or not (is_own or (isinstance(entry, Entry) and tensor.is_cpu)):
+            return self.reasons.add("replaces memory")
+        if isinstance(entry, Entry):
             self.given.setdefault(entry, tensor.data)
         self._nodes[tensor] = made
 
@@ -250,10 +250,9 @@ class OpRecorder(TorchDispatchMode):
         if random:
             self.refuse_rewound(user_line())
         is_torchs = not is_foreign(func)
-        keeps_effects = not is_torchs or may_raise(func.__name__.partition(".")[0])
-        if is_other_branch(args):
-            keeps_effects = False  # eager makes the whole step
-        effects = self._effects_now() if keeps_effects else {}
+        can_raise = not is_torchs or may_raise(func.__name__.partition(".")[0])
+        is_undone = is_other_branch(args) or (can_raise and self.may_undo())
+        effects = self._effects_now() if can_raise and not is_undone else {}
         if is_torchs:
             result = func(*args, **kwargs)
         else:
@@ -271,7 +270,8 @@ class OpRecorder(TorchDispatchMode):
         self.batch.ran((func, args, kwargs), result, reads, writes, returns, random)
         node = self.graph.create_node("call_function", func, *given)
         self.order.append(node)
-        self.notes[node] = Note(phase, layer, reads, writes, returns, random, torch.is_grad_enabled(), {}, effects)
+        facts = (phase, layer, reads, writes, returns, random, torch.is_grad_enabled())
+        self.notes[node] = Note(*facts, effects_before=effects, is_undone=is_undone)
         for position, tensor in enumerate(written):
             self.writers.setdefault(self.root(tensor), []).append((node, position))
         if isinstance(result, torch.Tensor):

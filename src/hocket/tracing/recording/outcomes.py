@@ -7,6 +7,8 @@ graph that raises in a step with the other outcome, which is then made again by 
     recorded:  loss -> isfinite -> _assert_async -> (all that is written or drawn later waits for it)
     later:     the outcome is another one: put back what was written and drawn before, call the user's own step
 
+An op that may raise is such a check, too, where the user's step may catch what it raises.
+
 What a step writes and draws before the check has to be small enough to be kept in each step (`MAX_KEPT_BYTES`): the
 random state, buffers such as those of a BatchNorm, gradients that it adds to, and what an update has written. A check
 after the update of a larger model stays what it was, a reason not to capture the step.
@@ -16,14 +18,17 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hocket.pystate.handlers import may_catch
 from hocket.pystate.origins import user_line
 from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
@@ -54,9 +59,13 @@ class Outcomes:
         self._num_seen = 0
         self._draws = False
         self._written: dict[Any, int] = {}  # source -> bytes
+        self._replaced: dict[Gradient, None] = {}
+        self._outside: FrameType | None = None
 
-    def follow(self) -> None:
-        """Let the recorders ask."""
+    def follow(self, outside: FrameType) -> None:
+        """Let the recorders ask about a step that is called in this frame."""
+        self._outside = outside
+        self.ops.may_undo = self.may_undo
         self.ops.outcome_of, self.late.asked, self.late.operand = self.of, self.asked, self.operand
 
     def of(self, tensor: torch.Tensor) -> bool | None:
@@ -96,9 +105,22 @@ class Outcomes:
         with torch.no_grad():
             holds = tensor.detach() if outcome else torch.logical_not(tensor.detach())
             torch.ops.aten._assert_async.msg(holds, f"{OTHER_BRANCH} at {user_line()}")
-        replaced = tuple(each for each, value in self._gradients if each.get() is value)
-        if self._draws or self._written or replaced:
-            self.undo = Undo(tuple(self._written), self._draws, replaced)
+        self._keep()
+
+    def may_undo(self) -> bool:
+        """Return whether the op that runs next may raise what the user's step catches."""
+        if not may_catch(sys._getframe(1), self._outside):
+            return False
+        if not self._can_be_undone():
+            self.ops.reasons.add("catches an error")
+        self._keep()
+        return True
+
+    def _keep(self) -> None:
+        """All that was written and drawn so far is kept in each step."""
+        self._replaced |= dict.fromkeys(each for each, value in self._gradients if each.get() is value)
+        if self._draws or self._written or self._replaced:
+            self.undo = Undo(tuple(self._written), self._draws, tuple(self._replaced))
 
     def _can_be_undone(self) -> bool:
         """True if all that the step has written and drawn so far can be kept in each step."""
@@ -160,7 +182,7 @@ class Undo:
     Attributes:
         written: places of tensors that are written before the last branch.
         draws: random numbers are drawn before it.
-        gradients: gradients that are exchanged for others after it. A planned step drops them when it begins.
+        gradients: those exchanged for others after the first branch. A planned step drops them when it begins.
     """
 
     written: tuple[Any, ...]

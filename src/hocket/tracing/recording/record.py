@@ -11,6 +11,7 @@ eager and, from the same state, by the graph.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -162,7 +163,7 @@ class _Recording:
         gradients = ((s, t) for s, t in self.before.items() if isinstance(s, Gradient))
         self.outcomes = Outcomes(ops, self.late, gradients)
         if not self.undoes:  # else there is no eager step to be made in its place
-            self.outcomes.follow()
+            self.outcomes.follow(sys._getframe())
         with ExitStack() as stack:
             if self.undoes:
                 stack.callback(self._undo, ops)

@@ -41,7 +41,9 @@ def returned_leaf(
         if id(leaf) in objects:
             return "place", objects[id(leaf)], None
         own = (
-            [] if isinstance(leaf, FakeTensor) else [name for name, value in vars(leaf).items() if not _is_ours(value)]
+            []
+            if isinstance(leaf, FakeTensor)
+            else [name for name, value in vars(leaf).items() if not _is_mark(name, value)]
         )
         if own:
             ops.reasons.add("returns attributes", f"{_shown(leaf)} with an attribute {own[0]!r}", line)
@@ -59,9 +61,11 @@ def returned_leaf(
     return "value", leaf, None
 
 
-def _is_ours(value: Any) -> bool:
-    """Return True for the backward of fused losses, for which a planned step has no use."""
-    return isinstance(value, partial) and str(value.func.__module__).startswith("hocket.")
+def _is_mark(name: str, value: Any) -> bool:
+    """Return True for Dynamo's marks, and the backward of fused losses, for which a planned step has no use."""
+    return name.startswith("_dynamo_") or (
+        isinstance(value, partial) and str(value.func.__module__).startswith("hocket.")
+    )
 
 
 def _shown(tensor: torch.Tensor) -> str:
