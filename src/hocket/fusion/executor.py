@@ -31,7 +31,7 @@ from hocket.fusion.one_by_one import fail_after_updates
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import where
 from hocket.fusion.source import ProgramSource
-from hocket.fusion.stacked import Stacked, map_tree
+from hocket.fusion.stacked import Stacked, laid_out, map_tree
 
 __all__ = ["LeadsElsewhereError", "SingleExecutor", "SingleModel", "has_images"]
 
@@ -56,7 +56,9 @@ class SingleModel:
             function = step.alone[index]
             if channels_last and step.op in CHANNELS_LAST:
                 function = _channels_last(function, CHANNELS_LAST[step.op])
-            elif channels_last and is_seeded:  # numbers are drawn in the order of memory
+            elif channels_last and step.orders:  # numbers are drawn in the order of memory
+                function = _laid_out(function, step.orders)
+            elif channels_last and is_seeded:
                 function = _usual_images(function)
             self._source.add(step, function)
         self._run = self._source.function()
@@ -88,6 +90,14 @@ def _channels_last(function: Callable[..., Any], layout: torch.memory_format) ->
     def run(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         # `contiguous` leaves one channel, or one pixel, as it is, and what follows would lie plane by plane again.
         return function(input.to(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
+
+    return run
+
+
+def _laid_out(function: Callable[..., Any], orders: tuple[tuple[int, ...], ...]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = laid_out((args, kwargs), orders)
+        return function(*args, **kwargs)
 
     return run
 
