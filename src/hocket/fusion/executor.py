@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
+from hocket.fusion.absent import note_absent
 from hocket.fusion.contest import ExecutionPlan
 from hocket.fusion.gradients import Gathered, Parts
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
@@ -174,7 +175,7 @@ class SingleExecutor:
         whole_grads = [grad.whole() for grad in grads]
         if all(grad is None for grad in whole_grads):  # nothing that trains has a part in the losses
             return values
-        ready: Tensor = _Ready.apply(_Waiting(values, whole_grads), *trained)
+        ready: Tensor = _Ready.apply(_Waiting(values, whole_grads, [grad.absent() for grad in grads]), *trained)
         return ready.as_subclass(Losses)
 
     def _split(self, leaves: list[Any], parts: list[dict[str, Tensor]]) -> list[tuple[list[Any], dict[str, Tensor]]]:
@@ -237,15 +238,16 @@ def _leads_elsewhere(loss: Tensor, out: Any, parts: list[Tensor]) -> bool:
 class _Waiting:
     """Losses and the gradients that belong to them, until these are taken."""
 
-    def __init__(self, losses: Tensor, grads: list[Tensor | None]) -> None:
+    def __init__(self, losses: Tensor, grads: list[Tensor | None], absent: list[frozenset[int]]) -> None:
         self.losses = losses
+        self.absent = absent  # for each gradient, the models that had none
         self.grads: list[Tensor | None] | None = grads
 
 
 class _Ready(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, waiting: _Waiting, *wholes: Tensor) -> Tensor:
-        ctx.waiting = waiting
+        ctx.waiting, ctx.wholes = waiting, wholes
         return waiting.losses
 
     @staticmethod
@@ -256,6 +258,8 @@ class _Ready(torch.autograd.Function):
                 "losses: gradients come with the losses and are handed over once; to differentiate twice or again, "
                 "use array.loss(fn, array(x), y)"
             )
+        for whole, models in zip(ctx.wholes, ctx.waiting.absent, strict=True):
+            note_absent(whole, models)
         factor = by[0]
         if factor.device.type == "cpu" and bool((factor == 1).all()):
             return (None, *grads)
