@@ -138,6 +138,14 @@ def test_targets_that_are_no_job(hocket, steps, target, status, message):
     assert found.error.startswith(f"hocket: error: {message}")
 
 
+@pytest.mark.parametrize("words", [("--set", f"width={10**11}"), ("--batch-size", 10**20)])
+def test_sizes_for_which_there_is_no_memory(hocket, words):
+    found = hocket("explain", "mlp", *words)
+    assert found.status == 1
+    assert found.error.startswith("hocket: error: mlp: building it failed (--traceback shows where): ")
+    assert "frame #" not in found.error
+
+
 @pytest.mark.parametrize("words", [("--batch-size", 2), ("--optimizer", "sgd"), ("--seed", 0), ("--set", "width=2")])
 def test_options_of_the_zoo_are_not_for_files(hocket, steps, words):
     found = hocket("run", "train.py:linear", *words)
