@@ -55,6 +55,7 @@ def test_every_verb_has_an_example(hocket, verb):
         (("run", "mlp", "--format", "xml"), "invalid choice: 'xml'"),
         (("run", "mlp", "--planner", "nosuch"), "invalid choice: 'nosuch'"),
         (("run", "mlp", "--runs", "0"), "--runs: expected a whole number of at least 1, got '0'"),
+        (("run", "mlp", "--threads", "100000"), "--threads: this machine has"),
         (("run", "mlp", "--set", "width"), "expected KEY=VALUE, such as image_size=64, got 'width'"),
         (("run", "nosuch"), "no zoo entry is called 'nosuch'"),
         (("run", "mpl"), "did you mean mlp?"),
