@@ -55,6 +55,7 @@ def test_every_verb_has_an_example(hocket, verb):
         (("run", "mlp", "--format", "xml"), "invalid choice: 'xml'"),
         (("run", "mlp", "--planner", "nosuch"), "invalid choice: 'nosuch'"),
         (("run", "mlp", "--runs", "0"), "--runs: expected a whole number of at least 1, got '0'"),
+        (("run", "mlp", "--threads", "100000"), "--threads: this machine has"),
         (("run", "mlp", "--set", "width"), "expected KEY=VALUE, such as image_size=64, got 'width'"),
         (("run", "nosuch"), "no zoo entry is called 'nosuch'"),
         (("run", "mpl"), "did you mean mlp?"),
@@ -136,6 +137,14 @@ def test_targets_that_are_no_job(hocket, steps, target, status, message):
     found = hocket("run", target)
     assert (found.status, found.out) == (status, "")
     assert found.error.startswith(f"hocket: error: {message}")
+
+
+@pytest.mark.parametrize("words", [("--set", f"width={10**11}"), ("--batch-size", 10**20)])
+def test_sizes_for_which_there_is_no_memory(hocket, words):
+    found = hocket("explain", "mlp", *words)
+    assert found.status == 1
+    assert found.error.startswith("hocket: error: mlp: building it failed (--traceback shows where): ")
+    assert "frame #" not in found.error
 
 
 @pytest.mark.parametrize("words", [("--batch-size", 2), ("--optimizer", "sgd"), ("--seed", 0), ("--set", "width=2")])

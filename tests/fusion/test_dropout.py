@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.fusion.oracle import assert_close
+from tests.fusion.prefer import prefer
 from torch import nn
+from torch.nn import functional as F
 
 import hocket
 
@@ -55,6 +57,67 @@ def test_dropout_of_a_function_and_of_recurrent_layers_with_seeds():
     array.eval()
     for index, model in enumerate(models):
         assert_close(array(x)[index], model.eval()(x), f"model {index}, eval")
+
+
+class Transposed(nn.Module):
+    """Draws of values that do not lie as usual in memory: numbers are drawn in the order of memory."""
+
+    def __init__(self, kind, function):
+        super().__init__()
+        self.layer, self.function = kind(), function
+
+    def forward(self, x):
+        return self.function(self.layer(x))
+
+
+class Unlike(nn.Sequential):
+    """Blocks of other shapes in each model, which stay separate."""
+
+    def forward(self, x):
+        return self[1](self[0](x).transpose(0, 1))
+
+
+ROWS, IMAGES, SOME = (3, 5, 4), (3, 2, 6, 6), torch.tensor([0, 2])
+TRANSPOSED = {
+    "dropout": (lambda: nn.Linear(4, 4), ROWS, lambda h: F.dropout(h.transpose(0, 1), 0.3)),
+    "alpha_dropout": (lambda: nn.Linear(4, 4), ROWS, lambda h: F.alpha_dropout(h.permute(2, 0, 1), 0.3, True)),
+    "batch first": (lambda: nn.GRU(4, 6, batch_first=True), ROWS, lambda out: F.dropout(out[0], 0.3)),
+    "encoder": (lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.3, batch_first=True), ROWS, lambda h: h),
+    "images": (lambda: nn.Conv2d(2, 3, 3), IMAGES, lambda h: F.dropout(h.permute(0, 2, 3, 1), 0.3)),
+    "indices": (lambda: nn.Conv2d(2, 3, 3), IMAGES, lambda h: torch.rand_like(h[:, SOME, :, SOME]) * h.sum()),
+    "in place": (lambda: nn.Conv2d(2, 3, 3), IMAGES, lambda h: h[:, SOME, :, SOME].detach().normal_() * h.sum()),
+    "bernoulli": (lambda: nn.Linear(4, 4), ROWS, lambda h: torch.bernoulli(h.sigmoid().transpose(1, 2))),
+}
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("way", ["rule", "loop", "auto", "1 at a time, channels last"])
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_values_that_lie_transposed_drop_with_seeds_as_alone(name, way, monkeypatch):
+    prefer(monkeypatch, forward=way)
+    kind, shape, function = TRANSPOSED[name]
+    models = [Transposed(kind, function).double() for _ in range(2)]
+    array = hocket.fuse(models, backend=way if way in ("rule", "loop") else "auto", seeds=[3, 4], shared=True)
+    x = torch.randn(shape).double()
+    outs = [array(x) for _ in range(3)]
+    for index, model in enumerate(models):
+        torch.manual_seed(index + 3)
+        for number, out in enumerate(outs):
+            assert_close(out[index], model(x), f"model {index}, pass {number}")
+
+
+def test_separate_blocks_drop_what_lies_transposed_as_alone():
+    def block(width):
+        return nn.Sequential(nn.Dropout(0.3), nn.Linear(4, width), nn.Linear(width, 4))
+
+    models = [Unlike(nn.Linear(4, 4), block(width)).double() for width in (4, 5)]
+    array = hocket.fuse(models, seeds=[3, 4], shared=True)
+    x = torch.randn(ROWS).double()
+    outs = [array(x) for _ in range(3)]
+    for index, model in enumerate(models):
+        torch.manual_seed(index + 3)
+        for number, out in enumerate(outs):
+            assert_close(out[index], model(x), f"model {index}, pass {number}")
 
 
 def test_attention_weights_drop_with_seeds():

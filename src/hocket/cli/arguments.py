@@ -13,6 +13,7 @@ from typing import Any
 
 from hocket.cli.console import UsageError
 from hocket.errors import HocketError
+from hocket.reporting.words import count_text
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
@@ -136,6 +137,14 @@ def count(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return number
+
+
+def threads(text: str) -> int:
+    """Parse an argument that is a number of threads that this machine runs at once. OpenMP crashes at many more."""
+    number, processors = count(text), os.cpu_count() or 1
+    if number > processors:
+        raise argparse.ArgumentTypeError(f"this machine has {count_text(processors, 'processor')}, got {number}")
     return number
 
 

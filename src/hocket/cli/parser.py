@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hocket.cli import files, partitions, pipelines, servers, steps
+from hocket.cli import arguments, files, partitions, pipelines, servers, steps
 from hocket.cli.about import SHELLS, VersionAction, print_completion
 from hocket.cli.arguments import Argument, ArgumentGroup, Verb, arg, count, counts_of, make_parser_of, output, setting
 from hocket.errors import HocketError
@@ -125,7 +125,7 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
         ),
         arg("--no-cache", action="store_false", dest="cache", help="search anew, and remember nothing"),
         arg("--runs", type=count, default=10, metavar="N", help="measured steps of each kind (10)"),
-        arg("--threads", type=count, metavar="N", help="threads of the eager step (torch's own choice)"),
+        arg("--threads", type=arguments.threads, metavar="N", help="threads of the eager step (torch's own choice)"),
         arg(
             "--simulate",
             type=gpu_machine,

@@ -101,9 +101,10 @@ class Target:
         if self.device is not None:
             settings["device"] = self.device
         try:
-            return zoo.load(
-                self.words, batch_size=self.batch_size, optimizer=self.optimizer, seed=self.seed or 0, **settings
-            )
+            with self.blamed("building it"):  # such as sizes for which there is no memory
+                return zoo.load(
+                    self.words, batch_size=self.batch_size, optimizer=self.optimizer, seed=self.seed or 0, **settings
+                )
         except InputError as error:
             hint = "" if entry else "; a function of your own is written file.py:function"
             raise UsageError(f"{error}{hint}") from error
@@ -211,6 +212,7 @@ def _problem(error: BaseException) -> str:
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     if isinstance(error, HocketError):
         return text
+    text = text.partition("Exception raised from ")[0].rstrip()  # by torch, behind which its C++ frames stand
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

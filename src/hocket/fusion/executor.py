@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
+from hocket.fusion.absent import note_absent
 from hocket.fusion.contest import ExecutionPlan
 from hocket.fusion.gradients import Gathered, Parts
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
@@ -31,7 +32,7 @@ from hocket.fusion.one_by_one import fail_after_updates
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import where
 from hocket.fusion.source import ProgramSource
-from hocket.fusion.stacked import Stacked, map_tree
+from hocket.fusion.stacked import Stacked, laid_out, map_tree
 
 __all__ = ["LeadsElsewhereError", "SingleExecutor", "SingleModel", "has_images"]
 
@@ -56,7 +57,9 @@ class SingleModel:
             function = step.alone[index]
             if channels_last and step.op in CHANNELS_LAST:
                 function = _channels_last(function, CHANNELS_LAST[step.op])
-            elif channels_last and is_seeded:  # numbers are drawn in the order of memory
+            elif channels_last and step.orders:  # numbers are drawn in the order of memory
+                function = _laid_out(function, step.orders)
+            elif channels_last and is_seeded:
                 function = _usual_images(function)
             self._source.add(step, function)
         self._run = self._source.function()
@@ -88,6 +91,14 @@ def _channels_last(function: Callable[..., Any], layout: torch.memory_format) ->
     def run(input: Tensor, *args: Any, **kwargs: Any) -> Any:
         # `contiguous` leaves one channel, or one pixel, as it is, and what follows would lie plane by plane again.
         return function(input.to(memory_format=layout) if input.ndim == dims else input, *args, **kwargs)
+
+    return run
+
+
+def _laid_out(function: Callable[..., Any], orders: tuple[tuple[int, ...], ...]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = laid_out((args, kwargs), orders)
+        return function(*args, **kwargs)
 
     return run
 
@@ -164,7 +175,7 @@ class SingleExecutor:
         whole_grads = [grad.whole() for grad in grads]
         if all(grad is None for grad in whole_grads):  # nothing that trains has a part in the losses
             return values
-        ready: Tensor = _Ready.apply(_Waiting(values, whole_grads), *trained)
+        ready: Tensor = _Ready.apply(_Waiting(values, whole_grads, [grad.absent() for grad in grads]), *trained)
         return ready.as_subclass(Losses)
 
     def _split(self, leaves: list[Any], parts: list[dict[str, Tensor]]) -> list[tuple[list[Any], dict[str, Tensor]]]:
@@ -227,15 +238,16 @@ def _leads_elsewhere(loss: Tensor, out: Any, parts: list[Tensor]) -> bool:
 class _Waiting:
     """Losses and the gradients that belong to them, until these are taken."""
 
-    def __init__(self, losses: Tensor, grads: list[Tensor | None]) -> None:
+    def __init__(self, losses: Tensor, grads: list[Tensor | None], absent: list[frozenset[int]]) -> None:
         self.losses = losses
+        self.absent = absent  # for each gradient, the models that had none
         self.grads: list[Tensor | None] | None = grads
 
 
 class _Ready(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, waiting: _Waiting, *wholes: Tensor) -> Tensor:
-        ctx.waiting = waiting
+        ctx.waiting, ctx.wholes = waiting, wholes
         return waiting.losses
 
     @staticmethod
@@ -246,6 +258,8 @@ class _Ready(torch.autograd.Function):
                 "losses: gradients come with the losses and are handed over once; to differentiate twice or again, "
                 "use array.loss(fn, array(x), y)"
             )
+        for whole, models in zip(ctx.wholes, ctx.waiting.absent, strict=True):
+            note_absent(whole, models)
         factor = by[0]
         if factor.device.type == "cpu" and bool((factor == 1).all()):
             return (None, *grads)

@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hocket.fusion.absent import absent, note_absent
+
 __all__ = ["ASKED", "LARGE_BYTES", "Gathered", "GradientMemory", "Parts", "SaidOfLeaves", "as_leaf"]
 
 
@@ -109,15 +111,18 @@ class _Link(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *wholes: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.num_wholes = len(wholes)
+        ctx.wholes = wholes
         return tuple([own for whole in wholes for own in _owns(whole)])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = len(grads) // ctx.num_wholes
+        count = len(grads) // len(ctx.wholes)
         if count == 1:
             return tuple([None if grad is None else grad.unsqueeze(0) for grad in grads])
-        return tuple([_joined(grads[start : start + count]) for start in range(0, len(grads), count)])
+        columns = [grads[start : start + count] for start in range(0, len(grads), count)]
+        for whole, column in zip(ctx.wholes, columns, strict=True):
+            note_absent(whole, absent(column))
+        return tuple(map(_joined, columns))
 
 
 def _owns(whole: Tensor) -> tuple[Tensor, ...]:
@@ -151,6 +156,10 @@ class Gathered:
         if self._place is not None and grad is not None:
             grad = self._place[len(self._grads)].copy_(grad)
         self._grads.append(grad)
+
+    def absent(self) -> frozenset[int]:
+        """The models that had none."""
+        return absent(self._grads)
 
     def whole(self) -> Tensor | None:
         """The gradient of all models, or None if no model has one."""

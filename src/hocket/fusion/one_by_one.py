@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.fusion import fallback
+from hocket.fusion.absent import absent, note_absent
 from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.gradients import SaidOfLeaves
 from hocket.fusion.rules.base import is_watched
@@ -106,7 +107,7 @@ def fail_after_updates(out: Any, wholes: list[Tensor]) -> None:
 def _functional(store: Store, wholes: dict[str, Tensor]) -> list[Callable[..., Any]]:
     """The templates on views of what stands for the stacked tensors, in a transform or while a step is captured."""
     parts: dict[int, tuple[Tensor, ...]] = {}
-    tensors = {name: parts.setdefault(id(whole), whole.unbind(0)) for name, whole in wholes.items()}
+    tensors = {name: parts.setdefault(id(whole), _unbound(whole)) for name, whole in wholes.items()}
     targets: list[Callable[..., Any]] = []
     for index, template in enumerate(store.templates):
         own = {name: each[index] for name, each in tensors.items()}
@@ -114,6 +115,13 @@ def _functional(store: Store, wholes: dict[str, Tensor]) -> list[Callable[..., A
             own |= {f"{block}.{name}": each for name, each in named_tensors(template.get_submodule(block))}
         targets.append(partial(_called_with, template, own))
     return targets
+
+
+def _unbound(whole: Tensor) -> tuple[Tensor, ...]:
+    parts = whole.unbind(0)
+    if parts[0].grad_fn is not None and not torch._C._are_functorch_transforms_active():
+        parts[0].grad_fn.register_prehook(lambda grads: note_absent(whole, absent(grads)))
+    return parts
 
 
 def _called_with(template: nn.Module, tensors: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

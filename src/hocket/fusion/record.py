@@ -33,6 +33,7 @@ from hocket.fusion.originals import Known, check_part
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import named_tensors
+from hocket.fusion.stacked import memory_order
 from hocket.fusion.strided import STRIDED, memory, unlike_alone
 from hocket.fusion.traced import RecordedForward, Traced
 from hocket.pystate.origins import user_line
@@ -294,6 +295,9 @@ class _Recorder(TorchFunctionMode):
         argument = self._detached if is_detached else self._argument
         own_args, own_kwargs = fx.node.map_aggregate(args, argument), fx.node.map_aggregate(kwargs, argument)
         node = self._placed(self._graph.create_node(op, target, own_args, own_kwargs))
+        if op == "call_module" or (name := op_name(target)) is None or name in DRAWS:
+            # numbers are drawn in the order of memory
+            node.meta["orders"] = tuple(memory_order(leaf) for leaf in _tensors((args, kwargs)))
         if not (is_detached and any(result is leaf for leaf in pytree.tree_leaves((args, kwargs)))):
             self._name_parts(node, result)  # else written over without gradients: its own go where they went before
         return result

@@ -25,8 +25,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["ModelValues", "Stacked", "align", "as_tensors", "as_type_of", "fold", "from_channels", "is_same"]
-__all__ += ["is_stacked", "joined", "map_tree", "part", "to_channels", "unfold", "unwatched", "unwrap"]
-__all__ += ["with_model_dim"]
+__all__ += [
+    "is_stacked",
+    "joined",
+    "laid_out",
+    "map_tree",
+    "memory_order",
+    "part",
+    "to_channels",
+    "unfold",
+    "unwatched",
+]
+__all__ += ["unwrap", "with_model_dim"]
 
 
 @contextmanager
@@ -119,6 +129,37 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(tree, slice):
         return slice(map_tree(tree.start, change), map_tree(tree.stop, change), map_tree(tree.step, change))
     return change(tree)
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The axes of what torch makes like a tensor, those with the longest steps in memory first.
+
+    Example:
+        >>> memory_order(torch.ones(2, 3, 4).transpose(0, 1))
+        (1, 0, 2)
+    """
+    with torch._C.DisableTorchFunction():
+        strides = torch.empty_like(tensor, device="meta").stride()
+    return tuple(sorted(range(len(strides)), key=lambda axis: -strides[axis]))
+
+
+def laid_out(tree: Any, orders: Sequence[tuple[int, ...]]) -> Any:
+    """A tree of arguments whose tensors have their last axes in these orders in memory, one for each tensor."""
+    remaining = iter(orders)
+
+    def change(leaf: Any) -> Any:
+        if not isinstance(leaf, (Stacked, Tensor)) or (order := next(remaining, None)) is None:
+            return leaf
+        tensor = unwrap(leaf)
+        first = tensor.ndim - len(order)
+        axes = [*range(first), *(first + axis for axis in order)]
+        ordered = tensor.permute(axes)
+        if ordered.is_contiguous():
+            return leaf
+        copy = ordered.contiguous().permute([axes.index(axis) for axis in range(tensor.ndim)])
+        return Stacked(copy) if isinstance(leaf, Stacked) else copy
+
+    return map_tree(tree, change)
 
 
 def as_type_of(like: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:

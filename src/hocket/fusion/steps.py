@@ -21,11 +21,12 @@ from torch import Tensor, fx, nn
 from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.inputs import ModelAxis
+from hocket.fusion.known_functions import is_write
 from hocket.fusion.rules import OpContext, find
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, WITH_RATES, drawing, each
-from hocket.fusion.stacked import Stacked, is_stacked, unwrap
+from hocket.fusion.stacked import Stacked, is_stacked, laid_out, unwrap
 from hocket.fusion.store import Store
 from hocket.fusion.strided import STRIDED
 from hocket.fusion.traced import Traced
@@ -66,6 +67,7 @@ class Step:
     alone: Sequence[Callable[..., Any]] = ()  # what computes it for each model by itself, on plain tensors
     takes_numbers: bool = False  # whether the rule takes numbers that differ between models (`ModelValues`)
     draws: bool = False  # whether it draws random numbers
+    orders: tuple[tuple[int, ...], ...] = ()  # of its context, but for a write
     write: tuple[int, ...] | None = None  # the places of all names of its first argument, where it writes over that
     # whether its result has to be a view of its first argument, because one of them is written to
     must_view: bool = False
@@ -75,7 +77,7 @@ def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, p
     """The step of one op or separate block, and what may stand in for its rule."""
     layer = traced.layer(node)
     if node.op == "call_module":
-        return _block_step(store, store.group(store.separate_index[layer]), layer, place)
+        return _block_step(store, store.group(store.separate_index[layer]), layer, place, node)
     target: Any = node.target
     name: str = op_name(target) or getattr(target, "__name__", None) or str(target)
     is_known, rule = isinstance(target, str) or op_name(target) is not None, find(target)
@@ -85,9 +87,11 @@ def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, p
     activate = in_place(node)
     if activate is not None:
         plain, rule = activate, _activated(activate)
-    context = OpContext(layer, name, (target,) * store.num_models, memory=store.memory)
+    orders = node.meta.get("orders", ()) if store.seeds is not None else ()
+    context = OpContext(layer, name, (target,) * store.num_models, orders=orders, memory=store.memory)
     draws = name in DRAWS or not is_known
     step = Step(place, layer, name, _caller(store, context, rule, draws), _backends(store, settings, draws))
+    step.orders = () if is_write(name) else orders
     if name in WITHOUT_VMAP:
         step.backends = [backend for backend in step.backends if backend != "vmap"]
     if name in STRIDED:
@@ -97,9 +101,10 @@ def make_step(store: Store, settings: Settings, traced: Traced, node: fx.Node, p
     return step
 
 
-def _block_step(store: Store, blocks: list[nn.Module], layer: str, place: int) -> Step:
+def _block_step(store: Store, blocks: list[nn.Module], layer: str, place: int, node: fx.Node) -> Step:
     """A block of which each model has its own."""
-    context = OpContext(layer, type(blocks[0]).__name__, tuple(blocks), memory=store.memory)
+    orders = node.meta["orders"] if store.seeds is not None else ()
+    context = OpContext(layer, type(blocks[0]).__name__, tuple(blocks), orders=orders, memory=store.memory)
     step = Step(place, layer, context.name, _caller(store, context, None, True), ["separate"])
     step.alone = _drawing(store, blocks)
     return step
@@ -123,6 +128,8 @@ def _caller(
         here = context
         if draws and store.seeds is not None:
             here = replace(here, generators=_generators(store, args))
+            if not is_write(context.name):
+                args, kwargs = laid_out((args, kwargs), context.orders)
         if backend == "rule":
             return NotImplemented if rule is None else rule(here, *args, **kwargs)
         if backend == "vmap":

@@ -26,6 +26,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from hocket.errors import InputError
+from hocket.fusion.absent import models_without_gradient
 from hocket.optim.arithmetic import Tensors, is_on
 from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
 from hocket.optim.counts import groups_of, options_of, signature_of, step_of
@@ -158,8 +159,11 @@ class FusedOptimizer(ModelStates, ABC):
             return
         if skipped:
             self.count_per_model()
-        laid = [self._laid_out(number, group, ready) for number, (group, ready) in enumerate(work)]
-        kept = [each for layout in laid for each in self._kept(layout, skipped)] if skipped else []
+        absent = {p: models for _, ready in work for p in ready if (models := models_without_gradient(p))}
+        if absent:
+            self.count_per_model()
+        laid = [self._laid_out(number, group, ready, absent) for number, (group, ready) in enumerate(work)]
+        kept = [each for layout in laid for each in self._kept(layout, skipped, absent)] if skipped or absent else []
         for (group, _), layout in zip(work, laid, strict=True):
             self.count(group, [bucket.state for bucket in layout.buckets])
             for bucket in layout.buckets:
@@ -167,26 +171,30 @@ class FusedOptimizer(ModelStates, ABC):
         for tensor, index, values in kept:
             tensor.index_copy_(0, index, values)
 
-    def _laid_out(self, number: int, group: dict[str, Any], ready: Tensors) -> Layout:
+    def _laid_out(
+        self, number: int, group: dict[str, Any], ready: Tensors, absent: Mapping[torch.Tensor, list[int]]
+    ) -> Layout:
         """The layout of a group's parameters that have gradients, whose states are complete from here on."""
-        states, entries = [self.state[p] for p in ready], self.entries(group)
+        states = [self.state[p] for p in ready]
+        entries = (*self.entries(group), *(tuple(absent.get(p, ())) for p in ready if absent))
         layout = self._layouts.get(number)
         if layout is None or not layout.is_of(ready, states, entries):
             self._slots.check_shapes(ready)
             for p, state in zip(ready, states, strict=True):
                 self.complete(p, group, state)
-            self.share_counts(group, resting={*group["params"]} - {*ready})
+            self.share_counts(group, resting={*group["params"]} - {*ready}, absent=absent)
             layout = self._layouts[number] = lay_out(ready, states, entries, self._slots)
         return layout
 
     def _kept(
-        self, layout: Layout, skipped: Sequence[int]
+        self, layout: Layout, skipped: Sequence[int], absent: Mapping[torch.Tensor, list[int]]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Copies of the skipped models' slices of parameters and states."""
+        """Copies of the slices of parameters and states of skipped models, and of those without a gradient."""
         for p, state in zip(layout.params, layout.states, strict=True):
-            if self._slots[p] is None:
+            models = sorted({*skipped, *absent.get(p, ())})
+            if models and self._slots[p] is None:
                 for tensor in (p, *state.values()):
-                    index = torch.tensor(skipped, device=tensor.device)
+                    index = torch.tensor(models, device=tensor.device)
                     yield tensor, index, tensor.index_select(0, index)
 
     def _update_bucket(self, group: dict[str, Any], bucket: Bucket) -> None:

@@ -163,13 +163,13 @@ class Layout:
     values: Sequence[Any]
     buckets: Sequence[Bucket]
 
-    def is_of(self, params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...]) -> bool:
+    def is_of(self, params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[Any, ...]) -> bool:
         """True if these are still the same parameters, states and counts."""
         objects, values = _identity(params, states, entries)
         return values == self.values and all(map(is_, objects, self.objects))
 
 
-def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...], slots: Slots) -> Layout:
+def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[Any, ...], slots: Slots) -> Layout:
     """Bucket and cut these parameters, whose states have these entries."""
 
     def is_even(p: torch.Tensor) -> bool:
@@ -187,7 +187,7 @@ def lay_out(params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[st
 
 
 def _identity(
-    params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[str, ...]
+    params: Tensors, states: Sequence[dict[str, Any]], entries: tuple[Any, ...]
 ) -> tuple[list[Any], tuple[Any, ...]]:
     """The objects, and the values, that are the same as long as a layout holds."""
     objects = [*params, *states, *[state.get("step") for state in states]]

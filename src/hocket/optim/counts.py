@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -234,8 +235,15 @@ class Counted(Options):
         for group in self.param_groups:
             self.share_counts(group)
 
-    def share_counts(self, group: dict[str, Any], resting: Collection[torch.Tensor] = ()) -> None:
-        """Let equal counts of a group share one tensor, apart from parameters at rest. Others have their own."""
+    def share_counts(
+        self,
+        group: dict[str, Any],
+        resting: Collection[torch.Tensor] = (),
+        absent: Mapping[torch.Tensor, list[int]] = MappingProxyType({}),
+    ) -> None:
+        """Let equal counts of a group share one tensor, apart from parameters at rest, in all models or in the `absent`
+        ones. Others have their own.
+        """
         known: dict[Any, torch.Tensor] = {}
         for p in group["params"]:
             entries, is_fused = self.state.get(p, {}), self._slots[p] is None
@@ -244,7 +252,8 @@ class Counted(Options):
                 if key == "step" and not count.dim() and self._per_model_steps and is_fused:
                     count = self.first_count(key, p) + count.item()
                 count = count.to("cpu" if key == "step" and not count.dim() else p.device)
-                same = (key, p in resting, count.device, count.dtype, count.dim(), *count.reshape(-1).tolist())
+                rests = (p in resting, *absent.get(p, ()))
+                same = (key, rests, count.device, count.dtype, count.dim(), *count.reshape(-1).tolist())
                 if p in resting and same not in known:
                     count = count.clone()
                 entries[key] = known.setdefault(same, count)

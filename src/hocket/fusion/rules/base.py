@@ -41,6 +41,9 @@ class OpContext:
     targets: tuple[Callable[..., Any], ...]  # the op as each model calls it, a function of plain tensors
     # one random generator per model, or empty where all draw from torch's own
     generators: tuple[torch.Generator, ...] = field(default=(), repr=False)
+    # in which order the axes of each tensor among the arguments lie in memory where a model is alone; empty if that
+    # does not matter
+    orders: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     # for gradients of parameters, kept from step to step; None where there is none
     memory: GradientMemory | None = field(default=None, repr=False)
 

@@ -18,19 +18,19 @@ from hocket.fusion.stacked import ModelValues, Stacked, with_model_dim
 ALPHA = 1.7580993408473766  # of self-normalising networks, as torch has it
 
 
-def drawn(context: OpContext, shape: tuple[int, ...], like: Tensor, keep: list[float]) -> Tensor:
-    """``(B, *shape)`` of zeros and ones, each one with the chance `keep` of its model."""
+def drawn(context: OpContext, noise: Tensor, keep: list[float]) -> Tensor:
+    """Write zeros and ones into `noise`, ``(B, ...)``, each one with the chance `keep` of its model."""
     if context.generators:
-        own = [torch.full(shape, chance, dtype=like.dtype, device=like.device) for chance in keep]
-        for each, chance, generator in zip(own, keep, context.generators, strict=True):
+        for own, chance, generator in zip(noise.unbind(0), keep, context.generators, strict=True):
             if 0.0 < chance < 1.0:  # else torch draws nothing either
-                each.bernoulli_(chance, generator=generator)
-        return torch.stack(own)
-    noise = torch.empty((context.num_models, *shape), dtype=like.dtype, device=like.device)
+                own.bernoulli_(chance, generator=generator)
+            else:
+                own.fill_(chance)
+        return noise
     if len(set(keep)) == 1:
         return noise.bernoulli_(keep[0])
-    chances = torch.tensor(keep, dtype=like.dtype, device=like.device)
-    return noise.copy_(torch.rand_like(noise) < chances.reshape(-1, *([1] * len(shape))))
+    chances = torch.tensor(keep, dtype=noise.dtype, device=noise.device)
+    return noise.copy_(torch.rand_like(noise) < chances.reshape(-1, *([1] * (noise.ndim - 1))))
 
 
 def _per_model(values: list[float], like: Tensor) -> Any:
@@ -47,11 +47,9 @@ def dropped(
     if not all(0.0 <= rate <= 1.0 for rate in rates):
         raise InputError(f"{context.where}: expected dropout rates from 0 to 1, got {rates}")
     x = with_model_dim(input, context.num_models)
-    shape = tuple(x.shape[1:])
-    if whole_channels:
-        shape = (*shape[:2], *([1] * (len(shape) - 2)))
     keep = [1.0 - rate for rate in rates]
-    noise = drawn(context, shape, x, keep)
+    noise = x.new_empty((*x.shape[:3], *([1] * (x.ndim - 3)))) if whole_channels else torch.empty_like(x)
+    drawn(context, noise, keep)
     if not alpha:
         scale = _per_model([chance or 1.0 for chance in keep], x)
         return Stacked(x * noise.div_(scale))

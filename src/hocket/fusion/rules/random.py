@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.stacked import Stacked, map_tree, with_model_dim
+from hocket.fusion.stacked import Stacked, laid_out, with_model_dim
 
 __all__ = ["DRAWS", "WITH_RATES", "drawing", "drawing_from"]
 
@@ -60,17 +60,12 @@ def drawing(target: Callable[..., Any], generator: torch.Generator) -> Callable[
     return draw
 
 
-def _contiguous(value: Any) -> Any:
-    return Stacked(value.tensor.contiguous()) if isinstance(value, Stacked) else value
-
-
 @rule(*OTHERS)
 def each(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     """Model after model."""
     targets = list(context.targets)
     if context.generators:
         targets = [drawing(target, generator) for target, generator in zip(targets, context.generators, strict=True)]
-        args, kwargs = map_tree((args, kwargs), _contiguous)  # numbers are drawn in the order of memory
     return fallback.loop(targets, args, kwargs, context.where)
 
 
@@ -101,7 +96,10 @@ def in_place(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     if context.generators:
         for own, generator in zip(input.tensor.unbind(0), context.generators, strict=True):
-            drawing(context.target, generator)(own, *args, **kwargs)
+            as_alone = laid_out(own, context.orders)
+            drawing(context.target, generator)(as_alone, *args, **kwargs)
+            if as_alone is not own:
+                own.copy_(as_alone)
     else:
         context.target(input.tensor, *args, **kwargs)
     return input
