@@ -207,7 +207,8 @@ def test_progress_is_a_table_on_a_terminal_and_a_line_a_rung_elsewhere():
                 live.update(search)
 
             options = {"trials": 4, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
-            searched(train, {"lr": LR}, on_progress=update, **options)
+            study, _ = searched(train, {"lr": LR}, on_progress=update, **options)
+        assert seen[-1][0].endswith(f"best value {study.best_value:.6g}")  # not that of a pruned trial
         texts.append(terminal.text)
     assert seen[0][0].startswith("tune: 2 of 4 trials over, 4 epochs, best value ")
     assert seen[0][1] == "  all trials: 2 of 4 slots (fused), epoch 1 to 1, 0 waiting"

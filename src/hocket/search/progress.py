@@ -78,7 +78,8 @@ def lines(search: Search) -> list[str]:
     """A line on all trials, and one for each group."""
     runs = list(search.runs.values())
     over = [run for run in runs if run.status.is_over]
-    values = [run.values[-1] for run in runs if run.values and run.status is not Status.FAILED]
+    left_out = (Status.FAILED, Status.PRUNED)  # as in the study's best value
+    values = [run.values[-1] for run in runs if run.values and run.status not in left_out]
     best = (max if search.policy.maximize else min)(values, default=None)
     shown = "none yet" if best is None else f"{best:.6g}"
     epochs_done = sum(run.epochs for run in runs)
