@@ -354,3 +354,17 @@ def draws_kept_and_returned() -> Loop:
         return update(optimizer, F.cross_entropy(out, y) * share * (1 + kind)), share, kind
 
     return Loop(step, model, optimizer, batches, lambda: {"generator": generator, "kept": list(kept)})
+
+
+@loop()
+def draws_in_one_branch_and_for_each_element() -> Loop:
+    """Neither is made once in each step: a draw of an ``if`` expression, and those of a comprehension."""
+    model, optimizer, batches = task()
+    batches[4] = tuple(each[:4] for each in batches[4])
+
+    def step(batch):
+        x, y = batch
+        losses = F.cross_entropy(model(x) * (2.0 if len(x) > 4 else random.random()), y, reduction="none")
+        return update(optimizer, (losses * torch.tensor([random.random() for _ in range(len(x))])).mean())
+
+    return Loop(step, model, optimizer, batches)

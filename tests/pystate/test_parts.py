@@ -218,6 +218,21 @@ def draws_by_a_function(x: torch.Tensor) -> None:
     print(x.sum())
 
 
+def draws_in_one_branch(x: torch.Tensor) -> None:
+    y = x.mul(2.0 if len(x) > 2 else random.random())
+    print(y.sum())
+
+
+def draws_for_each_element(x: torch.Tensor) -> None:
+    y = x.mul(torch.tensor([random.random() for _ in range(3)]))
+    print(y.sum())
+
+
+def draws_if_asked(x: torch.Tensor) -> None:
+    y = x.mul(len(x) > 5 and random.random())
+    print(y.sum())
+
+
 def shuffles(x: torch.Tensor) -> None:
     order = [0, 1, 2]
     random.shuffle(order)
@@ -250,6 +265,9 @@ class Private:
         bound_perhaps,
         returns_between,
         draws_in_a_loop,
+        draws_in_one_branch,
+        draws_for_each_element,
+        draws_if_asked,
         draws_after_an_op,
         draws_by_a_function,
         looks_at_its_variables,

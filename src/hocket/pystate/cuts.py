@@ -182,9 +182,9 @@ class BodyCut:
         call: a fetch may raise, and then what stands before it has to have been done.
         """
         for root in _roots(statement):
-            for call in _in_any_case(root, self._is_drawing):
+            for call, is_sure in _calls_in_order(root, self._is_drawing):
                 is_fetch = self.body.draw_of(call) == "fetch"
-                if self._is_drawing(call):
+                if is_sure and self._is_drawing(call):
                     loads = {n.id for n in ast.walk(call) if isinstance(n, ast.Name)} & self.body.names
                     if not loads <= ready or (called and is_fetch):
                         return
@@ -269,15 +269,15 @@ def _roots(statement: ast.stmt) -> list[ast.expr]:
     return [statement.iter] if isinstance(statement, ast.For) else []
 
 
-def _in_any_case(node: ast.AST, is_whole: Callable[[ast.Call], bool]) -> Iterator[ast.Call]:
-    """The calls of an expression in their order, up to one that is made for certain values only.
+def _calls_in_order(node: ast.AST, is_whole: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, bool]]:
+    """The calls of an expression in their order, each with False if it is made for certain values only, or many times.
 
     Args:
         node: the expression.
         is_whole: true of calls whose arguments are not looked into.
     """
     if isinstance(node, ast.Call) and is_whole(node):
-        yield node
+        yield node, True
         return
     inner: Iterable[ast.AST] = ast.iter_child_nodes(node)
     if isinstance(node, ast.BoolOp):
@@ -292,9 +292,9 @@ def _in_any_case(node: ast.AST, is_whole: Callable[[ast.Call], bool]) -> Iterato
         inner = []
     inner = list(inner)
     for each in inner:
-        yield from _in_any_case(each, is_whole)
+        yield from _calls_in_order(each, is_whole)
     seen = {n for each in inner for n in ast.walk(each)}
-    yield from (n for n in ast.walk(node) if isinstance(n, ast.Call) and n not in seen)
+    yield from ((n, False) for n in ast.walk(node) if isinstance(n, ast.Call) and n not in seen)
 
 
 def _load(name: str) -> ast.Name:
