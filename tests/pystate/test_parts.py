@@ -228,6 +228,12 @@ def draws_for_each_element(x: torch.Tensor) -> None:
     print(y.sum())
 
 
+def draws_after_a_function_that_calls_one(x: torch.Tensor) -> None:
+    y = torch.utils.checkpoint.checkpoint(lambda x: x.mul(helper()), x, use_reentrant=False)
+    z = y.mul(random.random())
+    print(y.sum(), z.sum())
+
+
 def draws_if_asked(x: torch.Tensor) -> None:
     y = x.mul(len(x) > 5 and random.random())
     print(y.sum())
@@ -268,6 +274,7 @@ class Private:
         draws_in_one_branch,
         draws_for_each_element,
         draws_if_asked,
+        draws_after_a_function_that_calls_one,
         draws_after_an_op,
         draws_by_a_function,
         looks_at_its_variables,

@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -113,12 +113,16 @@ class BodyCut:
             self.nodes.append(node)
 
     def _draws_nothing(self, call: ast.Call) -> bool:
-        """True of calls of torch's functions, of ``len`` and the like, and of ``optimizer.zero_grad()``."""
+        """True of calls of torch's kernels, of ``len`` and the like, and of ``optimizer.zero_grad()``.
+
+        Not of all functions of torch's: a checkpoint calls the function that it is given.
+        """
         function = call.func
         if isinstance(function, ast.Attribute):
             owner = self.body.value_of(function.value)
             if isinstance(owner, ModuleType):
-                return owner.__name__.partition(".")[0] == "torch"
+                is_kernel = owner is torch and isinstance(self.body.value_of(function), BuiltinFunctionType)
+                return is_kernel or owner is torch.nn.functional
             return function.attr == "zero_grad" and is_a(owner, torch.optim.Optimizer)
         return _is_one_of(self.body.value_of(function), _PLAIN_CALLS)
 
