@@ -38,7 +38,7 @@ TAGS = (1, 2)
 
 
 def run(mbits: Sequence[int] = (200,), rounds: int = 5) -> dict[str, Any]:
-    """Both ways in turns, over links of so many Mbit/s.
+    """Both ways in turns, over links of a given rate.
 
     Raises:
         InputError: there can be no network namespaces here, or a rank failed. Says why.

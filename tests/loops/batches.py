@@ -237,7 +237,7 @@ def words_that_there_are_not() -> Loop:
 
 @loop(planned=True)
 def labels_that_there_are_not_after_dropout() -> Loop:
-    """What the step has drawn and written before the error that it catches stays, and is not done twice."""
+    """Draws and writes before the error that the step catches stay, and are not made twice."""
     layers = nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4)
     model = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""Which statements may catch what is raised within them."""
+"""Tests of the statements that may catch what is raised within them."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class BodyCut:
     def _draws_nothing(self, call: ast.Call) -> bool:
         """True of calls of torch's kernels, of ``len`` and the like, and of ``optimizer.zero_grad()``.
 
-        Not of all functions of torch's: a checkpoint calls the function that it is given.
+        Not of all functions of torch's: `tree_map` calls the function that it is given.
         """
         function = call.func
         if isinstance(function, ast.Attribute):
