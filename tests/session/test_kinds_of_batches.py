@@ -285,6 +285,10 @@ def by_asarray(batch: Any) -> Any:
     return torch.asarray(batch[0]), torch.asarray(batch[1], dtype=torch.float32)
 
 
+def by_constructors(batch: Any) -> Any:
+    return torch.Tensor(batch[0][:, :]), torch.zeros(()).new(batch[1]).float()
+
+
 def by_collating(batch: Any) -> Any:
     x, y = torch.utils.data.default_convert(batch)
     return x, y.float()
@@ -292,8 +296,7 @@ def by_collating(batch: Any) -> Any:
 
 def of_its_shape(batch: Any) -> Any:
     assert len(batch[0]) == batch[0].shape[0]
-    assert isinstance(batch[0], np.ndarray)
-    assert batch[0].dtype == np.float32
+    assert (batch[0].dtype, isinstance(batch[0], np.ndarray)) == (np.float32, True)
     return torch.from_numpy(batch[0]), torch.zeros(batch[1].shape)
 
 
@@ -302,7 +305,10 @@ def arrays(number: int) -> list[Any]:
     return [x, np.full((4, 3), number % 2, dtype=np.int64)]
 
 
-@pytest.mark.parametrize("read", [by_from_numpy, by_as_tensor, by_tensor, by_asarray, by_collating, of_its_shape])
+READERS = [by_from_numpy, by_as_tensor, by_tensor, by_asarray, by_constructors, by_collating, of_its_shape]
+
+
+@pytest.mark.parametrize("read", READERS)
 def test_tensors_made_of_arrays_of_the_batch_are_followed(read):
     captured(program(read), arrays)
 
@@ -317,7 +323,7 @@ def test_arrays_that_must_not_be_written_to_are_followed_without_a_warning(recwa
     assert not [each for each in recwarn if "writable" in str(each.message)]
 
 
-COMPUTED = ["ufunc", "index", "method", "float", "branch", "function", "text"]
+COMPUTED = ["ufunc", "index", "method", "float", "branch", "function", "size", "text"]
 
 
 def computed(also: str) -> Any:
@@ -339,6 +345,8 @@ def computed(also: str) -> Any:
                 return torch.from_numpy(x) * (2 if (x > 1e9).any() else 1), found
             case "function":
                 return torch.from_numpy(np.concatenate([x])), found
+            case "size":
+                return torch.from_numpy(x) * len(torch.Tensor(y[0, :1].reshape(()))), found
             case _:
                 return torch.from_numpy(x), found + len(str(x)) * 0
 

@@ -3,15 +3,18 @@
 `hocket.pystate.batches` unfolds an array into the tensor that shares its memory, so that a graph reads it like any
 other leaf of the batch. While a step is recorded it is given a `WatchedArray` in place of each array::
 
-    torch.from_numpy(x)   ->   the leaf           x / 255   ->   noted: numpy computes with it where no op is seen
-    tensor[x]             ->   the leaf           x[2:], x.astype(np.float32)   ->   one that stands for that part
+    torch.from_numpy(x), torch.FloatTensor(x), tensor[x]   ->   the leaf
+    x[2:], x.astype(np.float32)                            ->   one that stands for that part
+    x / 255                                                ->   noted: numpy computes with it where no op is seen
+
+All that makes tensors of arrays makes one in the memory of the array first, and hands it to an op, `lift_fresh`.
 """
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -21,8 +24,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hocket.pystate.origins import user_line
 
-MAKERS: frozenset[Any] = frozenset((torch.tensor, torch.as_tensor, torch.asarray))
-
 _FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
 # What may be asked of an array without looking at its elements.
 _FREE = frozenset(
@@ -30,7 +31,7 @@ _FREE = frozenset(
         "shape", "dtype", "ndim", "size", "nbytes", "itemsize", "strides", "flags", "__class__", "__dict__",
         "__module__", "__array_priority__", "__array_finalize__", "__array_ufunc__", "__array_function__", "__len__",
         "__array_wrap__", "_hocket_plain", "_hocket_tensor", "_hocket_note", "astype",
-        "__torch_function__",
+        "__torch_function__", "__cuda_array_interface__",
     )
 )  # fmt: skip
 
@@ -48,6 +49,24 @@ class ArrayReads:
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
         self._items: dict[tuple[FrameType, int], str] = {}
+        self._watched: list[tuple[np.ndarray[Any, Any], torch.Tensor]] = []
+
+    def watched(self, array: np.ndarray[Any, Any], tensor: torch.Tensor) -> Any:
+        """A stand-in for `array`, which has the elements of `tensor`."""
+        self._watched.append((array, tensor))
+        made: Any = array.view(WatchedArray)
+        made._hocket_tensor, made._hocket_note, made._hocket_plain = tensor, self, array
+        return made
+
+    def leaf(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor that stands for a watched array with the memory of `tensor`. None if there is none."""
+        for array, leaf in self._watched:
+            if _are_same(array, tensor):
+                return leaf
+            first, last = np.lib.array_utils.byte_bounds(array)
+            if first <= tensor.data_ptr() < last:
+                self()
+        return None
 
     def __call__(self) -> None:
         """The step reads elements."""
@@ -96,7 +115,15 @@ class WatchedArray(np.ndarray[Any, Any]):
         if type(found) is not np.ndarray or not all(map(_is_basic, key if type(key) is tuple else (key,))):
             self._hocket_note()
             return found
-        return watched_array(found, self._hocket_tensor[key], self._hocket_note)
+        return self._hocket_note.watched(found, self._hocket_tensor[key])
+
+    def __index__(self) -> int:
+        plain = np.ndarray.__getattribute__(self, "_hocket_plain")
+        if plain is None:
+            return np.ndarray.__index__(self)
+        if not plain.ndim and plain.dtype.kind in "iu":
+            self._hocket_note()
+        return operator.index(plain)  # any other array raises, whatever its elements
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> Any:
         plain = np.ndarray.__getattribute__(self, "_hocket_plain")
@@ -107,7 +134,7 @@ class WatchedArray(np.ndarray[Any, Any]):
         if kind is None or args or kwargs or plain.dtype.kind not in "biuf":
             self._hocket_note()
             return found
-        return watched_array(found, self._hocket_tensor.to(kind, copy=True), self._hocket_note)
+        return self._hocket_note.watched(found, self._hocket_tensor.to(kind, copy=True))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return getattr(ufunc, method)(*_noted(inputs), **_noted(kwargs))
@@ -128,7 +155,7 @@ def _passed_on(name: str) -> Any:
 
 
 for _name in (
-    *("__setitem__", "__iter__", "__float__", "__int__", "__bool__", "__index__", "__complex__"),
+    *("__setitem__", "__iter__", "__float__", "__int__", "__bool__", "__complex__"),
     *("__contains__", "__repr__", "__str__", "__format__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"),
     *("__array__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__dlpack__"),
 ):
@@ -146,11 +173,12 @@ def _is_basic(key: Any) -> bool:
     return type(key) is int or key is None or key is Ellipsis
 
 
-def watched_array(array: np.ndarray[Any, Any], tensor: torch.Tensor, note: ArrayReads) -> Any:
-    """A stand-in for `array`, which `tensor` shares its memory with."""
-    made: Any = array.view(WatchedArray)
-    made._hocket_tensor, made._hocket_note, made._hocket_plain = tensor, note, array
-    return made
+def _are_same(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
+    return (
+        array.ctypes.data == tensor.data_ptr()
+        and array.shape == tensor.shape
+        and array.strides == tuple(each * array.itemsize for each in tensor.stride())
+    )
 
 
 def _noted(value: Any) -> Any:
@@ -181,28 +209,3 @@ def as_indices(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
     key = args[1]
     return (args[0], tuple(map(index, key)) if type(key) is tuple else index(key))
-
-
-def made_of_array(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """The tensor that one of `MAKERS` makes of a watched array. None where it is not known how."""
-    if kwargs.keys() - {"dtype", "device"} or len(args) != 1:
-        args[0]._hocket_note()
-        return None
-    leaf: torch.Tensor = args[0]._hocket_tensor.detach()
-    return leaf.to(**kwargs, copy=True) if func is torch.tensor else leaf.to(**kwargs) if kwargs else leaf
-
-
-@contextmanager
-def arrays_followed() -> Iterator[None]:
-    """While this lasts, `torch.from_numpy` follows watched arrays. No mode of torch sees it."""
-    usual = torch.from_numpy
-
-    def from_numpy(ndarray: Any) -> torch.Tensor:
-        followed = type(ndarray) is WatchedArray and ndarray._hocket_plain is not None
-        return ndarray._hocket_tensor.detach() if followed else usual(ndarray)
-
-    torch.from_numpy = from_numpy
-    try:
-        yield
-    finally:
-        torch.from_numpy = usual

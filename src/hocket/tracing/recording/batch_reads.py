@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.tracing.program import Action, Call, Slot, compile_action
 
-# How a number that the step spells out becomes a tensor.
+# How a number that the step spells out becomes a tensor, and how an array of numpy does.
 LIFTING = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
 
 
@@ -102,9 +102,11 @@ class BatchReads:
 
     Attributes:
         num_reads: how many reads were made so far.
+        array_leaf: returns the leaf for an array of the batch, by a tensor with the array's memory, or None.
     """
 
     num_reads: int = 0
+    array_leaf: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
     _lost: set[int] = field(default_factory=set)
     _made: set[int] = field(default_factory=set)
     _noted: list[_Noted] = field(default_factory=list)

@@ -226,14 +226,16 @@ class OpRecorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs, live = with_plain_numbers(args, kwargs or {})
         if self.reasons or func.namespace == "profiler":
-            for value in written_arguments(func, args, kwargs):
-                for tensor in tensors_in(value):
-                    self._save(tensor)
+            for tensor in tensors_in(list(written_arguments(func, args, kwargs))):
+                self._save(tensor)
             return func(*args, **kwargs)
         # What is done with tensors here is not for the mode that looks at torch functions.
         with torch._C.DisableTorchFunction():
             if reads_value(func):
                 return self.read(func, args, kwargs)
+            if func in LIFTING and (leaf := self.batch.array_leaf(args[0])) is not None:
+                with self:
+                    return leaf.detach()
             self._refuse(func, args, kwargs)
             return func(*args, **kwargs) if self.reasons else self._recorded(func, args, kwargs, live)
 
@@ -241,7 +243,7 @@ class OpRecorder(TorchDispatchMode):
         inputs = list(tensors_in((args, kwargs)))
         given = mapped(args, self.node_of), mapped(kwargs, self.node_of)
         reads = frozenset(self.root(tensor) for tensor in inputs)
-        written = [tensor for value in written_arguments(func, args, kwargs) for tensor in tensors_in(value)]
+        written = list(tensors_in(list(written_arguments(func, args, kwargs))))
         for tensor in written:
             self._save(tensor)
         writes = frozenset(self.root(tensor) for tensor in written)

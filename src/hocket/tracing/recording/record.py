@@ -30,7 +30,7 @@ from hocket.pystate.origins import step_line, user_line
 from hocket.pystate.places import Place, as_it_stands, is_empty, is_number, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
-from hocket.tracing.recording.arrays import ArrayReads, arrays_followed, plain_arrays, watched_array
+from hocket.tracing.recording.arrays import ArrayReads, plain_arrays
 from hocket.tracing.recording.exits import exits_noted
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.held_numbers import HeldNumbers
@@ -159,6 +159,7 @@ class _Recording:
             else:
                 ops.batch.lose([ops.roots[node]])
         where.on_update = partial(self._note_update, ops)
+        ops.batch.array_leaf = self.reads.leaf
         counts = StepCounts(self.tape, ops, self.sources, self.tensors)
         gradients = ((s, t) for s, t in self.before.items() if isinstance(s, Gradient))
         self.outcomes = Outcomes(ops, self.late, gradients)
@@ -170,7 +171,7 @@ class _Recording:
             stack.callback(self.tape.close)
             stack.callback(self.numbers.put_back, self.undoes)
             stack.callback(where.close)
-            with followed_math(), exits_noted(self.reasons), python_functions_open(), arrays_followed():
+            with followed_math(), exits_noted(self.reasons), python_functions_open():
                 self.numbers.begin()
                 note = partial(self.reasons.add, "reads an appended list")
                 recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
@@ -228,8 +229,7 @@ class _Recording:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
         if not holds_arrays(self.batch):
             return tree_unflatten(found, self.spec)
-        watched = partial(watched_array, note=self.reads)
-        return replace(self.batch, value=folded(self.batch.tree, iter(found), watched))
+        return replace(self.batch, value=folded(self.batch.tree, iter(found), self.reads.watched))
 
     def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
         gradients, rebound = self._gradients(ops), self._rebound(ops)
