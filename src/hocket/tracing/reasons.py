@@ -123,7 +123,7 @@ REASONS: dict[str, tuple[str, str]] = {
         "call backward and the optimizer inside the step, or return it detached",
     ),
     "retains a gradient": (
-        "the step at {line} returns {subject}, which retains its gradient",
+        "the step at {line} returns {subject}, which has a gradient, too",
         "return the gradient itself",
     ),
     "trains unseen": (

@@ -50,7 +50,7 @@ def returned_leaf(
         is_live = leaf.grad_fn is not None and not is_spent(leaf.grad_fn)
         if is_live and detaches:
             return "tensor", ops.node_of(leaf), None
-        if leaf.requires_grad and leaf.retains_grad:
+        if leaf.retains_grad or (leaf.is_leaf and leaf.grad is not None):
             ops.reasons.add("retains a gradient", _shown(leaf), line)
         elif is_live:
             ops.reasons.add("returns a graph", _shown(leaf), line)
