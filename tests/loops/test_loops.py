@@ -26,6 +26,7 @@ KINDS = (
     "draws",
     "history",
     "hooks",
+    "early_looks",
     "late_draws",
     "meters",
     "methods",

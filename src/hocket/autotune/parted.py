@@ -188,6 +188,8 @@ class PartedPool:
             why = why or "it hands on what it keeps"
         if not middle.has_plan and parts.before is not None and _holds_graph(own):
             why = why or "its first part begins a graph for the backward"
+        if parts.runs_users(middle.config.watch.executed.lines.calls):
+            why = why or "code of yours runs in its backward or its update (a hook?)"
         if middle.is_scattered and self._ways:
             why = why or "what its first part gives is never the same"
         if why:

@@ -238,6 +238,8 @@ def _is_result(node: ast.stmt) -> bool:
         return isinstance(node, ast.Pass)
     value = node.value
     while isinstance(value, (ast.Attribute, ast.Call)) and not (isinstance(value, ast.Call) and value.args):
+        if isinstance(value, ast.Attribute) and value.attr in ("numpy", "tolist"):
+            return False
         value = value.func if isinstance(value, ast.Call) else value.value  # loss.detach()
     return value is None or isinstance(value, (ast.Name, ast.Constant))
 

@@ -31,6 +31,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket.arguments import packed, unpacked
+from hocket.pystate.apart import addresses_of
 from hocket.pystate.layout import instance_dict
 from hocket.pystate.parts import split, undivided
 from hocket.pystate.places import is_a
@@ -51,7 +52,7 @@ _PLAIN = (int, float, bool, str, type(None), range, type, np.dtype)
 
 def ways(watch: PurityWatch) -> list[StepParts | DrawnAhead]:
     """The ways to divide a watched step, those first that need no numbers to be given."""
-    divided = split(watch.step, watch.executed.lines)
+    divided = split(watch.step, watch.executed.lines, addresses_of(watch.roots))
     found: list[StepParts | DrawnAhead] = [parts for parts in divided if not parts.leaves_draws]
     if watch.generators:
         found += [DrawnAhead(parts, watch) for parts in (*divided[:1], undivided(watch.step))]
@@ -97,13 +98,13 @@ class DrawnAhead:
 
     Attributes:
         middle: that of `inner`, with the numbers as a further argument.
-        lines, before: of `inner`.
+        lines, before, runs_users: of `inner`.
         is_over: its draws cannot be made ahead.
     """
 
     def __init__(self, inner: StepParts, watch: PurityWatch, num_lists: int = 0) -> None:
         self._inner, self._watch, self._num_lists = inner, watch, num_lists + 1
-        self.lines, self.before = inner.lines, inner.before
+        self.lines, self.before, self.runs_users = inner.lines, inner.before, inner.runs_users
         self._count = SimpleNamespace(**{_NUM: 0})
         self._generators = list(watch.generators.values())
         self._entries = list(_entries(self._generators, watch.executed.global_names.values()))

@@ -248,6 +248,7 @@ class ExecutedCode:
                 self._called(arg, frame, facts.owner)
         elif facts.of_user and event == "return":
             self._meet(arg)
+            self.lines.returned(frame)
             for name, value in frame.f_locals.items():
                 self._meet(value)
                 if is_strict(value):  # closed over
@@ -264,6 +265,8 @@ class ExecutedCode:
                 self._skipped = frame
                 return
             self._meet_function(code)
+        if facts.of_user:
+            self.lines.entered(caller)
         if facts.steps_rates:
             self._note_scheduler(frame)
         if caller is not None and origin(caller.f_code.co_filename) == "stdlib" and not _is_for_user(caller):
@@ -389,10 +392,8 @@ def _is_leaf_op(frame: FrameType) -> bool:
     caller = frame.f_back
     op = None if caller is None else caller.f_locals.get("self")
     name = getattr(op, "_qualified_op_name", None) or getattr(getattr(op, "_schema", None), "name", "")
-    if not name:
-        return True
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     try:
-        return not has_kernel(name, "CompositeImplicitAutograd")
+        return not name or not has_kernel(name, "CompositeImplicitAutograd")
     except RuntimeError:
         return True  # no op of this name

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from hocket.pystate.apart import Reach, reach_of
 from hocket.pystate.origins import OURS, TORCH, origin
 
 # Methods of tensors that look at one, and are no work.
@@ -56,6 +57,8 @@ class OpLines:
 
     Attributes:
         trains: those of `ops` where a backward or an optimizer's update ran.
+        calls: those where a function of the user's or a library's was called, by torch perhaps.
+        bound: for code that trains, its local names and what they led to when it returned.
         ops: code and line, of each function of the user's or a library's that was on the stack when an op ran.
         outside: the frame within which the watched step runs.
     """
@@ -63,6 +66,8 @@ class OpLines:
     def __init__(self) -> None:
         self.ops: set[tuple[CodeType, int]] = set()
         self.trains: set[tuple[CodeType, int]] = set()
+        self.calls: set[tuple[CodeType, int]] = set()
+        self.bound: dict[CodeType, dict[str, Reach]] = {}
         self.begin()
 
     def begin(self, outside: FrameType | None = None) -> None:
@@ -87,6 +92,20 @@ class OpLines:
             is_op = function.__name__ == "run_backward"
         if is_op:
             self._note_op(frame, kind is not ModuleType and function.__name__ == "run_backward")
+
+    def entered(self, caller: FrameType | None) -> None:
+        """A function of the user's or of a library's is called by this frame."""
+        frame = caller
+        while frame is not None and frame is not self.outside:
+            if _role(frame.f_code.co_filename) in _OF_USER:
+                self.calls.add((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+
+    def returned(self, frame: FrameType) -> None:
+        """A function of the user's or of a library's returns."""
+        if any(code is frame.f_code for code, _ in self.trains):
+            with torch._C.DisableTorchFunction():
+                self.bound[frame.f_code] = {name: reach_of(value) for name, value in frame.f_locals.items()}
 
     def _note_op(self, frame: FrameType | None, trains: bool) -> None:
         found: list[tuple[CodeType, int]] = []

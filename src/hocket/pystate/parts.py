@@ -25,8 +25,10 @@ import ast
 import dis
 import functools
 import inspect
+import itertools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,38 +38,40 @@ from hocket.pystate.cuts import BodyCut
 from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
+from hocket.pystate.sinking import Sunk, sink
 from hocket.pystate.step_parts import LIVE, StepParts
 
 _TRAINED = (torch.nn.Module, torch.optim.Optimizer)
 
 
-def split(step: Any, lines: OpLines) -> list[StepParts]:
+def split(step: Any, lines: OpLines, trained: Collection[int] = ()) -> list[StepParts]:
     """The parts of a step, in each way that is worth a try.
 
-    All ops are in the middle, or all but those after the training. What comes before are draws, or all up to an op, or
-    all that makes the batch.
+    All ops are in the middle, or all but those after the training, or but statements that may come after it. What comes
+    before are draws, or all up to an op, or all that makes the batch.
     Empty where a step has no Python but in between its ops, or where its source is not at hand.
 
     Args:
         step: a function, a method, a partial, or an object with a `__call__` of the user's.
         lines: where ops ran.
+        trained: addresses of the memory of models, gradients and optimizers.
     """
     if isinstance(step, functools.partial):
         return [
             parts.bound(lambda part: functools.partial(part, *step.args, **step.keywords))
-            for parts in split(step.func, lines)
+            for parts in split(step.func, lines, trained)
         ]
     if isinstance(step, types.MethodType):
         if not isinstance(step.__func__, types.FunctionType):
             return []
-        found = _split(step.__func__, step.__self__, lines)
+        found = _split(step.__func__, step.__self__, lines, trained)
         return [parts.bound(lambda part: types.MethodType(part, step.__self__)) for parts in found]
     if isinstance(step, types.FunctionType):
-        return _split(step, None, lines)
+        return _split(step, None, lines, trained)
     method = inspect.getattr_static(type(step), "__call__", None)
     if not isinstance(method, types.FunctionType):
         return []
-    return split(types.MethodType(method, step), lines)
+    return split(types.MethodType(method, step), lines, trained)
 
 
 def undivided(step: Any) -> StepParts:
@@ -83,33 +87,38 @@ def undivided(step: Any) -> StepParts:
     return StepParts(None, middle, after, "", None, step)
 
 
-def _split(function: types.FunctionType, owner: Any, lines: OpLines) -> list[StepParts]:
+def _split(function: types.FunctionType, owner: Any, lines: OpLines, trained: Collection[int]) -> list[StepParts]:
     code = function.__code__
     if origin(code.co_filename) not in ("user", "library"):
         return []
     body = parsed(function, owner)
     if body is None or (len(body.statements) == 1 and isinstance(body.statements[0].node, ast.Return)):
-        return _split_delegate(function, owner, lines)
+        return _split_delegate(function, owner, lines, trained)
     found: dict[str, StepParts] = {}
-    for one, places in ((body, lines.ops), (parsed(function, owner), lines.trains)):
+    for sinks, places in itertools.product((False, True), (lines.ops, lines.trains)):
+        one = parsed(function, owner)
         assert one is not None
         one.divide_branch({line for each, line in places if each is code})
-        for parts in _split_body(one, lines):
+        moved = sink(one, _spanned(one, places), lines, trained) if sinks else Sunk()
+        for parts in _split_body(one, lines, moved) if moved else ():
             found.setdefault(parts.lines, parts)
     return list(found.values())
 
 
-def _split_body(body: Body, lines: OpLines) -> Iterator[StepParts]:
-    """The parts of a body whose last branch is divided already."""
-    code = body.function.__code__
-    runs_op, trains = (
-        [s.spans({line for each, line in places if each is code}) or body.updates(s) for s in body.statements]
-        for places in (lines.ops, lines.trains)
-    )
+def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:
+    """The parts of a body whose last branch is divided already.
+
+    Args:
+        body: of the function.
+        lines: where ops ran.
+        moved: statements that come after the middle. Without any, it ends after the last op, or after the training.
+    """
+    runs_op, trains = (_spanned(body, places) for places in (lines.ops, lines.trains))
     if trains[-1] and isinstance(body.statements[-1].node, ast.Return):  # ``return update(optimizer, loss)``
         body.name_result()
         runs_op, trains = [*runs_op, False], [*trains, False]
-    cuts = [cut for cut in dict.fromkeys(_end(body, runs) for runs in (runs_op, trains) if any(runs)) if cut]
+    ends = [moved.cut] if moved.cut else [_end(body, runs) for runs in (runs_op, trains) if any(runs)]
+    cuts = [cut for cut in dict.fromkeys(ends) if cut]
     ways = [(cut, runs_op, takes_all) for takes_all in (False, True) for cut in cuts]
     num_fetching = _num_fetching(body, trains)
     if any(runs_op[:num_fetching]):
@@ -117,7 +126,13 @@ def _split_body(body: Body, lines: OpLines) -> Iterator[StepParts]:
     for cut, runs, takes_all in ways:
         parts = BodyCut(body, cut, runs, takes_all).parts()
         if parts is not None:
-            yield parts
+            yield replace(parts, passed=moved.passed)
+
+
+def _spanned(body: Body, places: Collection[tuple[types.CodeType, int]]) -> list[bool]:
+    """For each statement, whether it spans one of these places, or updates weights."""
+    found = {line for each, line in places if each is body.function.__code__}
+    return [s.spans(found) or body.updates(s) for s in body.statements]
 
 
 def _num_fetching(body: Body, trains: Sequence[bool]) -> int:
@@ -144,13 +159,15 @@ def _end(body: Body, runs: Sequence[bool]) -> int:
     return end - isinstance(body.statements[end - 1].node, ast.Return)
 
 
-def _split_delegate(function: types.FunctionType, owner: Any, lines: OpLines) -> list[StepParts]:
+def _split_delegate(
+    function: types.FunctionType, owner: Any, lines: OpLines, trained: Collection[int]
+) -> list[StepParts]:
     """The parts of the function that a step does nothing but call, with the same arguments."""
     code = function.__code__
     called = _delegate(function, owner)
     if called is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
         return []
-    found = split(called, lines)
+    found = split(called, lines, trained)
     return found if owner is None else [parts.bound(lambda p: functools.partial(_without_first, p)) for parts in found]
 
 

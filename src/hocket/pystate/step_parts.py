@@ -31,6 +31,7 @@ class StepParts:
         code: of the step.
         watched: what the state of the middle is reached from, where that is not the middle itself.
         leaves_draws: the middle has calls that draw or fetch.
+        passed: lines of the middle that stood behind statements which come after it now. They only train.
     """
 
     before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
@@ -40,6 +41,7 @@ class StepParts:
     code: CodeType | None
     watched: Any = None
     leaves_draws: bool = False
+    passed: frozenset[int] = frozenset()
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
         """A watch of the middle."""
@@ -77,6 +79,15 @@ class StepParts:
     def was_left(self) -> bool:
         """True if nothing that was recorded in the last step is valid."""
         return False
+
+    def runs_users(self, calls: Iterable[tuple[CodeType, int]]) -> bool:
+        """True if code of the user's runs in a statement that other ones have passed: a hook, say.
+
+        Args:
+            calls: code and line of each call of such code.
+        """
+        file = self.code.co_filename if self.code is not None else ""
+        return bool(self.passed) and any(line in self.passed and code.co_filename == file for code, line in calls)
 
     def raised(self) -> None:
         """The middle has raised."""

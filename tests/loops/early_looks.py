@@ -1,0 +1,195 @@
+"""Loops that look at their outputs before the backward, as most do that count hits or keep predictions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from loops.loop import CHANGE, Loop, loop, mlp, task
+
+
+class Mean:
+    """A running mean, as in torch's own examples."""
+
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def update(self, value: float, n: int = 1) -> None:
+        self.sum += value * n
+        self.count += n
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor, ranks: tuple[int, ...] = (1, 2)) -> list[Any]:
+    with torch.no_grad():
+        _, found = output.topk(max(ranks), 1)
+        correct = found.t().eq(target.view(1, -1).expand_as(found.t()))
+        return [correct[:rank].reshape(-1).float().sum(0).mul(100.0 / target.size(0)).numpy() for rank in ranks]
+
+
+@loop(planned=True)
+def hits_by_numpy_before_the_backward() -> Loop:
+    model, optimizer, batches = task()
+    state = {"hits": 0, "seen": 0}
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        _, found = torch.max(out, 1)
+        state["hits"] += int((found.cpu().numpy() == y.cpu().numpy()).sum())
+        state["seen"] += y.size(0)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.item(), state["hits"] / state["seen"]
+
+    return Loop(step, model, optimizer, batches, lambda: dict(state))
+
+
+@loop(planned=True)
+def meters_and_a_confusion_matrix_before_the_backward() -> Loop:
+    model, optimizer, batches = task()
+    losses, first, matrix, pairs = Mean(), Mean(), np.zeros((4, 4), dtype=np.int64), Counter()
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        loss = F.cross_entropy(out, y)
+        best, _ = accuracy(out, y)
+        losses.update(loss.item(), x.size(0))
+        first.update(float(best), x.size(0))
+        for target, guess in zip(y.tolist(), out.argmax(1).tolist(), strict=True):
+            matrix[target, guess] += 1
+        pairs.update(zip(y.tolist(), out.argmax(1).tolist(), strict=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"{losses.sum / losses.count:.3f} {first.sum:.2f}")
+
+    return Loop(
+        step, model, optimizer, batches, lambda: {"matrix": matrix.tolist(), "pairs": dict(pairs), "sum": losses.sum}
+    )
+
+
+class Trainer:
+    """A trainer that keeps predictions before it trains, and averages weights after it."""
+
+    def __init__(self) -> None:
+        self.model, self.average = mlp(), mlp()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
+        self.predictions: list[Any] = []
+
+    def step(self, batch):
+        x, y = batch
+        out = self.model(x)
+        loss = F.cross_entropy(out, y)
+        self.predictions.extend(out.argmax(dim=1).tolist())
+        loss = loss / 2
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.follow()
+        return loss.detach().cpu().numpy()
+
+    @torch.no_grad()
+    def follow(self):
+        for mine, theirs in zip(self.average.parameters(), self.model.parameters(), strict=True):
+            mine.mul_(0.9).add_(theirs, alpha=0.1)
+
+
+@loop(planned=True)
+def predictions_kept_by_a_trainer_that_averages_weights() -> Loop:
+    trainer = Trainer()
+    batches = task()[2]
+    return Loop(
+        trainer.step,
+        [trainer.model, trainer.average],
+        trainer.optimizer,
+        batches,
+        lambda: {"predictions": list(trainer.predictions)},
+    )
+
+
+@loop()
+def weights_read_before_the_update() -> Loop:
+    """It may not read them after it."""
+    model, optimizer, batches = task()
+    norms: list[Any] = []
+
+    def step(batch):
+        x, y = batch
+        weight = model[0].weight.detach()
+        loss = F.cross_entropy(model(x), y)
+        norms.append(float(np.square(weight.numpy()).sum()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    return Loop(step, model, optimizer, batches, lambda: {"norms": list(norms)})
+
+
+@loop()
+def a_hook_that_keeps_what_the_step_keeps() -> Loop:
+    """It runs in the backward, so what stands before that may not come after it."""
+    model, optimizer, batches = task()
+    kept: list[Any] = []
+    model[0].weight.register_hook(lambda gradient: kept.append("hook"))
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        kept.append(loss.detach().numpy().item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def after(number, _):
+        if number == CHANGE:
+            model[2].weight.register_hook(lambda gradient: None)
+
+    return Loop(step, model, optimizer, batches, lambda: {"kept": list(kept)}, after)
+
+
+@loop()
+def gradient_of_an_input_read_after_the_update() -> Loop:
+    """A graph returns tensors, and none of them with a gradient of its own."""
+    model, optimizer, batches = task()
+    seen: list[Any] = []
+
+    def step(batch):
+        x, y = batch
+        x = x.clone().requires_grad_(True)
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(float(x.grad.abs().max().numpy()))
+        print(len(seen))
+
+    return Loop(step, model, optimizer, batches, lambda: {"seen": list(seen)})
+
+
+@loop()
+def input_returned_with_its_gradient() -> Loop:
+    model, optimizer, batches = task()
+    seen: list[Any] = []
+
+    def step(batch):
+        x, y = batch
+        x = x.clone().requires_grad_(True)
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return x
+
+    def after(number, x):
+        seen.append(float(x.grad.abs().max()))
+
+    return Loop(step, model, optimizer, batches, lambda: {"seen": list(seen)}, after)
