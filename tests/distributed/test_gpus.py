@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 
@@ -19,12 +21,20 @@ from distributed import agents, training
 from distributed.agents import rank_that_publishes, versions_seen
 from distributed.ranks import Ranks
 from distributed.stages import trained
-from distributed.stages.trained import alone, check_as_alone, rank_of_stages
+from distributed.stages.trained import alone, check_as_alone, mixed, rank_of_stages
 from distributed.training import rank_of_job
 from hocket.distributed import packets, staging
+from hocket.distributed.description import _given as described
+from hocket.distributed.job import captured_for
 from hocket.distributed.packets import pack
+from hocket.distributed.stages.from_file import ModelFile
 from hocket.distributed.wire import Wire
-from hocket.errors import InputError
+from hocket.errors import ExecutionError, InputError
+from hocket.execution import executor
+from hocket.execution.native import lanes as native_lanes
+from hocket.execution.threads import ThreadLanes
+from hocket.ir import Lane, Plan
+from hocket.tracing.state import inventory
 from support.lagging_cuda import Lagging, LaggingCuda, StrictError
 
 VALUES = {
@@ -190,21 +200,22 @@ JOB = (1, 4, "sgd", False, "layer")  # servers, steps, optimizer, clipped, order
 
 @pytest.fixture(scope="module")
 def on_cpus() -> Any:
-    with Ranks(rank_of_job, 2, *JOB) as ranks:
+    with Ranks(rank_of_job, 3, *JOB) as ranks:
         return ranks.returned()
 
 
 def test_a_job_on_gpus_trains_as_one_on_cpus(on_cpus):
-    with Ranks(rank_on_gpu, 2, rank_of_job, *JOB) as ranks:
+    with Ranks(rank_on_gpu, 3, rank_of_job, *JOB) as ranks:
         found = ranks.returned()
-    assert found[1] == on_cpus[1] == 4
-    assert found[0][:2] == on_cpus[0][:2]  # losses, and the orders in which parameters arrived
+    assert found[2] == on_cpus[2] == 4
+    for mine, its in zip(found[:2], on_cpus[:2], strict=True):
+        assert mine[:2] == its[:2]  # losses, and the orders in which parameters arrived
     assert all(np.array_equal(found[0][3][name], value) for name, value in on_cpus[0][3].items())
 
 
 @pytest.mark.parametrize("broken", ["no wait", pytest.param("another stream", marks=pytest.mark.slow)])
 def test_a_job_without_a_wait_does_not_train_as_one_on_cpus(on_cpus, broken):
-    with Ranks(rank_on_gpu_without, 2, broken, rank_of_job, *JOB) as ranks:
+    with Ranks(rank_on_gpu_without, 3, broken, rank_of_job, *JOB) as ranks:
         kind, found = ranks.end(0)
     assert kind == "raised" or found[0] != on_cpus[0][0]
 
@@ -231,3 +242,45 @@ def test_agents_on_gpus_have_one_version_in_each_call():
     assert seen == sorted(seen)
     assert len(set(seen)) > 1
     assert set(seen) <= set(published)
+
+
+def test_a_part_is_read_from_a_file_into_a_gpu(monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    gpus = Lagging()
+    gpus.devices[1].own(other.state_dict(keep_vars=True))
+    gpus.put_in_place(gpus.devices[1], monkeypatch.setattr)
+    file = ModelFile(other, tmp_path / "weights.safetensors")
+    with gpus.noted():
+        assert file.read(inventory(other, []).parameters) == 32
+        found = [parameter.cpu() for parameter in other.parameters()]
+    file.close()
+    assert all(map(torch.equal, found, model.parameters()))
+
+
+def test_random_generators_of_gpus_go_to_all_ranks(monkeypatch):
+    states = {index: torch.full((16,), index, dtype=torch.uint8) for index in (0, 1, 2, 3)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda index: states[index])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, index: states.update({index: state}))
+    mine, theirs = ([SimpleNamespace(index=index) for index in indices] for indices in ((0, 1), (2, 3)))
+    state = staging.random_state(mine)
+    drawn = torch.rand(3)
+    staging.set_random_state(theirs, state)
+    assert torch.equal(torch.rand(3), drawn)
+    assert [states[index][0].item() for index in (2, 3)] == [0, 1]
+
+
+def test_ranks_may_have_other_gpus():
+    one, other = (described(SimpleNamespace(args=(2, torch.device("cuda", i)), kwargs={})) for i in (0, 1))
+    assert one == other == ((2, "a device"), {})
+
+
+def test_native_lanes_refuse_a_step_on_a_gpu(monkeypatch):
+    work = mixed()
+    captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
+    plan = Plan((Lane("all", captured.graph.order),))
+    monkeypatch.setattr(native_lanes, "input_tensors", lambda captured: {0: SimpleNamespace(is_cuda=True)})
+    with pytest.raises(ExecutionError, match="the step is on a GPU"):
+        executor(captured, plan, kind="native")
+    assert isinstance(executor(captured, plan), ThreadLanes)
