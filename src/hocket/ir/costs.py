@@ -160,16 +160,19 @@ class Costs:
         return replace(self, durations_us=listed(self.durations_us), spread_us=listed(self.spread_us), only_listed=True)
 
     def merged(self, other: Costs) -> Costs:
-        """These costs with the ops and widths of `other` added, which replace durations that both have."""
+        """These costs with the ops and widths of `other` added, which replace durations that both have.
+
+        The placement stays the one of these costs.
+        """
         return Costs(
             _merge(self.durations_us, other.durations_us),
             _merge(self.spread_us, other.spread_us),
             {**self.sources, **{op: other.sources.get(op, "measured") for op in other.durations_us}},
             other.note or self.note,
             {op: {**self.shares.get(op, {}), **other.shares.get(op, {})} for op in {**self.shares, **other.shares}},
-            other.placement,
+            self.placement,
             self.only_listed or other.only_listed,
-            {**self.placements, **other.placements},
+            self.placements,
         )
 
     def restricted(self, ops: Iterable[str]) -> Costs:
