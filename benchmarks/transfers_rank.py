@@ -62,7 +62,7 @@ def main(settings: dict[str, Any]) -> None:
     job = load(settings["model"], **settings["sizes"])
     made = set_up(job.step, job.model, job.optimizer, job.batch(0), join(1, settings["timeout_s"]))
     worker = worker_part(made.captured, made.assignment)
-    costs = profiled(made) if made.membership.is_worker else None
+    costs = profiled(made.captured) if made.membership.is_worker else None
     turns = [order for _ in range(settings["rounds"]) for order in settings["orders"]]
     begin_s, seconds = time.monotonic(), settings["seconds"]
     for number, order in enumerate(turns):

@@ -35,13 +35,18 @@ class Counting(nn.Module):
         return torch.stack([*found, -self.seen[0], self.shift])
 
 
+def ones() -> torch.Tensor:
+    """What agents call their model with."""
+    return torch.ones(2, 200).double()
+
+
 class Moving:
     """A step that moves all parameters of `Counting` by one."""
 
-    def __init__(self, width: int = 200) -> None:
-        self.model = Counting(width)
+    def __init__(self) -> None:
+        self.model = Counting()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
-        self.batch = torch.ones(2, width).double()
+        self.batch = ones()
 
     def step(self, batch):
         return update(self.optimizer, self.model(batch))
@@ -93,7 +98,7 @@ def versions_seen(rank, say, address, until, options) -> Any:
     seen, orders = [], []
     with distribute.agent(model, address, timeout_s=TIMEOUT_S, **options) as fresh:
         while not seen or seen[-1] < until:
-            *found, shift = fresh(torch.ones(2, 200).double()).tolist()
+            *found, shift = fresh(ones()).tolist()
             assert found == [-float(fresh.version)] * 9, (found, fresh.version)
             assert shift == 7.0
             seen.append(fresh.version)

@@ -100,9 +100,9 @@ def together(
 
 def tensors_of(of: Training) -> dict[str, Any]:
     """All of a checkpoint, as arrays (tensors would be shared, with a process that ends)."""
-    model = {name: value.numpy().copy() for name, value in of.model.state_dict().items()}
+    model = {name: value.cpu().numpy().copy() for name, value in of.model.state_dict().items()}
     state = of.optimizer.state_dict()["state"]
-    return model | {f"{n}.{key}": v.numpy().copy() for n, values in state.items() for key, v in values.items()}
+    return model | {f"{n}.{key}": v.cpu().numpy().copy() for n, values in state.items() for key, v in values.items()}
 
 
 def rank_of_job(rank, say, servers, steps, optimizer="sgd", clip=False, order="auto", executor="python", rates=False):

@@ -89,3 +89,14 @@ def test_merged_and_restricted(costs, other, data):
         assert row == {**costs.durations_us.get(op, {}), **other.durations_us.get(op, {})}
     keep = data.draw(st.sets(st.sampled_from(sorted(both.durations_us)))) if both.durations_us else set()
     assert set(both.restricted(keep).durations_us) == keep
+
+
+def test_placements_are_written_and_stay_where_costs_are_added(tmp_path):
+    costs = Costs({"a": {"1": 3.0}, "b": {"1": 2.0}}, placement="scatter", placements={"b": "compact"})
+    costs.save(tmp_path / "costs.json")
+    assert Costs.load(tmp_path / "costs.json") == costs
+    both = costs.merged(Costs({"a": {"2": 2.0}}))
+    assert (both.placement, both.placements) == ("scatter", {"b": "compact"})
+    assert both.restricted({"a"}).placements == {}
+    with pytest.raises(FormatError, match=r"placements\['a'\]: expected compact or scatter, got 'near'"):
+        Costs({"a": {"1": 1.0}}, placements={"a": "near"})

@@ -183,7 +183,7 @@ def climbed(ops: list[Op], cores: int, interval: int, time_us, **options) -> Hil
     return search
 
 
-def test_costs_have_one_placement_that_of_the_step_as_a_whole() -> None:
+def test_each_op_has_its_own_placement_beside_that_of_the_step_as_a_whole() -> None:
     def time_us(op: str, width: int, affinity: str) -> float:
         apart = {"a": -3.0, "b": 1.0}[op] if affinity == "scatter" else 0.0
         return 100.0 / width + width + apart
@@ -192,7 +192,9 @@ def test_costs_have_one_placement_that_of_the_step_as_a_whole() -> None:
     costs = search.costs()
     assert "steps of 3" in costs.note
     assert search.placement == costs.placement == "scatter", "`a` gains more than `b` loses"
-    assert costs.durations_us["b"]["4"] == 100.0 / 4 + 4 + 1.0
+    assert costs.placements == {"b": "compact"}
+    assert costs.durations_us["a"]["4"] == 100.0 / 4 + 4 - 3.0
+    assert costs.durations_us["b"]["4"] == 100.0 / 4 + 4 + 1.0, "as long as it takes on the lanes of the plan"
     assert costs.durations_us["b"]["7"] == 100.0 / 7 + 7, "wider than there are caches: no other way"
     assert climbed([Op("b", "y")], 8, 3, time_us, cores_per_cache=2).costs().placement == "compact"
 

@@ -82,6 +82,8 @@ class AllocatingStreams(StreamDevice):
     def current(self) -> _Stream:
         return self._host
 
+    default = current
+
     def event(self, timed: bool = False) -> _Event:
         return _Event()
 
@@ -94,6 +96,12 @@ class AllocatingStreams(StreamDevice):
         if self.num_waits != self._left_out:
             for number, time in event.clock.items():
                 stream.clock[number] = max(stream.clock.get(number, 0), time)
+
+    def wait_on_host(self, event: _Event) -> None:
+        """No-op: what was launched has run."""
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
 
     def launch(self, stream: _Stream, work: Callable[[], None]) -> None:
         self._tick(stream)

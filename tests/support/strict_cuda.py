@@ -74,6 +74,9 @@ class StrictCuda(StreamDevice):
     def current(self) -> str:
         return self._current
 
+    def default(self) -> str:
+        return "caller's"
+
     def event(self, timed: bool = False) -> _Event:
         return _Event()
 
@@ -83,6 +86,14 @@ class StrictCuda(StreamDevice):
 
     def wait(self, stream: Any, event: Any) -> None:
         """There is nothing to order: all ops run when they are launched."""
+
+    def wait_on_host(self, event: _Event) -> None:
+        self.synchronize()
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        memory = torch.empty(size_bytes, dtype=torch.uint8)
+        self.on_host(memory)
+        return memory
 
     def launch(self, stream: Any, work: Callable[[], None]) -> None:
         self._clock_us += 1.0

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from hocket.backends.streams import StreamBackend
 from hocket.errors import InputError
 from hocket.execution.base import Executor, below_autograd
@@ -134,6 +136,9 @@ class _HostDevice(StreamDevice):
     def current(self) -> None:
         """Return None, likewise."""
 
+    def default(self) -> None:
+        """Return None, likewise."""
+
     def event(self, timed: bool = False) -> None:
         """No-op: launched work is done."""
 
@@ -142,6 +147,12 @@ class _HostDevice(StreamDevice):
 
     def wait(self, stream: Any, event: Any) -> None:
         """No-op, likewise."""
+
+    def wait_on_host(self, event: Any) -> None:
+        """No-op, likewise."""
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
 
     def launch(self, stream: Any, work: Callable[[], None]) -> None:
         if self._captured is None:

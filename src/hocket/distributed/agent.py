@@ -13,8 +13,9 @@ from hocket.distributed.agent_links import AgentLinks, connect
 from hocket.distributed.job import check_choice
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S
 from hocket.distributed.parts import Exchanged, server_name
-from hocket.distributed.plans import PROFILE_RUNS, WORKER_DEVICE, machine_of, transfer_costs
+from hocket.distributed.plans import WORKER_DEVICE, machine_of, profiled, transfer_costs
 from hocket.distributed.pulls import Pulls
+from hocket.distributed.staging import TRAVELLING, check_default_streams, devices_of
 from hocket.distributed.step_guard import StepGuard
 from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
 from hocket.execution import EXECUTORS
@@ -23,7 +24,6 @@ from hocket.execution.base import Executor
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.planning import Bounds, bounds, plan
 from hocket.planning.transfers import ORDERS
-from hocket.profiling import profile
 from hocket.simulation import simulate
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
@@ -58,6 +58,7 @@ class Agent:
         self._forward = torch.no_grad()(spreading(model))
         self._places = _entries(model)
         self._pulls = Pulls(links, self._places, ahead, every_call)
+        self._devices = devices_of(model)
         self._captured: Captured | None = None
         self._guard: StepGuard | None = None
         self._executor: Executor | None = None
@@ -71,9 +72,11 @@ class Agent:
             VersionGoneError: the version that is held is gone, and is named.
             PeerError: a server is gone or silent.
             StaleCaptureError: the arguments, or a mode of a module, are not as in the first call. Nothing was run.
+            InputError: the current stream of the model's GPU is not its default stream. Nothing was run.
         """
         if self._closed or self._failure is not None:
             raise self._failure or ExecutionError("agent: it was closed")
+        check_default_streams(self._devices)
         batch = packed(args, kwargs)
         with torch.no_grad():
             try:
@@ -182,10 +185,8 @@ class Agent:
         self._guard.begin()
 
     def _planned(self, captured: Captured, part: Captured, pulls: list[Exchanged]) -> Plan:
-        threads = torch.get_num_threads()
-        self.machine = machine_of(threads, self._links.rates())
-        costs = profile(captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=self.machine)
-        self.costs = costs.merged(transfer_costs(pulls, (), self.machine))
+        self.machine = machine_of(torch.get_num_threads(), self._links.rates())
+        self.costs = profiled(captured).merged(transfer_costs(pulls, (), self.machine))
         made = plan(part.graph, self.costs, self.machine, planner="transfers", order=self._order)
         self.bounds = bounds(part.graph, self.costs, self.machine)
         self.predicted_us = simulate(part.graph, made, self.costs, self.machine).makespan_us
@@ -229,7 +230,8 @@ def agent(
         An `Agent`. Its first call captures, profiles and plans the forward.
 
     Raises:
-        InputError: an unknown order or executor, a malformed address, or a model that is not on the CPU.
+        InputError: an unknown order or executor, a malformed address, or a model on another device than a CPU or a CUDA
+            GPU.
         PeerError: no job answers there, or it has another model.
 
     Example:
@@ -241,8 +243,8 @@ def agent(
     check_choice("executor", executor, EXECUTORS, "agent")
     tensors = {name: entry.get().detach() for name, entry in _entries(model).items()}
     for name, tensor in tensors.items():
-        if tensor.device.type != "cpu":
-            raise InputError(f"agent: {name!r} is on {tensor.device}; gloo carries tensors of the CPU")
+        if tensor.device.type not in TRAVELLING:
+            raise InputError(f"agent: {name!r} is on {tensor.device}, and agents have CPUs and CUDA GPUs")
     links = connect(address, tensors, timeout_s)
     try:
         links.begin(tensors)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from hocket.distributed.packets import bytes_of
+from hocket.distributed.staging import bytes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
@@ -56,8 +56,12 @@ def _ops(captured: Captured) -> dict[str, str]:
 
 
 def _given(call: Call) -> Any:
-    """The arguments of a call. Numbers of the optimizer are left out, since rank 0 sends them in each step."""
-    return tree_map_only(TapeRef, lambda _: "a number", (call.args, call.kwargs))
+    """The arguments of a call, without numbers of the optimizer, which rank 0 sends in each step, and without devices.
+
+    Each rank may have another GPU.
+    """
+    names = {TapeRef: "a number", torch.device: "a device"}
+    return tree_map_only((TapeRef, torch.device), lambda value: names[type(value)], (call.args, call.kwargs))
 
 
 def _function(func: Any) -> str:
@@ -120,4 +124,4 @@ def _option(value: Any) -> str:
 
 def digest(tensor: torch.Tensor) -> str:
     """A hash of the bytes of a tensor, the same in every process."""
-    return hashlib.sha256(bytes_of(tensor.detach().contiguous()).numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(bytes_of(tensor.detach().contiguous()).cpu().numpy().tobytes()).hexdigest()[:16]

@@ -13,11 +13,13 @@ import torch
 
 from hocket.arguments import spreading
 from hocket.distributed.membership import Membership
+from hocket.distributed.staging import check_default_streams, devices_of
 from hocket.distributed.step_guard import StepGuard
 from hocket.distributed.wire import Wire
 from hocket.errors import ExecutionError, InputError, PeerError
 from hocket.execution import EXECUTORS
 from hocket.execution.base import Executor
+from hocket.execution.streams import StreamDevice
 from hocket.ir import Costs, Machine, Plan, Timeline
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
@@ -49,6 +51,11 @@ class JoinedJob:
         """Numbers among the optimizers' options (rates, decays), without those that schedulers add."""
         numbers = [entry for entry in self.captured.trace.places.numbers if entry.kind == "group"]
         return tuple(entry for entry in numbers if entry.key in entry.table.optimizer.defaults)
+
+    @cached_property
+    def devices(self) -> list[StreamDevice]:
+        """The GPUs of the model."""
+        return devices_of(self.captured.trace.places.models)
 
     @property
     def command_bytes(self) -> int:
@@ -154,11 +161,13 @@ class JobStep(ABC, Generic[AnyJob]):
             raise self._failure or ExecutionError("distribute: the step was closed")
         if self._job is None:
             with self._membership.reporting_errors():
+                check_default_streams(devices_of(self._model))
                 self._guard = self._watched(batch)
             self._job = self._join(batch)
             with self._ending_on_error():
                 self._prepare(self._job)
                 self._guard.begin()
+        check_default_streams(self._job.devices)
         return self._job
 
     def _watched(self, batch: Any) -> StepGuard:

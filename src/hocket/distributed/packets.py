@@ -8,13 +8,14 @@ cut into chunks: an urgent value waits for the chunks in flight and for no more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from hocket.distributed.staging import bytes_of, device_of, from_host, memory_for, to_host
 from hocket.errors import InputError
 from hocket.execution.channels import Done
 
@@ -76,31 +77,28 @@ class Packet:
 
     def is_direct(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return True if the packet is sent from, and received into, the memory of its only value."""
-        return len(self.members) == 1 and tensors[0].is_contiguous()
+        return len(self.members) == 1 and tensors[0].is_contiguous() and device_of(tensors[0]) is None
 
-    def packed(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The bytes to send for these values."""
+    def memory(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The host memory that these values are sent from, or received into."""
+        return bytes_of(tensors[0]) if self.is_direct(tensors) else memory_for(tensors, self.size_bytes)
+
+    def packed(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, tuple[Callable[[], None], ...]]:
+        """The bytes to send for these values, and waits after which they are there."""
+        memory = self.memory(tensors)
         if self.is_direct(tensors):
-            return bytes_of(tensors[0])
-        memory = torch.empty(self.size_bytes, dtype=torch.uint8)
-        for tensor, place in zip(tensors, self._places(memory), strict=True):
-            place.copy_(bytes_of(tensor.detach().contiguous()))
-        return memory
+            return memory, ()
+        return memory, to_host(zip(tensors, self._places(memory), strict=True))
 
     def unpack(self, memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Copy received bytes into the values, unless they were received there."""
         if not self.is_direct(tensors):
             for tensor, place in zip(tensors, self._places(memory), strict=True):
-                tensor.detach().copy_(place.view(tensor.dtype).view(tensor.shape))
+                from_host(place, tensor)
 
     def _places(self, memory: torch.Tensor) -> Iterator[torch.Tensor]:
         for offset, size in zip(self.offsets, self.sizes, strict=True):
             yield memory[offset : offset + size]
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def chunk_bytes_for(bytes_per_s: float) -> int:
@@ -141,6 +139,7 @@ class PacketTransfer:
     epoch: int
     values: dict[str, tuple[torch.Tensor, Done]] = field(default_factory=dict)
     memory: torch.Tensor | None = None
+    waits: tuple[Callable[[], None], ...] = ()
     works: list[Any] = field(default_factory=list)
     next_chunk: int = 0
 

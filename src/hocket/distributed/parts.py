@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hocket.distributed.staging import TRAVELLING
 from hocket.errors import InputError
 from hocket.ir import Graph
 from hocket.tracing.captured import Captured
@@ -85,7 +86,8 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
 
     Raises:
         InputError: more servers than shards, a step that adds to the gradients it finds, an update that needs more of
-            the rest of the step than gradients, tensors that are not on the CPU, or a buffer that the step binds anew.
+            the rest of the step than gradients, tensors that are neither on a CPU nor on a CUDA GPU, or a buffer that
+            the step binds anew.
     """
     graph = captured.graph
     served = _after_gradients(graph)
@@ -167,8 +169,10 @@ def check_exchangeable(captured: Captured, num_workers: int) -> None:
             f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() inside the step"
         )
     for entry in (*captured.trace.places.parameters, *captured.trace.places.tensors):
-        if entry.kind != "state" and entry.get().device.type != "cpu":
-            raise InputError(f"distribute: {entry.name!r} is on {entry.get().device}; gloo carries tensors of the CPU")
+        if entry.kind != "state" and entry.get().device.type not in TRAVELLING:
+            raise InputError(
+                f"distribute: {entry.name!r} is on {entry.get().device}, and ranks have CPUs and CUDA GPUs"
+            )
         if entry.kind == "group":
             raise InputError(f"distribute: the option {entry.name!r} is a tensor; make it a number")
     for entry in captured.trace.places.numbers:

@@ -21,14 +21,17 @@ from hocket.distributed.job import PROBE, PROBE_BYTES
 from hocket.distributed.packets import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, Packet, chunk_bytes_for, pack
 from hocket.distributed.parts import WORKERS, Assignment, Exchanged, server_name
 from hocket.distributed.setup import ShardedJob
+from hocket.distributed.staging import devices_of
 from hocket.errors import PeerError
 from hocket.execution import executor
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
+from hocket.execution.streams import StreamLanes
 from hocket.ir import Costs, Lane, Link, Machine, Plan
 from hocket.planning import plan
 from hocket.planning.transfers.planner import UNORDERED
 from hocket.profiling import profile
+from hocket.profiling.tracer import trace_streams
 from hocket.tracing.captured import Captured
 
 WORKER_DEVICE = "cpu0"
@@ -50,10 +53,16 @@ class JobPlan:
     chunk_bytes: tuple[int, ...]
 
 
-def profiled(job: ShardedJob) -> Costs:
-    """The costs of the ops of a job's step at this rank, on one thread and on all threads."""
+def profiled(captured: Captured, widths: Sequence[int] = ()) -> Costs:
+    """The costs of the ops of a step at this rank, at these widths, by default one thread and all, or on a GPU.
+
+    The lanes of a rank launch the ops of a GPU one by one, at any width, and so does its profile.
+    """
     threads = torch.get_num_threads()
-    return profile(job.captured, widths=sorted({1, threads}), runs=PROFILE_RUNS, machine=machine_of(threads, ()))
+    if devices := devices_of(captured.trace.places.models):
+        costs = trace_streams(captured, devices[0], PROFILE_RUNS, lanes=StreamLanes)
+        return Costs({op: {"1": min(keyed.values())} for op, keyed in costs.durations_us.items()})
+    return profile(captured, widths=widths or sorted({1, threads}), runs=PROFILE_RUNS, machine=machine_of(threads, ()))
 
 
 def worker_plan(

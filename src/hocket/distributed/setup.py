@@ -20,6 +20,7 @@ from hocket.distributed.membership import Membership, join
 from hocket.distributed.packets import Packet
 from hocket.distributed.parts import Assignment, assigned
 from hocket.distributed.rejoin import rejoined
+from hocket.distributed.staging import check_default_streams, devices_of
 from hocket.distributed.state import ShardState, begin_from_zeros, shard_state
 from hocket.distributed.versions import Value, model_values
 from hocket.distributed.wire import Wire
@@ -129,6 +130,7 @@ def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, m
         PeerError: another rank trains something else, has failed, or does not come.
     """
     with membership.reporting_errors():
+        check_default_streams(devices_of(model))
         captured = captured_for(step, model, optimizer, batch)
         assignment = assigned(captured, membership.num_servers, num_workers=membership.num_workers)
         compare(membership, described(captured, membership.num_workers, membership.num_servers))

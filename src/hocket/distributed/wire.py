@@ -9,6 +9,7 @@ acknowledges it, over a second connection whose records do not wait behind bytes
     sender     w is ready .... it is next ....'--> CHUNK w, 0 -------'  CHUNK w, 1 -'
 
 A packet leaves when its values are ready, the peer has requested it, and all packets before it in the order have left.
+Values of a GPU are copied to host memory when they are given to `send`, and waited for when they leave (`staging.py`).
 At most four chunks are in flight, so that a value outside the order (`put`) is sent between two chunks of another one.
 Records are four numbers. Nothing else from the peer is interpreted, and this end allocates only memory of sizes that it
 knows. A peer that is silent for the timeout is lost (`records.py`).
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from hocket.distributed.packets import ChunkInFlight, Direction, Packet, PacketTransfer, SendQueue, bytes_of
+from hocket.distributed.packets import ChunkInFlight, Direction, Packet, PacketTransfer, SendQueue
 from hocket.distributed.records import ACK, ALIVE, CHUNK, FAILED, LEAVE, REQUEST, Records, gloo_reason, wait_for
 from hocket.errors import PeerError
 from hocket.execution.channels import Done
@@ -96,8 +97,9 @@ class Wire:
         """Send a value for a step. `done` is called when it has arrived, or with the error if it cannot."""
         if (found := self._completed(self._outgoing, name, tensor, epoch, done)) is not None:
             number, transfer = found
-            transfer.memory = self._outgoing.packets[number].packed(self._outgoing.tensors(number, transfer))
+            memory, transfer.waits = self._outgoing.packets[number].packed(self._outgoing.tensors(number, transfer))
             with self._changed:
+                transfer.memory = memory
                 self._enqueue(number, epoch)
 
     def receive(self, name: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
@@ -107,8 +109,7 @@ class Wire:
         number, transfer = found
         packet, tag = self._incoming.packets[number], self._incoming.first_tag[number]
         tensors = self._incoming.tensors(number, transfer)
-        direct = packet.is_direct(tensors)
-        transfer.memory = bytes_of(tensors[0]) if direct else torch.empty(packet.size_bytes, dtype=torch.uint8)
+        transfer.memory = packet.memory(tensors)
         try:
             transfer.works = [
                 self._group.recv([transfer.memory[begin:end]], self._other, tag + chunk)
@@ -227,6 +228,8 @@ class Wire:
         # Without the lock: a send takes as long as the system takes to copy, and the peer answers meanwhile.
         begin, end = packet.chunk(chunk)
         assert transfer.memory is not None
+        for wait in transfer.waits if chunk == 0 else ():
+            wait()  # for copies from a GPU, which end in the order in which they began
         self._records.tell(CHUNK, number, chunk, transfer.epoch)
         tag = self._outgoing.first_tag[number] + chunk
         work = self._group.send([transfer.memory[begin:end]], self._other, tag) if end > begin else None
@@ -308,7 +311,7 @@ class Wire:
         with self._changed:
             way.transfers.pop((number, transfer.epoch), None)
         waiting = [done for _, done in transfer.values.values()]
-        transfer.values, transfer.memory, transfer.works = {}, None, []  # `done` may free the value
+        transfer.values, transfer.memory, transfer.works, transfer.waits = {}, None, [], ()  # `done` may free the value
         for done in waiting:
             done(None)
 

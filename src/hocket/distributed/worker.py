@@ -153,7 +153,7 @@ class DistributedStep(JobStep[ShardedJob]):
         membership, part = self._membership, worker_part(job.captured, job.assignment)
         rates = [] if membership.rejoin else link_rates(job)
         if membership.rank == 0:
-            plan, cycle, self.predicted_us = worker_plan(job, part, profiled(job), rates, self._order)
+            plan, cycle, self.predicted_us = worker_plan(job, part, profiled(job.captured), rates, self._order)
             self.costs, self.machine = cycle.costs, cycle.machine
             self.bounds = bounds(part.graph, self.costs, self.machine)
             announce_plan(job, plan, rates)

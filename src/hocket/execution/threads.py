@@ -300,39 +300,37 @@ class ThreadLanes(Executor):
         self._done = SimpleQueue()
         self._queues = [SimpleQueue() for _ in self._lanes]
         self._pid = os.getpid()
-        problems: list[BaseException] = []
+        ready: SimpleQueue[BaseException | None] = SimpleQueue()
+        problems = []
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         for number, (lane, queue) in enumerate(zip(self._lanes, self._queues, strict=True)):
-            ready = threading.Event()
-            arguments = (number, lane.width, self._cpus[number], queue, self._done, ready, problems)
+            arguments = (number, lane.width, self._cpus[number], gpu, queue, self._done, ready)
             threading.Thread(target=_serve, args=arguments, name=f"hocket-{lane.name}", daemon=True).start()
-            ready.wait()
+            problems.append(ready.get())
         # `set_num_threads` in a lane also sets what threads that torch starts later begin with.
         torch.set_num_threads(width)
-        if problems:
+        if (problem := next(filter(None, problems), None)) is not None:
             self.close()
-            raise problems[0]
+            raise problem
 
 
 def _serve(
-    number: int,
-    width: int,
-    cpus: set[int],
-    inbox: _Inbox,
-    done: SimpleQueue[int],
-    ready: threading.Event,
-    problems: list[BaseException],
+    number: int, width: int, cpus: set[int], gpu: int | None, inbox: _Inbox, done: SimpleQueue[int], ready: Any
 ) -> None:
     """The life of a lane's thread. While it waits it holds nothing of its executor, which may be forgotten."""
+    problem: BaseException | None = None
     try:
         if cpus:
             os.sched_setaffinity(0, cpus)
+        if gpu is not None:  # for ops that allocate on "cuda" without an index
+            torch.cuda.set_device(gpu)
         # Asking first makes torch initialise this thread; otherwise the first op would undo the setting.
         torch.get_num_threads()
         torch.set_num_threads(width)
     except BaseException as error:  # noqa: BLE001 (raised by `_start`, in the caller's thread)
-        problems.append(error)
-    finally:
-        ready.set()
+        problem = error
+    ready.put(problem)
+    del problem
     while (work := inbox.get()) is not None:
         lanes, frame, finished = work
         (lanes._run_lane if lanes._lanes[number].kind == "cores" else lanes._run_channel)(number, frame)

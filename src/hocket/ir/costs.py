@@ -58,6 +58,7 @@ class Costs:
         shares: op -> GPU -> the op's share of it. An op that is not listed slows down no other op.
         placement: one of `PLACEMENTS`, the cores of a lane's threads while they were measured and in a plan:
             neighbours, or one core of each cache first (`Device.cores_per_cache`).
+        placements: op -> the other placement, where the op is faster in that one. Durations are those in `placement`.
         only_listed: an op may run only at the widths that have a duration, because its result has other bits at others
             (see `hocket.profiling.exact_widths`). At any other width its duration is infinite.
 
@@ -76,15 +77,18 @@ class Costs:
     shares: Mapping[str, Mapping[str, Share]] = field(default_factory=dict)
     placement: str = "compact"
     only_listed: bool = False
+    placements: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", _shares(self.shares))
         object.__setattr__(self, "durations_us", _normalised(self.durations_us, "durations_us"))
         object.__setattr__(self, "spread_us", _normalised(self.spread_us, "spread_us"))
         object.__setattr__(self, "sources", dict(self.sources))
-        if self.placement not in PLACEMENTS:
-            expected = " or ".join(PLACEMENTS)
-            raise FormatError("costs", "placement", f"expected {expected}, got {self.placement!r}")
+        object.__setattr__(self, "placements", dict(self.placements))
+        given = {"placement": self.placement, **{f"placements[{op!r}]": own for op, own in self.placements.items()}}
+        for where, placement in given.items():
+            if placement not in PLACEMENTS:
+                raise FormatError("costs", where, f"expected {' or '.join(PLACEMENTS)}, got {placement!r}")
         for op, source in self.sources.items():
             if source not in SOURCES:
                 raise FormatError("costs", f"sources[{op!r}]", f"expected one of {', '.join(SOURCES)}, got {source!r}")
@@ -156,15 +160,19 @@ class Costs:
         return replace(self, durations_us=listed(self.durations_us), spread_us=listed(self.spread_us), only_listed=True)
 
     def merged(self, other: Costs) -> Costs:
-        """These costs with the ops and widths of `other` added, which replace durations that both have."""
+        """These costs with the ops and widths of `other` added, which replace durations that both have.
+
+        The placement stays the one of these costs.
+        """
         return Costs(
             _merge(self.durations_us, other.durations_us),
             _merge(self.spread_us, other.spread_us),
             {**self.sources, **{op: other.sources.get(op, "measured") for op in other.durations_us}},
             other.note or self.note,
             {op: {**self.shares.get(op, {}), **other.shares.get(op, {})} for op in {**self.shares, **other.shares}},
-            other.placement,
+            self.placement,
             self.only_listed or other.only_listed,
+            self.placements,
         )
 
     def restricted(self, ops: Iterable[str]) -> Costs:
@@ -180,6 +188,7 @@ class Costs:
             spread_us=kept(self.spread_us),
             sources=kept(self.sources),
             shares=kept(self.shares),
+            placements=kept(self.placements),
         )
 
     @staticmethod
@@ -190,7 +199,8 @@ class Costs:
     @staticmethod
     def read(reader: Reader) -> Costs:
         """Costs from the document of a ``hocket-costs/1`` file."""
-        reader.only("format", "durations_us", "spread_us", "sources", "note", "shares", "placement", "only_listed")
+        keys = ("durations_us", "spread_us", "sources", "note", "shares", "placement", "placements", "only_listed")
+        reader.only("format", *keys)
         tables = {
             name: {
                 op: {key: value.duration_us() for key, value in durations.items()}
@@ -206,9 +216,11 @@ class Costs:
         }
         _ = reader["durations_us"]
         placement = reader.get("placement", "compact").text()
+        placements = {op: value.text() for op, value in reader.get("placements", {}).items()}
         only_listed = reader.get("only_listed", False).boolean()
+        found = (tables["durations_us"], tables["spread_us"], sources, note, shares, placement, only_listed, placements)
         with read_from(reader.source):
-            return Costs(tables["durations_us"], tables["spread_us"], sources, note, shares, placement, only_listed)
+            return Costs(*found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-costs/1`` file that reads back to equal costs."""
@@ -228,6 +240,8 @@ class Costs:
             document["shares"] = self.shares
         if self.placement != "compact":
             document["placement"] = self.placement
+        if self.placements:
+            document["placements"] = self.placements
         if self.only_listed:
             document["only_listed"] = True
         return document

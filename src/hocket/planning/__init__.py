@@ -10,7 +10,7 @@ from typing import Any
 from hocket.errors import InputError
 from hocket.heap import collections_held
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.ir.placement import scattered
+from hocket.ir.placement import scattered, with_own_cores
 from hocket.planning.base import Planner
 from hocket.planning.bounds import Bounds, bounds, efficiency, potential
 from hocket.planning.concurrency import Concurrency
@@ -70,4 +70,6 @@ def plan(graph: Graph, costs: Costs, machine: Machine, planner: str = "list", **
     # the planning time of a step of 3,000 ops.
     with collections_held():
         made = maker(**options).plan(graph, costs, machine)
-    return scattered(made, machine) if costs.placement == "scatter" else made
+    if costs.placement == "scatter":
+        made = scattered(made, machine)
+    return with_own_cores(made, graph, machine, costs.placements) if costs.placements else made

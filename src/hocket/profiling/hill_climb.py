@@ -49,7 +49,6 @@ from hocket.errors import InputError
 from hocket.ir import Costs, Device, Op, Timeline
 
 COMPACT, SCATTER = "compact", "scatter"
-AFFINITIES = (COMPACT, SCATTER)
 # Up to this many cores, every width that a plan may use is one of 1, 2, 4 and all: there is nothing to climb.
 FEW_CORES = 4
 # Steps at each setting; the shortest time of an op counts.
@@ -178,20 +177,18 @@ class HillClimb:
     @property
     def placement(self) -> str:
         """The better affinity of the step as a whole: by the sum of all ops at the widths measured in both."""
-        sums_us = dict.fromkeys(AFFINITIES, 0.0)
-        for samples in self._of.values():
-            for width, affinity in samples:
-                if affinity == SCATTER and Setting(width) in samples:
-                    for each in AFFINITIES:
-                        sums_us[each] += min(samples[Setting(width, each)])
-        return min(AFFINITIES, key=sums_us.__getitem__)
+        gain_us = sum(map(_gain_us, self._of.values()))
+        return SCATTER if gain_us > 0 else COMPACT
 
     def costs(self) -> Costs:
         """Return the measurements as `Costs`, in the affinity that is better for the whole step if both were measured.
 
-        A plan has one placement: cores are assigned to lanes, and ops of all kinds run on one lane.
+        A plan has lanes in that placement, and further lanes for ops that are faster in the other one, as far as there
+        are cores for them. So their durations are not counted on.
         """
         placement = self.placement
+        other, sign = (COMPACT, -1) if placement == SCATTER else (SCATTER, 1)
+        placements = {op: other for op, samples in self._of.items() if sign * _gain_us(samples) > 0}
         durations: dict[str, dict[str, float]] = {}
         spreads: dict[str, dict[str, float]] = {}
         for op, samples in self._of.items():
@@ -200,7 +197,13 @@ class HillClimb:
                     durations.setdefault(op, {})[str(width)] = min(times_us)
                     spreads.setdefault(op, {})[str(width)] = median(times_us) - min(times_us)
         note = f"hill climbing in steps of {self._rules.interval} up to {self._rules.widest} threads"
-        return Costs(durations, spreads, note=note, placement=placement)
+        return Costs(durations, spreads, note=note, placement=placement, placements=placements)
+
+
+def _gain_us(samples: Mapping[Setting, Sequence[float]]) -> float:
+    """The time that an op is faster when scattered, summed over the widths measured in both affinities."""
+    both = [(Setting(width), Setting(width, SCATTER)) for width, affinity in samples if affinity == SCATTER]
+    return sum(min(samples[near]) - min(samples[apart]) for near, apart in both if near in samples)
 
 
 def _rules(cores: int, interval: int, cores_per_cache: int, also: Iterable[int] | None, tolerance: float) -> _Rules:

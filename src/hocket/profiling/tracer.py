@@ -14,7 +14,7 @@ import torch
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import executor
 from hocket.execution.base import Executor
-from hocket.execution.streams import GraphedLanes, StreamDevice
+from hocket.execution.streams import GraphedLanes, StreamDevice, StreamLanes
 from hocket.execution.streams.graph_parts import input_tensors
 from hocket.ir import Costs, Device, Lane, Machine, Plan, Timeline, one_by_one
 from hocket.ir.placement import scattered
@@ -105,8 +105,15 @@ def cuda_index(captured: Captured) -> int | None:
     return next((value.device.index for value in input_tensors(captured).values() if value.is_cuda), None)
 
 
-def trace_streams(captured: Captured, device: StreamDevice, runs: int, name: str = "gpu0") -> Costs:
-    """Time the ops of a step on one stream by events in a CUDA graph, in steps on copies of all state.
+def trace_streams(
+    captured: Captured,
+    device: StreamDevice,
+    runs: int,
+    name: str = "gpu0",
+    *,
+    lanes: type[StreamLanes] = GraphedLanes,
+) -> Costs:
+    """Time the ops of a step on one stream by events, in a CUDA graph by default, in steps on copies of all state.
 
     What the host sees of a launch says nothing about its kernel.
 
@@ -115,6 +122,7 @@ def trace_streams(captured: Captured, device: StreamDevice, runs: int, name: str
         device: runs it.
         runs: counted steps, after one that is not counted.
         name: of the device, in the costs.
+        lanes: executor that times them.
 
     Raises:
         ExecutionError: the graph cannot be captured.
@@ -122,14 +130,14 @@ def trace_streams(captured: Captured, device: StreamDevice, runs: int, name: str
     if runs < 1:
         raise InputError(f"profile: expected at least one run, got {runs}")
     plan = Plan((Lane(f"{name}.0", captured.graph.order, "stream", name),), planner="serial")
-    lanes = GraphedLanes(captured, plan, device=device, timed=True)
+    timing = lanes(captured, plan, device=device, timed=True)
     found = []
     with torch.random.fork_rng(devices=[] if device.index is None else [device.index]):
         for _ in range(1 + runs):
-            lanes.run(captured.rehearse())
-            found.append(lanes.timeline())
-    failure = lanes.failure
-    lanes.close()
+            timing.run(captured.rehearse())
+            found.append(timing.timeline())
+    failure = timing.failure
+    timing.close()
     if failure:
         raise ExecutionError(f"profile: the step cannot be captured as a CUDA graph: {failure}")
     return costs_of({name: found[1:]})

@@ -135,7 +135,7 @@ def work_of(name: str, optimizer: str) -> Work:
 
 def flat(result: Any) -> list:
     leaves = result.values() if isinstance(result, dict) else [result]
-    return [leaf.detach().numpy().copy() for leaf in leaves]
+    return [leaf.detach().cpu().numpy().copy() for leaf in leaves]
 
 
 def alone(name: str, optimizer: str, count: int) -> tuple[list, dict[str, Any], Any]:

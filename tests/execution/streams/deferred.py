@@ -45,6 +45,8 @@ class Deferred(StreamDevice):
     def current(self) -> Stream:
         return self.host
 
+    default = current
+
     def event(self, timed: bool = False) -> Event:
         return Event()
 
@@ -55,6 +57,12 @@ class Deferred(StreamDevice):
     def wait(self, stream: Stream, event: Event) -> None:
         self.waits += 1
         self._put(stream, ("wait", event, event.recorded))
+
+    def wait_on_host(self, event: Event) -> None:
+        self.wait(self.host, event)
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8)
 
     def launch(self, stream: Stream, work: Callable[[], None]) -> None:
         self._put(stream, ("work", work))

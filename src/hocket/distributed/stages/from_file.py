@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from hocket.distributed.job import captured_for
+from hocket.distributed.staging import device_of
 from hocket.distributed.state import begin_from_zeros
 from hocket.errors import InputError
 from hocket.loading import open_weights
@@ -86,7 +87,7 @@ class ModelFile:
                 continue
             tensor = entry.get().detach()
             dtype = DTYPES[stored.entry.dtype]
-            is_direct = tensor.dtype == dtype and tensor.is_contiguous()
+            is_direct = tensor.dtype == dtype and tensor.is_contiguous() and device_of(tensor) is None
             memory = tensor if is_direct else torch.empty(stored.entry.shape, dtype=dtype)
             stored.source.fill(stored.entry.offset, [bytes_of(memory)])
             if not is_direct:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.adaptation import AssistantRules
-from hocket.distributed.plans import LATENCY_US, PROFILE_RUNS
+from hocket.distributed.plans import LATENCY_US, profiled
 from hocket.distributed.stages.crossings import Borders, rank_name
 from hocket.distributed.stages.joined import joined_order, joined_plan, ranks_of
 from hocket.distributed.stages.memory_limits import (
@@ -24,7 +24,6 @@ from hocket.distributed.stages.stage_job import StageJob
 from hocket.ir import Costs, Device, Graph, Link, Machine, Plan
 from hocket.planning.critical_path import serial_peak_bytes
 from hocket.planning.partition import Partition, PartPeaks, partitioned_within, problem_of
-from hocket.profiling import profile
 from hocket.profiling.analytic import estimate, measure_rates
 from hocket.tracing.captured import Captured
 
@@ -80,7 +79,7 @@ class StagePlanner:
                     machine = measure_rates(machine)
                 self.costs = estimate(captured.graph, machine)
             else:
-                self.costs = profile(captured, widths=[threads], runs=PROFILE_RUNS, machine=machine)
+                self.costs = profiled(captured, [threads])
         if self.given is None:
             self.partition = self._searched(captured.graph, borders, wanted)
             order = self.partition.names_in_order

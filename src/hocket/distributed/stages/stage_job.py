@@ -17,6 +17,7 @@ from hocket.distributed.packets import Packet, pack
 from hocket.distributed.stages.crossings import Borders, Crossing
 from hocket.distributed.stages.joined import checked_parts, link_name, plan_of_rank
 from hocket.distributed.stages.memory import PartMemory
+from hocket.distributed.staging import random_state, set_random_state
 from hocket.distributed.state import ShardState, make_state
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
@@ -125,14 +126,14 @@ class StageJob(JoinedJob):
         return dict(sorted((found | {self.rank: mine}).items()))
 
     def share_random_state(self, by: int) -> None:
-        """Set the state of the random generator at all ranks to that of one of them. Raises as `agree`."""
-        state = torch.get_rng_state()
+        """Set the states of the random generators at all ranks to those of one of them. Raises as `agree`."""
+        state = random_state(self.devices)
         if by == self.rank:
             for wire in self.wires.values():
                 wire.post(RANDOM, state)
         else:
             self.wires[by].get(RANDOM, state)
-            torch.set_rng_state(state)
+            set_random_state(self.devices, state)
 
     def step_packets(self, home: int, to: int) -> list[Packet]:
         """The packets from one rank to another in a step.

@@ -28,8 +28,9 @@ from hocket.distributed.stages.memory import PartMemory, captured_at, given_memo
 from hocket.distributed.stages.migration import READY
 from hocket.distributed.stages.rebalancing import NUM_SHARES, SHARES
 from hocket.distributed.stages.stage_job import RANDOM, StageJob, divided, places_of, trimmed
+from hocket.distributed.staging import devices_of, random_state
 from hocket.distributed.state import ShardState, begin_from_zeros, make_state
-from hocket.errors import PeerError
+from hocket.errors import InputError, PeerError
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
 
@@ -72,6 +73,8 @@ def begun_job(
             check_fresh(model, optimizer)
         in_file: Mapping[str, Any] = {} if file is None else file.stored
         captured = captured_at(membership.rank, step, model, optimizer, batch, in_file)
+        if rebalance and devices_of(model):
+            raise InputError("distribute: rebalance= compares how busy cores are, and the step is on a GPU")
         _agree(captured, batch, membership, rebalance, file)
         captured = given_memory(captured)
         check_exchangeable(captured, 1)
@@ -102,6 +105,7 @@ def begun_job(
 def _agree(captured: Captured, batch: Any, membership: Membership, rebalance: int, file: ModelFile | None) -> None:
     mine = described(captured, membership.num_workers, 0)
     mine["job"] |= {"rebalance": str(rebalance), "weights": "of rank 0" if file is None else f"a file {file.digest}"}
+    mine["job"]["GPUs of a rank"] = str(len(devices_of(captured.trace.places.models)))  # each has a random generator
     for name in mine["constant"].keys() & (() if file is None else file.stored):
         del mine["constant"][name]
     of_graph = {kind: mine.pop(kind) for kind in ("op", "constant")}
@@ -122,7 +126,7 @@ def _rate(job: JoinedJob, packets: Sequence[Packet]) -> float:
     """
     here = job.membership.rank
     control = [Packet((COMMANDS,), (job.command_bytes,)), Packet((PROBE,), (PROBE_BYTES,))]
-    mutual = [Packet((RANDOM,), (torch.get_rng_state().numel(),)), *packets]
+    mutual = [Packet((RANDOM,), (random_state(job.devices).numel(),)), *packets]
     for rank, wire in job.wires.items():
         wire.add([*(control if here == 0 else []), *mutual], [*(control if rank == 0 else []), *mutual])
     job.membership.meet("wired")

@@ -19,6 +19,7 @@ from hocket.execution.native.binding import Binding
 from hocket.execution.native.channels import NativeChannels
 from hocket.execution.native.thread_assignment import Workers, workers_of
 from hocket.execution.process import cpus_of, forked
+from hocket.execution.streams.graph_parts import input_tensors
 from hocket.heap import trim_heap
 from hocket.ir import Machine, Plan, Span, Timeline
 from hocket.native import available, load
@@ -58,6 +59,8 @@ class NativeLanes(Executor):
         for lane in plan.lanes:
             if lane.ops and lane.kind == "stream":
                 raise ExecutionError(f"lane {lane.name!r} is a {lane.kind}; native lanes are lanes of cores only")
+        if any(value.is_cuda for value in input_tensors(captured).values()):
+            raise ExecutionError("the step is on a GPU, and native lanes run ops of the CPU")
         lanes = [lane for lane in plan.lanes if lane.ops and lane.kind == "cores"]
         self._channels = NativeChannels(captured, plan, channels or {})
         self._cpus = {lane.name: sorted(cpus_of(lane, machine)) for lane in lanes}

@@ -36,6 +36,10 @@ class StreamDevice(ABC):
         """The stream that the caller's own ops go to."""
 
     @abstractmethod
+    def default(self) -> Any:
+        """The stream that the ops of a new thread go to."""
+
+    @abstractmethod
     def event(self, timed: bool = False) -> Any:
         """Make an event, which can be recorded repeatedly. Only `timed` ones can be compared in time."""
 
@@ -48,8 +52,16 @@ class StreamDevice(ABC):
         """Make later work of `stream` run after the last record of `event`. The host does not wait."""
 
     @abstractmethod
+    def wait_on_host(self, event: Any) -> None:
+        """Wait on the host, without the interpreter's lock, until the last record of `event` has happened."""
+
+    @abstractmethod
     def launch(self, stream: Any, work: Callable[[], None]) -> None:
         """Give `stream` the ops that `work` calls."""
+
+    @abstractmethod
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        """Allocate host memory as bytes. Once dropped, it stays until the copies on streams that use it are done."""
 
     @abstractmethod
     def elapsed_us(self, first: Any, second: Any) -> float:
@@ -102,9 +114,13 @@ class CudaDevice(StreamDevice):
     def current(self) -> Any:
         return torch.cuda.current_stream(self.index)
 
+    def default(self) -> Any:
+        return torch.cuda.default_stream(self.index)
+
     def event(self, timed: bool = False) -> Any:
         # An external event is a node of a graph that is being captured, so that a replay records it; others only order.
-        return torch.cuda.Event(enable_timing=timed, external=timed)
+        # A host that waits for one sleeps.
+        return torch.cuda.Event(enable_timing=timed, external=timed, blocking=True)
 
     def record(self, event: Any, stream: Any) -> None:
         event.record(stream)
@@ -112,9 +128,16 @@ class CudaDevice(StreamDevice):
     def wait(self, stream: Any, event: Any) -> None:
         stream.wait_event(event)
 
+    def wait_on_host(self, event: Any) -> None:
+        event.synchronize()
+
     def launch(self, stream: Any, work: Callable[[], None]) -> None:
         with torch.cuda.stream(stream):
             work()
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        with torch.cuda.device(self.index):
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def elapsed_us(self, first: Any, second: Any) -> float:
         second.synchronize()
