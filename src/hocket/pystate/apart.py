@@ -21,7 +21,7 @@ from hocket.pystate.origins import is_user_code, origin
 from hocket.pystate.places import is_a
 
 # Objects after which a value counts as one that could lead anywhere.
-MAX_OBJECTS = 20_000
+MAX_OBJECTS = 5_000
 # Attributes by which code leads from a tensor to its gradient or its graph, from a model to its weights, or to
 # everything, by which it writes into memory that a tensor may have, and by which it asks the clock.
 FORBIDDEN = frozenset(

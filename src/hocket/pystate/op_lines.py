@@ -58,7 +58,7 @@ class OpLines:
     Attributes:
         trains: those of `ops` where a backward or an optimizer's update ran.
         calls: those where a function of the user's or a library's was called, by torch perhaps.
-        bound: for code that trains, its local names and what they led to when it returned.
+        bound: for code that trains, its local names and what they led to when it returned last.
         ops: code and line, of each function of the user's or a library's that was on the stack when an op ran.
         outside: the frame within which the watched step runs.
     """
