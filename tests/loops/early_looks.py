@@ -116,6 +116,35 @@ def predictions_kept_by_a_trainer_that_averages_weights() -> Loop:
     )
 
 
+@loop(planned=True)
+def codes_drawn_behind_ops_and_hits_before_the_backward() -> Loop:
+    """As an ACGAN is trained: what it draws stands behind its first ops, and it looks before its last backward."""
+    critic, optimizer, batches = task()
+    maker = mlp(3, 8, 8)
+    makers = torch.optim.Adam(maker.parameters(), lr=0.01)
+
+    def step(batch):
+        x, y = batch
+        real = torch.ones(x.size(0)).fill_(1.0)
+        makers.zero_grad()
+        code = torch.FloatTensor(np.random.normal(0, 1, (x.shape[0], 3)))  # noqa: NPY002
+        labels = torch.LongTensor(np.random.randint(0, 4, x.shape[0]))  # noqa: NPY002
+        made = maker(code)
+        loss = F.cross_entropy(critic(made), labels) * real.mean()
+        loss.backward()
+        makers.step()
+        optimizer.zero_grad()
+        out = critic(x)
+        loss = F.cross_entropy(out, y) + F.cross_entropy(critic(made.detach()), labels)
+        found = np.concatenate([out.data.cpu().numpy(), made.data.cpu().numpy()[:, :4]], axis=0)
+        hits = np.mean(np.argmax(found, axis=1)[: len(y)] == y.numpy())
+        loss.backward()
+        optimizer.step()
+        return loss.item(), hits
+
+    return Loop(step, [maker, critic], [makers, optimizer], batches)
+
+
 @loop()
 def weights_read_before_the_update() -> Loop:
     """It may not read them after it."""

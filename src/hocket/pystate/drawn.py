@@ -55,7 +55,8 @@ def ways(watch: PurityWatch) -> list[StepParts | DrawnAhead]:
     divided = split(watch.step, watch.executed.lines, addresses_of(watch.roots))
     found: list[StepParts | DrawnAhead] = [parts for parts in divided if not parts.leaves_draws]
     if watch.generators:
-        found += [DrawnAhead(parts, watch) for parts in (*divided[:1], undivided(watch.step))]
+        sunk = [parts for parts in divided if parts.passed]
+        found += [DrawnAhead(parts, watch) for parts in (*divided[:1], *sunk[:1], undivided(watch.step))]
     return found
 
 
