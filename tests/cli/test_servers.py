@@ -16,6 +16,7 @@ import torch
 from torch.distributed import TCPStore
 
 from cli.conftest import TINY
+from hocket.cli import ranks
 
 
 def ran(*words, **settings):
@@ -42,6 +43,34 @@ def test_ranks_that_do_not_fit_are_a_usage_error():
     outcome = ran(*TINY, "-w", "2", "-s", "1", **started)
     assert outcome.returncode == 2
     assert "torchrun has started 2 ranks; 2 workers and 1 servers need 3" in outcome.stderr
+
+
+def test_more_servers_than_parameters_are_refused_before_they_start(hocket):
+    found = hocket("ps", *TINY, "-s", "7")
+    assert (found.status, found.error) == (2, "hocket: error: --servers: mlp has 6 parameters for 7 servers")
+
+
+@pytest.mark.parametrize("may_fail", [(), (1,)])
+def test_a_rank_that_fails_ends_the_others_unless_they_go_on_without_it(monkeypatch, may_fail):
+    monkeypatch.setattr(ranks, "_GRACE_S", 0.0)
+    processes = [subprocess.Popen(["sleep", "0.5"]), subprocess.Popen("false")]
+    needed = [rank for rank in (0, 1) if rank not in may_fail]
+    assert ranks._wait(processes, needed) == (None if may_fail else (1, 1))
+    assert processes[1].poll() == 1
+    assert (processes[0].poll() == 0) == bool(may_fail)
+    processes[0].wait()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linux")
+def test_a_rank_ends_with_the_process_that_started_it():
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        subprocess.Popen(["sleep", "60"], pass_fds=(writing,), preexec_fn=ranks._end_with_parent)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as end:
+        assert end.read() == b""  # once the last process that might write is gone
+    os.wait()
 
 
 @pytest.mark.slow
@@ -172,7 +201,7 @@ def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
         with job:  # closes its pipes
             pass
     assert job.returncode == 1
-    assert "a rank has failed; what it said stands above" in said
+    assert "rank 1 was ended by SIGKILL" in said
     assert len(seen) >= 3
     assert len(ports) >= 3
     assert not [process for process in seen if Path(f"/proc/{process}").exists()]
