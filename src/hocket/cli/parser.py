@@ -189,7 +189,7 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
             (
                 *_target(),
                 output("the costs", required=True),
-                arg("--graph", type=Path, metavar="FILE", help="write the graph, too"),
+                arg("--graph", type=Path, metavar="OUT", help="where to write the graph, too"),
                 arg("--runs", type=count, default=5, metavar="N", help="counted steps at each width (5)"),
                 arg(
                     "--widths",
