@@ -45,6 +45,30 @@ def test_ranks_that_do_not_fit_are_a_usage_error():
     assert "torchrun has started 2 ranks; 2 workers and 1 servers need 3" in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("RANK", "x", "RANK: expected a whole number in the environment, got 'x'"),
+        ("RANK", "3", "RANK: expected one below WORLD_SIZE=3, got 3"),
+        ("MASTER_PORT", "", "MASTER_PORT: expected a whole number in the environment, got ''"),
+    ],
+)
+@pytest.mark.parametrize("words", [("ps", *TINY), ("run", *TINY, "--ranks", "3")])
+def test_variables_of_ranks_that_make_no_sense_are_a_usage_error(hocket, monkeypatch, words, name, value, error):
+    for each, given in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(each, given)
+    monkeypatch.setenv(name, value)
+    found = hocket(*words)
+    assert (found.status, found.error) == (2, f"hocket: error: {error}")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_is_above_zero(hocket, value):
+    found = hocket("ps", *TINY, f"--timeout={value}")
+    assert found.status == 2
+    assert "--timeout: expected a number of seconds above 0" in found.error
+
+
 def test_more_servers_than_parameters_are_refused_before_they_start(hocket):
     found = hocket("ps", *TINY, "-s", "7")
     assert (found.status, found.error) == (2, "hocket: error: --servers: mlp has 6 parameters for 7 servers")

@@ -148,6 +148,17 @@ def threads(text: str) -> int:
     return number
 
 
+def seconds(text: str) -> float:
+    """Parse an argument that is a duration in seconds, above 0 and less than a year."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 365 * 86400:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0 and less than a year, got {text!r}")
+    return number
+
+
 def counts_of(text: str) -> list[int]:
     """Parse ``1,2,4``, the smallest first."""
     return sorted({count(word) for word in text.split(",")})

@@ -16,6 +16,7 @@ import time
 from argparse import Namespace
 from collections.abc import Collection
 
+from hocket.cli.console import UsageError
 from hocket.errors import HocketError
 
 # The variables that torchrun sets for each process that it starts.
@@ -30,8 +31,20 @@ _GRACE_S = 2.0
 
 
 def started_by_torchrun() -> bool:
-    """Return True if this process is a rank."""
-    return all(name in os.environ for name in _RANK_VARIABLES)
+    """Return True if this process is a rank.
+
+    Raises:
+        UsageError: the variables of a rank make no sense.
+    """
+    given = {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ}
+    if len(given) < len(_RANK_VARIABLES):
+        return False
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not given[name].isdecimal():
+            raise UsageError(f"{name}: expected a whole number in the environment, got {given[name]!r}")
+    if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+        raise UsageError(f"RANK: expected one below WORLD_SIZE={given['WORLD_SIZE']}, got {given['RANK']}")
+    return True
 
 
 def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False, may_fail: Collection[int] = ()) -> None:
