@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from contextlib import redirect_stderr
 
 import pytest
 
 from hocket.cli import console
-from hocket.cli.console import Bar
+from hocket.cli.console import Bar, prepare_streams, print_tables, table
 
 
 class Terminal(io.StringIO):
@@ -67,3 +68,30 @@ def test_an_error_takes_the_bar_away(terminal, monkeypatch):
     with pytest.raises(ValueError, match="no"):
         fail()
     assert terminal.getvalue().endswith("\x1b[2K"), "the line of the bar is wiped"
+
+
+def test_streams_that_are_closed_take_what_is_written(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    prepare_streams()
+    print("out")
+    print("err", file=sys.stderr)
+    sys.stdout.flush()
+
+
+def test_what_a_stream_cannot_encode_is_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    prepare_streams()
+    print_tables("written: caf\u00e9/\udcff.json")
+    sys.stdout.flush()
+    assert written.getvalue() == b"written: caf\\xe9/\\udcff.json\n"
+
+
+@pytest.mark.parametrize("columns", [1, 7, 12])
+def test_a_narrow_terminal_folds_what_a_wider_one_shows(monkeypatch, capsys, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    print_tables(table("three plans", ("name", "takes", "lanes"), [("serial", "12.5 ms", "2")]))
+    assert {"serial", "12.5 ms", "2"} <= set(
+        capsys.readouterr().out.replace("  ", "\n").replace(" \n", "\n").split("\n")
+    )

@@ -16,6 +16,7 @@ import torch
 from torch.distributed import TCPStore
 
 from cli.conftest import TINY
+from hocket.cli import ranks
 
 
 def ran(*words, **settings):
@@ -42,6 +43,58 @@ def test_ranks_that_do_not_fit_are_a_usage_error():
     outcome = ran(*TINY, "-w", "2", "-s", "1", **started)
     assert outcome.returncode == 2
     assert "torchrun has started 2 ranks; 2 workers and 1 servers need 3" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("RANK", "x", "RANK: expected a whole number in the environment, got 'x'"),
+        ("RANK", "3", "RANK: expected one below WORLD_SIZE=3, got 3"),
+        ("MASTER_PORT", "", "MASTER_PORT: expected a whole number in the environment, got ''"),
+    ],
+)
+@pytest.mark.parametrize("words", [("ps", *TINY), ("run", *TINY, "--ranks", "3")])
+def test_variables_of_ranks_that_make_no_sense_are_a_usage_error(hocket, monkeypatch, words, name, value, error):
+    for each, given in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(each, given)
+    monkeypatch.setenv(name, value)
+    found = hocket(*words)
+    assert (found.status, found.error) == (2, f"hocket: error: {error}")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon"])
+def test_a_timeout_is_above_zero(hocket, value):
+    found = hocket("ps", *TINY, f"--timeout={value}")
+    assert found.status == 2
+    assert "--timeout: expected a number of seconds above 0" in found.error
+
+
+def test_more_servers_than_parameters_are_refused_before_they_start(hocket):
+    found = hocket("ps", *TINY, "-s", "7")
+    assert (found.status, found.error) == (2, "hocket: error: --servers: mlp has 6 parameters for 7 servers")
+
+
+@pytest.mark.parametrize("may_fail", [(), (1,)])
+def test_a_rank_that_fails_ends_the_others_unless_they_go_on_without_it(monkeypatch, may_fail):
+    monkeypatch.setattr(ranks, "_GRACE_S", 0.0)
+    processes = [subprocess.Popen(["sleep", "0.5"]), subprocess.Popen("false")]
+    needed = [rank for rank in (0, 1) if rank not in may_fail]
+    assert ranks._wait(processes, needed) == (None if may_fail else (1, 1))
+    assert processes[1].poll() == 1
+    assert (processes[0].poll() == 0) == bool(may_fail)
+    processes[0].wait()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of Linux")
+def test_a_rank_ends_with_the_process_that_started_it():
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        subprocess.Popen(["sleep", "60"], pass_fds=(writing,), preexec_fn=ranks._end_with_parent)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as end:
+        assert end.read() == b""  # once the last process that might write is gone
+    os.wait()
 
 
 @pytest.mark.slow
@@ -172,7 +225,7 @@ def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
         with job:  # closes its pipes
             pass
     assert job.returncode == 1
-    assert "a rank has failed; what it said stands above" in said
+    assert "rank 1 was ended by SIGKILL" in said
     assert len(seen) >= 3
     assert len(ports) >= 3
     assert not [process for process in seen if Path(f"/proc/{process}").exists()]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from hocket.cli import main
+from hocket.cli.arguments import Verb, make_parser_of, run_command
+from hocket.ir import Timeline
 
 from .conftest import TINY, line_of
 
@@ -288,6 +291,32 @@ def test_a_reader_who_leaves_is_no_traceback(made, words):
     assert done.returncode == 141
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
+
+
+def test_a_closed_stdout_takes_nothing_from_the_files(made):
+    command = 'exec "$0" -W error -m hocket simulate graph.json plan.txt costs.json -o t.json >&- 2>&- <&-'
+    assert subprocess.run(["sh", "-c", command, sys.executable], check=False).returncode == 0
+    assert Timeline.load("t.json").spans
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("profile", *TINY, "-o", "two.json", "--graph", "./two.json"),
+        ("simulate", "graph.json", "plan.txt", "costs.json", "-o", "two.json", "--trace", "two.json"),
+    ],
+)
+def test_two_results_do_not_go_into_one_file(hocket, made, words):
+    found = hocket(*words)
+    assert (found.status, found.error) == (2, "hocket: error: two.json: expected two files to write, got one twice")
+    assert not Path("two.json").exists()
+
+
+def test_an_exit_of_the_work_keeps_its_status():
+    verb = Verb("leave", lambda _: sys.exit(143), "leave", "hocket leave")
+    with pytest.raises(SystemExit) as leaving:
+        run_command(make_parser_of([verb], prog="hocket", description="", epilog=""), ["leave"])
+    assert leaving.value.code == 143
 
 
 def test_options_may_stand_between_the_files(hocket, made, tmp_path):

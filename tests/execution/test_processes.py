@@ -192,6 +192,26 @@ def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widt
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_widths_are_tried_after_a_fork_where_openmp_would_wait_for_ever():
+    run(
+        "python",
+        """
+        import signal
+        from hocket.profiling.exact_widths import ExactWidths
+        captured = capture(step, model, optimizer, batch)
+        before = ExactWidths(1).of(captured, (1, 2))  # with a team of two on this thread
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # nobody waits for a child that hangs
+            os._exit(ExactWidths(1).of(captured, (1, 2)) != before)
+        _, status = os.waitpid(child, 0)
+        sys.exit(status)
+        """,
+        begin=TRAINED.format(threads=1, **LARGE),
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_scheduled_step_goes_on_in_parent_and_child(kind):
     done = run(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
 from hocket.errors import FormatError
 from hocket.ir import Costs, Graph, Machine, Op, Span, Timeline
-from hocket.ir._fields import MAX_FILE_BYTES, save_document
+from hocket.ir._fields import MAX_FILE_BYTES, named_failures, save_document
 
 NOUNS = {
     "graph": Graph((Op("a"),)),
@@ -148,3 +150,14 @@ def test_save_into_a_missing_folder(tmp_path):
     with pytest.raises(FileNotFoundError):
         NOUNS["graph"].save(tmp_path / "missing" / "graph.json")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device without room")
+@pytest.mark.parametrize("write", [lambda file: file.write(b"x"), lambda file: torch.save([torch.zeros(9999)], file)])
+def test_a_file_for_which_there_is_no_room_is_named(write):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: 'state\.pt'"),
+        named_failures("state.pt"),
+        open("/dev/full", "wb") as file,
+    ):
+        write(file)

@@ -163,3 +163,16 @@ def test_arguments_are_checked():
     with pytest.raises(InputError, match="one that has memory"):
         load(model, Memory(data), device="meta")
     nothing_remains(model)
+
+
+def test_tensors_and_contents_in_place_of_a_file_are_told():
+    state = untied(Net(2))
+    with pytest.raises(
+        InputError, match=r"expected files, got a dict; of tensors in memory, call model\.load_state_dict"
+    ):
+        load(Net(1), state)
+    with pytest.raises(InputError, match=r"pass io\.BytesIO\(content\)") as error:
+        load(Net(1), stored(state))
+    assert len(str(error.value)) < 1000
+    with pytest.raises(InputError, match="order: not in the model and the file: 3"):
+        load(Net(1), Memory(stored(state)), order=[3])

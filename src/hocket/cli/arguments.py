@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.cli.console import UsageError
+from hocket.cli.console import UsageError, prepare_streams
 from hocket.errors import HocketError
 from hocket.reporting.words import count_text
 
@@ -148,6 +148,17 @@ def threads(text: str) -> int:
     return number
 
 
+def seconds(text: str) -> float:
+    """Parse an argument that is a duration in seconds, above 0 and less than a year."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 365 * 86400:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds above 0 and less than a year, got {text!r}")
+    return number
+
+
 def counts_of(text: str) -> list[int]:
     """Parse ``1,2,4``, the smallest first."""
     return sorted({count(word) for word in text.split(",")})
@@ -175,11 +186,14 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None = No
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser.set_defaults(work=lambda _: parser.print_help(), traceback=False, words=words)
+    prepare_streams()
     try:
         status = _status_of(parser, words)
         sys.stdout.flush()
         return status
-    except (BrokenPipeError, SystemExit):  # the latter is rich's way to say the same
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code != 1:  # with 1 rich says that the pipe is broken
+            raise
         # The interpreter's last flush must not complain about it either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 import threading
 from argparse import Namespace
@@ -18,10 +20,23 @@ if TYPE_CHECKING:
 
 # Shorter work is done without a bar.
 PATIENCE_S = 2.0
+# In fewer columns a table would lose whole columns. A narrower terminal folds its lines.
+MIN_WIDTH = 40
 
 
 class UsageError(Exception):
     """A wrong command line, which ends with exit status 2."""
+
+
+def prepare_streams() -> None:
+    """Replace standard streams that are closed by the null device, and escape characters that one cannot encode."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:  # else a file would take the place of a closed stream
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def emit(args: Namespace, document: dict[str, Any], *tables: Any) -> None:
@@ -42,6 +57,7 @@ def print_tables(*tables: Any, to_stderr: bool = False) -> None:
     from rich.console import Console
 
     console = Console(file=sys.stderr if to_stderr else sys.stdout, highlight=False, markup=False, emoji=False)
+    console.width = max(console.width, MIN_WIDTH)
     for position, element in enumerate(tables):
         if position:
             console.print()

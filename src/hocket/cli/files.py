@@ -75,7 +75,7 @@ def check_verb(args: Namespace) -> None:
 
 def simulate_verb(args: Namespace) -> None:
     """Predict the timeline of PLAN."""
-    target, trace = output_file(args.output), output_file(args.trace)
+    target, trace = output_files(args.output, args.trace)
     with Bar("simulate", moving=True):
         graph, found, costs = Graph.load(args.graph), read_plan(args.plan), Costs.load(args.costs)
         machine = _machine(args)
@@ -209,6 +209,14 @@ def output_file(path: Path | None) -> Path | None:
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path}: the directory {path.parent} may not be written to")
     return path
+
+
+def output_files(first: Path | None, second: Path | None) -> tuple[Path | None, Path | None]:
+    """Return both paths if files can be written there, and if they are not of one file."""
+    found = output_file(first), output_file(second)
+    if first is not None and second is not None and first.resolve() == second.resolve():
+        raise UsageError(f"{first}: expected two files to write, got one twice")
+    return found
 
 
 def output_folder(path: Path) -> Path:

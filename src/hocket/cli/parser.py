@@ -99,6 +99,11 @@ def _inputs(*names: str) -> tuple[Argument, ...]:
     return tuple(arg(name.lower(), type=input_file, metavar=name, help=f"a {name.lower()} file") for name in names)
 
 
+def _timeout(whom: str) -> Argument:
+    words = f"how long to wait for {whom} (1800)"
+    return arg("--timeout", type=arguments.seconds, default=1800.0, metavar="S", help=words)
+
+
 def _verbs() -> tuple[Verb, ...]:
     return (*_verbs_of_steps(), *_verbs_of_files(), *_verbs_of_processes())
 
@@ -189,7 +194,7 @@ def _verbs_of_steps() -> tuple[Verb, ...]:
             (
                 *_target(),
                 output("the costs", required=True),
-                arg("--graph", type=Path, metavar="FILE", help="write the graph, too"),
+                arg("--graph", type=Path, metavar="OUT", help="where to write the graph, too"),
                 arg("--runs", type=count, default=5, metavar="N", help="counted steps at each width (5)"),
                 arg(
                     "--widths",
@@ -352,7 +357,7 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                 arg("-s", "--servers", type=count, default=1, metavar="N", help="how many keep parameters (1)"),
                 _choice("--order", ORDERS, "auto", f"auto or {', '.join(ORDERS[1:])}"),
                 arg("--steps", type=count, default=10, metavar="N", help="how many steps (10)"),
-                arg("--timeout", type=float, default=1800.0, metavar="S", help="how long to wait for a rank (1800)"),
+                _timeout("a rank"),
                 arg("--survive", action="store_true", help="go on without a lost worker, unless it is rank 0"),
                 arg("--publish-every", type=count, metavar="N", help="publish to agents after each N steps"),
                 output("a checkpoint of the plain model and optimizer"),
@@ -373,7 +378,7 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                 arg("--calls", type=count, default=10, metavar="N", help="how many forwards (10)"),
                 arg("--every-call", action="store_true", help="pull in every call, even an old version: to measure"),
                 arg("--not-ahead", action="store_true", help="pull nothing while a call runs"),
-                arg("--timeout", type=float, default=1800.0, metavar="S", help="how long to wait for a server (1800)"),
+                _timeout("a server"),
             ),
             f"MODEL is a TARGET of one model, which is called with the first value of each batch. {_WORDS}",
         ),

@@ -6,6 +6,7 @@ secret for them where the environment has none.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import signal
@@ -13,12 +14,16 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Collection
 
+from hocket.cli.console import UsageError
 from hocket.errors import HocketError
 
 # The variables that torchrun sets for each process that it starts.
 _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HOST = "127.0.0.1"
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_C_LIBRARY = ctypes.CDLL(None)
 _POLL_S = 0.05
 _TIMEOUT_S = 60.0
 # How long the other ranks may take to say how they end, once one has failed.
@@ -26,17 +31,30 @@ _GRACE_S = 2.0
 
 
 def started_by_torchrun() -> bool:
-    """Return True if this process is a rank."""
-    return all(name in os.environ for name in _RANK_VARIABLES)
+    """Return True if this process is a rank.
+
+    Raises:
+        UsageError: the variables of a rank make no sense.
+    """
+    given = {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ}
+    if len(given) < len(_RANK_VARIABLES):
+        return False
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if not given[name].isdecimal():
+            raise UsageError(f"{name}: expected a whole number in the environment, got {given[name]!r}")
+    if int(given["RANK"]) >= int(given["WORLD_SIZE"]):
+        raise UsageError(f"RANK: expected one below WORLD_SIZE={given['WORLD_SIZE']}, got {given['RANK']}")
+    return True
 
 
-def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False) -> None:
+def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False, may_fail: Collection[int] = ()) -> None:
     """Start all ranks on this machine, each with this process's command line, and wait for their end.
 
     Args:
         args: of the command line.
         ranks: how many.
         with_agents: agents may come, which know no secret that is made here.
+        may_fail: ranks without which the others go on.
 
     Raises:
         HocketError: one of them has failed.
@@ -61,20 +79,36 @@ def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False) -> No
     try:
         for rank in range(ranks):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            processes.append(subprocess.Popen(command, env=os.environ | given | own))
-        _wait(processes)
+            processes.append(subprocess.Popen(command, env=os.environ | given | own, preexec_fn=_end_with_parent))
+        failed = _wait(processes, [rank for rank in range(ranks) if rank not in may_fail])
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    if any(process.returncode for process in processes):
-        raise HocketError(f"{args.target}: a rank has failed; what it said stands above")
+    if failed is not None:
+        rank, status = failed
+        how = "has failed; what it said stands above" if status > 0 else f"was ended by {signal.Signals(-status).name}"
+        raise HocketError(f"{args.target}: rank {rank} {how}")
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until all ranks have ended, or one has failed and the others have had time to say so."""
+def _end_with_parent() -> None:
+    """Let Linux end this process, a child that executes nothing yet, with the one that has started it."""
+    if sys.platform.startswith("linux"):
+        _C_LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], needed: list[int]) -> tuple[int, int] | None:
+    """Wait until all ranks have ended, or a needed one has failed and the others have had time to say so.
+
+    Returns:
+        The first of the needed ranks that has failed, with its exit status, which is negative for a signal.
+    """
+    failed: tuple[int, int] | None = None
     until = float("inf")
-    while any(process.poll() is None for process in processes) and time.monotonic() < until:
-        if any(process.returncode for process in processes):
-            until = min(until, time.monotonic() + _GRACE_S)
+    while True:
+        found = [process.poll() for process in processes]
+        if failed is None and (failed := next(((rank, status) for rank in needed if (status := found[rank])), None)):
+            until = time.monotonic() + _GRACE_S
+        if None not in found or time.monotonic() >= until:
+            return failed
         time.sleep(_POLL_S)

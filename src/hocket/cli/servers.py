@@ -15,6 +15,7 @@ from hocket.cli.console import UsageError, emit, note, table
 from hocket.cli.files import output_file
 from hocket.cli.ranks import start_ranks, started_by_torchrun
 from hocket.cli.targets import Target, only_model, wait_policy, working
+from hocket.ir._fields import written_whole
 from hocket.reporting.words import count_text, duration_text
 
 if TYPE_CHECKING:
@@ -23,12 +24,18 @@ if TYPE_CHECKING:
     from hocket.job import Job
     from hocket.planning import Bounds
 
+# Loading torch in this process, to count parameters, takes longer than starting a few ranks too many.
+FEW_SERVERS = 4
+
 
 def ps_verb(args: Namespace) -> None:
     """Train with workers and servers, as one of the ranks of a torchrun job, or by starting all of them."""
     ranks = args.workers + args.servers
     if not started_by_torchrun():
-        start_ranks(args, ranks, with_agents=args.publish_every is not None)
+        if args.servers > FEW_SERVERS:
+            _check_servers(args)
+        may_fail = range(1, args.workers) if args.survive else ()
+        start_ranks(args, ranks, with_agents=args.publish_every is not None, may_fail=may_fail)
         return
     world = int(os.environ["WORLD_SIZE"])
     if world != ranks:
@@ -58,6 +65,16 @@ def ps_verb(args: Namespace) -> None:
     workers, servers = count_text(args.workers, "worker"), count_text(args.servers, "server")
     title = f"{found['target']}: {workers}, {servers}, {count_text(args.steps, 'step')}"
     emit(args, found, table(title, ("", ""), rows))
+
+
+def _check_servers(args: Namespace) -> None:
+    """Raise if there are more servers than parameters, before their processes start."""
+    with redirect_stdout(sys.stderr):
+        models = Target.of(args).job().models
+    trained = {each for model in models for each in model.parameters() if each.requires_grad}
+    if args.servers > len(trained):
+        have = count_text(len(trained), "parameter")
+        raise UsageError(f"--servers: {args.target} has {have} for {args.servers} servers")
 
 
 def _serve(args: Namespace, job: Job) -> None:
@@ -133,7 +150,7 @@ def _planned(fast: DistributedStep) -> dict[str, tuple[str, ...]]:
 def _number(value: Any) -> float | None:
     """Return a loss if it is one finite number, which JSON can represent, else None."""
     try:
-        found = float(value)
+        found = float(value.item() if hasattr(value, "item") else value)  # torch warns of gradients in `float`
     except (TypeError, ValueError, RuntimeError):
         return None
     return found if isfinite(found) else None
@@ -146,7 +163,8 @@ def _save(job: Job, path: Any) -> None:
         "model": [model.state_dict() for model in job.models],
         "optimizer": [optimizer.state_dict() for optimizer in job.optimizers],
     }
-    torch.save(states, path)
+    with written_whole(path, binary=True) as file:
+        torch.save(states, file)
     note(f"checkpoint of the plain model and optimizer: {path}")
 
 

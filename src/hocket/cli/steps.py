@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from hocket.cli.console import Bar, UsageError, emit, table
-from hocket.cli.files import output_file, output_folder, read_plan, written
+from hocket.cli.files import output_file, output_files, output_folder, read_plan, written
 from hocket.cli.targets import Target, only_model, wait_policy, working
 from hocket.errors import InputError
 from hocket.ir import ROLES, Costs, Graph, Machine
@@ -132,7 +132,7 @@ def capture_verb(args: Namespace) -> None:
 def profile_verb(args: Namespace) -> None:
     """TARGET to costs, and to the graph they belong to."""
     wait_policy()
-    path, graph_path = output_file(args.output), output_file(args.graph)
+    path, graph_path = output_files(args.output, args.graph)
     machine = Machine.here()
     if args.widths is not None and max(args.widths) > machine.cores:
         raise UsageError(f"--widths: this machine has {count_text(machine.cores, 'core')}, got {max(args.widths)}")

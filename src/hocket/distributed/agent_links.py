@@ -142,7 +142,7 @@ def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float)
         PeerError: no job answers there, or it has another model or another torch.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(f"agent: expected an address HOST:PORT, got {address!r}")
     wires: list[Wire] = []
     try:

@@ -106,7 +106,10 @@ def written_whole(path: str | os.PathLike[str], *, binary: bool = False) -> Iter
     target = Path(path)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "wb") if binary else os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+        with (
+            named_failures(path),
+            os.fdopen(handle, "wb") if binary else os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file,
+        ):
             yield file
         umask = os.umask(0)
         os.umask(umask)
@@ -115,6 +118,18 @@ def written_whole(path: str | os.PathLike[str], *, binary: bool = False) -> Iter
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def named_failures(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Name `path` in an OSError of writing to it, which `torch.save` hides behind an error of its own."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        found = error.__context__ if isinstance(error, RuntimeError) else error
+        if not isinstance(found, OSError) or found.filename is not None:
+            raise
+        raise OSError(found.errno, found.strerror, os.fspath(path)) from error
 
 
 def require_finite(value: float, source: str, where: str, about: str = "", *, positive: bool = False) -> None:

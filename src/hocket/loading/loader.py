@@ -191,7 +191,7 @@ def _ordered(targets: Sequence[Destination], weights: Weights, order: str | Sequ
         known = {name for target in targets for name in target.names}
         unknown = [name for name in order if name not in known]
         if unknown and targets:
-            raise InputError(f"load: order: not in the model and the file: {', '.join(unknown)}")
+            raise InputError(f"load: order: not in the model and the file: {', '.join(map(str, unknown))}")
         place_of = {name: at for at, name in reversed(list(enumerate(order)))}
         last = len(place_of)
         targets = sorted(targets, key=lambda target: min(place_of.get(name, last) for name in target.names))

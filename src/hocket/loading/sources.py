@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from hocket.errors import FormatError, InputError
+from hocket.ir._fields import shortened
 
 # What is skipped of a stream, or read of a file object that fills no memory, is read in pieces of this size.
 PIECE_BYTES = 1 << 20
@@ -79,7 +80,8 @@ class DiskSource(Source):
     def __init__(self, path: str | bytes | os.PathLike[Any]) -> None:
         name = os.fsdecode(path)
         if "\0" in name:
-            raise InputError(f"load: expected a path, got {name!r}")
+            got = f"{shortened(name)}; of a file's content pass io.BytesIO(content)"
+            raise InputError(f"load: expected a path, got {got}")
         try:
             # Opening a pipe would wait for its writer.
             self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -108,6 +108,8 @@ def open_weights(file: File | Sequence[File]) -> Weights:
             files = [path.parent / name for name in sorted(set(expected.values()))]
     else:
         given: Any = file
+        if isinstance(given, Mapping):
+            raise InputError("load: expected files, got a dict; of tensors in memory, call model.load_state_dict")
         is_one = is_reader(file) or isinstance(file, (bytearray, memoryview))
         files = list(given) if isinstance(file, Iterable) and not is_one else [given]
     if not files:

@@ -17,6 +17,7 @@ eager's does, and so do the audits (`hocket.autotune`).
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,6 +26,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket.execution.base import below_autograd, releases
+from hocket.execution.process import forked
 from hocket.ir import Lane, Plan, synchronisation
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Slot, compile_action
@@ -62,7 +64,11 @@ class ExactWidths:
         found = self._found.setdefault(captured, {})
         wanted = [width for width in dict.fromkeys(widths) if width != self.usual_width and width not in found]
         if wanted and self.is_trusted:
-            found |= self._tried(captured, wanted)
+            if forked():  # a thread that forked may wait for ever for a team of another width
+                with ThreadPoolExecutor(1) as apart:
+                    found |= apart.submit(self._tried, captured, wanted).result()
+            else:
+                found |= self._tried(captured, wanted)
         exact = {width: found[width] for width in widths if width in found} if self.is_trusted else {}
         return {
             op: frozenset((self.usual_width, *(width for width, ops in exact.items() if op in ops)))

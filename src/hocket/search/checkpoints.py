@@ -20,7 +20,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from hocket.errors import FormatError, InputError
-from hocket.ir._fields import load_document
+from hocket.ir._fields import load_document, named_failures
 
 __all__ = ["Checkpoints"]
 
@@ -53,12 +53,12 @@ class Checkpoints:
         path = self.folder / "search.json"
         if not path.exists():
             document = {"format": FORMAT, "owner": uuid.uuid4().hex}
-            self._write(path, lambda part: part.write_text(json.dumps(document) + "\n"))
+            self._write(path, lambda file: file.write(json.dumps(document).encode() + b"\n"))
         return load_document(path, FORMAT)["owner"].text()
 
     def save(self, number: int, state: Mapping[str, Any], *, is_best: bool = False) -> None:
         """Keep the state of a trial in place of an earlier one, or as that of its best epoch."""
-        self._write(self._path(number, is_best), lambda part: torch.save(dict(state), part))
+        self._write(self._path(number, is_best), lambda file: torch.save(dict(state), file))
 
     def load(self, number: int) -> dict[str, Any] | None:
         """The last state of a trial, or None if there is none.
@@ -95,7 +95,11 @@ class Checkpoints:
 
     def _write(self, path: Path, write: Any) -> None:
         part = path.with_name(f"{path.name}.part")
-        write(part)
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(part, path)
+        try:
+            with named_failures(path), part.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
