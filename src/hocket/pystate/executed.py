@@ -256,6 +256,7 @@ class ExecutedCode:
     def _entered(self, frame: FrameType, facts: _CodeFacts) -> None:
         """A function that is written in Python is called."""
         code, caller = facts.code, frame.f_back
+        self.lines.entered(frame)
         if code is _SINK:
             self._skipped, self.calls_sinks = frame, True
             return
@@ -281,6 +282,7 @@ class ExecutedCode:
             if _is_op(caller) and _is_leaf_op(caller):
                 return
             caller = caller.f_back
+        self.lines.entered(frame)
         facts = self._facts_of(frame)
         if not facts.is_added:
             facts.is_added = True

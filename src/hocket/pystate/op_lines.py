@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import os
 import sys
@@ -42,6 +43,10 @@ _LOOKS = frozenset(
         *("__format__", "__repr__", "__len__", "__float__", "__int__", "__bool__"),
     )
 )
+# Methods of torch's that call the user's: of data sets and loaders.
+_LOADING = frozenset(("__getitem__", "__iter__", "__next__"))
+_CACHE = dis.opmap["CACHE"]
+_CALLS = frozenset(dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "PRECALL") if name in dis.opmap)
 _MODULES = frozenset(f"torch._C._{name}" for name in ("nn", "linalg", "fft", "special", "sparse", "nested"))
 _OPTIM = os.path.join(TORCH, "optim", "")
 # The text of a tensor is made by ops.
@@ -57,12 +62,15 @@ class OpLines:
     Attributes:
         trains: those of `ops` where a backward or an optimizer's update ran.
         ops: code and line, of each function of the user's or a library's that was on the stack when an op ran.
+        unseen: code and line, of each function of the user's or a library's, where an instruction that is no call has
+            called a function that is written in Python: a property, an operator, an iterator.
         outside: the frame within which the watched step runs.
     """
 
     def __init__(self) -> None:
         self.ops: set[tuple[CodeType, int]] = set()
         self.trains: set[tuple[CodeType, int]] = set()
+        self.unseen: set[tuple[CodeType, int]] = set()
         self.begin()
 
     def begin(self, outside: FrameType | None = None) -> None:
@@ -72,6 +80,19 @@ class OpLines:
     def end(self) -> None:
         """The step has ended."""
         self.outside = None
+
+    def entered(self, frame: FrameType) -> None:
+        """A function that is written in Python is called."""
+        caller = frame.f_back
+        if caller is None or caller is self.outside or _role(caller.f_code.co_filename) not in _OF_USER:
+            return
+        if _role(frame.f_code.co_filename) == "torch" and frame.f_code.co_name not in _LOADING:
+            return  # attributes of modules, arithmetic of tensors
+        code, place = caller.f_code.co_code, caller.f_lasti
+        while code[place] == _CACHE and place > 0:
+            place -= 2
+        if code[place] not in _CALLS:
+            self.unseen.add((caller.f_code, caller.f_lineno))
 
     def called(self, frame: FrameType, function: Any) -> None:
         """A C function is called by a frame."""

@@ -1,0 +1,117 @@
+"""Places where a step finds a generator of numbers or a method of one, and what may stand there in their place.
+
+An object of `random` gets the methods in its own dict, wherever it is held. One of numpy's has no such dict: another
+object takes each of its places. A method that was bound before is a place of its own (``draw = rng.random``).
+"""
+
+from __future__ import annotations
+
+import random
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hocket.pystate.places import ABSENT, Group, Place, is_a
+from hocket.pystate.walk import Reachable
+
+_NUMPY = (np.random.Generator, np.random.RandomState)
+_METHODS = (types.MethodType, types.BuiltinFunctionType)
+_OF_NUMPY: Any = np.random.rand.__self__  # type: ignore[attr-defined]
+# Functions of its module that ask it and are no methods.
+_FUNCTIONS = [vars(np.random)[name] for name in ("seed", "sample", "ranf", "get_bit_generator", "set_bit_generator")]
+_WRITABLE = frozenset(("dict", "cell", "list", "slots"))  # what stands in a class may be bound when it is read
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorPlace:
+    """A place of a method of a generator, or of a generator of numpy's.
+
+    Attributes:
+        place: where it stands.
+        value: what stands there.
+        method: of the generator. None for the generator itself.
+    """
+
+    place: Place
+    value: Any
+    method: Callable[..., Any] | None = None
+
+    @property
+    def holds(self) -> bool:
+        """True if nothing else was put there."""
+        return self.place.get() is self.value
+
+    def made(self, asked: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
+        """The object that takes this place, whose draws are those of `asked`."""
+        if self.method is not None:
+            return asked(self.method)
+        generator: Any = self.value
+        kind: Any = type(generator)
+        names = [name for name in dir(kind) if not name.startswith("_")]
+        methods = {name: asked(one) for name in names if callable(one := getattr(generator, name))}
+
+        def set_bit_generator() -> Any:  # as a method that is no draw
+            return generator.bit_generator
+
+        class Asking(kind):  # type: ignore[misc]
+            def __getattribute__(self, name: str) -> Any:
+                if name == "bit_generator":
+                    return asked(set_bit_generator)()
+                return methods[name] if name in methods else super().__getattribute__(name)
+
+        is_new = is_a(generator, np.random.Generator)
+        return Asking(generator.bit_generator if is_new else generator._bit_generator)
+
+
+def generator_places(generators: Iterable[Any], found: Reachable) -> list[GeneratorPlace] | None:
+    """The places of these generators and of their methods. None if one is held where nothing else can be put.
+
+    Args:
+        generators: of `random` and numpy.
+        found: what the step reaches.
+    """
+    known = {id(each): each for each in generators}
+    if not all(type(each) in (random.Random, *_NUMPY) for each in known.values()):
+        return None  # a class of the user's may draw otherwise
+    made: dict[Any, GeneratorPlace] = {}
+    held = {id(each) for each in known.values() if not is_a(each, _NUMPY)}
+    for generator in known.values():
+        if is_a(generator, random.Random):
+            for name in dir(random.Random):
+                method = getattr(generator, name)
+                if not name.startswith("_") and type(method) in _METHODS:
+                    _add(made, Place("dict", vars(generator), name, (None, "", name)), ABSENT, method)
+    for group in (*map(_as_group, (random, np.random)), *found.groups.values()):
+        for position, value in enumerate(group.values):
+            generator = _asked_by(value)
+            if id(generator) not in known:
+                continue
+            is_method = generator is not value
+            if group.kind not in _WRITABLE:
+                return None
+            held.add(id(generator))
+            _add(made, group.place(position), value, value if is_method else None)
+    if held != set(known) or not all(each.holds for each in made.values()):
+        return None
+    return list(made.values())
+
+
+def _asked_by(value: Any) -> Any:
+    """The generator that a function asks, or the value itself if it is one of numpy's. None for any other value."""
+    if type(value) in _METHODS:
+        return value.__self__
+    if is_a(value, _NUMPY):
+        return value
+    return _OF_NUMPY if any(value is each for each in _FUNCTIONS) else None
+
+
+def _add(made: dict[Any, GeneratorPlace], place: Place, value: Any, method: Any) -> None:
+    made.setdefault(place.identity, GeneratorPlace(place, value, method))
+
+
+def _as_group(module: types.ModuleType) -> Group:
+    table = vars(module)
+    return Group("dict", table, (None, "", module.__name__), list(table), list(table.values()), ".")
