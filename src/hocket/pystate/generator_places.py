@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hocket.pystate.places import ABSENT, Group, Place, is_a
+from hocket.pystate.tokens import DRAWING
 from hocket.pystate.walk import Reachable
 
 _NUMPY = (np.random.Generator, np.random.RandomState)
@@ -27,7 +28,7 @@ _WRITABLE = frozenset(("dict", "cell", "list", "slots"))  # what stands in a cla
 
 @dataclass(frozen=True, eq=False)
 class GeneratorPlace:
-    """A place of a method of a generator, or of a generator of numpy's.
+    """A place of a method of a generator, or of a generator.
 
     Attributes:
         place: where it stands.
@@ -49,6 +50,8 @@ class GeneratorPlace:
         if self.method is not None:
             return asked(self.method)
         generator: Any = self.value
+        if not is_a(generator, _NUMPY):
+            return generator
         kind: Any = type(generator)
         names = [name for name in dir(kind) if not name.startswith("_")]
         methods = {name: asked(one) for name in names if callable(one := getattr(generator, name))}
@@ -91,7 +94,9 @@ def generator_places(generators: Iterable[Any], found: Reachable) -> list[Genera
                 continue
             is_method = generator is not value
             if group.kind not in _WRITABLE:
-                return None
+                if is_method or is_a(value, _NUMPY):
+                    return None
+                continue
             held.add(id(generator))
             _add(made, group.place(position), value, value if is_method else None)
     if held != set(known) or not all(each.holds for each in made.values()):
@@ -100,10 +105,10 @@ def generator_places(generators: Iterable[Any], found: Reachable) -> list[Genera
 
 
 def _asked_by(value: Any) -> Any:
-    """The generator that a function asks, or the value itself if it is one of numpy's. None for any other value."""
+    """The generator that a function asks, or the value itself if it is one. None for any other value."""
     if type(value) in _METHODS:
         return value.__self__
-    if is_a(value, _NUMPY):
+    if is_a(value, DRAWING):
         return value
     return _OF_NUMPY if any(value is each for each in _FUNCTIONS) else None
 
