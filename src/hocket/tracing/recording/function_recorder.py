@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.origins import user_line
-from hocket.tracing.recording.arrays import MAKERS, WatchedArray, as_indices, made_of_array
+from hocket.tracing.recording.arrays import MAKERS, as_indices, is_followed, made_of_array
 from hocket.tracing.recording.data_reads import (
     CHOOSERS,
     EXITS,
@@ -107,7 +107,7 @@ class FunctionRecorder(TorchFunctionMode):
             return self._values(args[0])
         for tensor in tensors_read(func, args, kwargs):
             self._values(tensor)
-        if func in MAKERS and type(args[0]) is WatchedArray and (made := made_of_array(func, args, kwargs)) is not None:
+        if func in MAKERS and args and is_followed(args[0]) and (made := made_of_array(func, args, kwargs)) is not None:
             return made
         if func is torch.Tensor.__getitem__:
             args = as_indices(args)
