@@ -293,3 +293,43 @@ def thread_that_draws_and_is_awaited() -> Loop:
         return update(optimizer, loss * (found[0] + 2 * random.random()))
 
     return Loop(step, model, optimizer, batches)
+
+
+def _numbers_of_own(draw):
+    """A step whose draws leave the generator in one state, and a loop that draws between its steps later."""
+    model, optimizer, batches = task()
+    seen = []
+
+    def step(batch):
+        loss = _loss(model, batch)
+        return update(optimizer, loss * draw())
+
+    def after(n, _):
+        if n >= CHANGE:
+            seen.append(random.random() + np.random.random())  # noqa: NPY002
+
+    return Loop(step, model, optimizer, batches, lambda: {"seen": list(seen)}, after=after)
+
+
+@loop(word="random")
+def seed_that_each_step_repeats() -> Loop:
+    def draw():
+        random.seed(7)
+        np.random.seed(7)  # noqa: NPY002
+        return random.random() - np.random.random()  # noqa: NPY002
+
+    return _numbers_of_own(draw)
+
+
+@loop(planned=True)
+def seed_and_then_the_state_put_back() -> Loop:
+    def draw():
+        states = random.getstate(), np.random.get_state()  # noqa: NPY002
+        random.seed(3)
+        np.random.seed(4)  # noqa: NPY002
+        drawn = random.random() - np.random.random()  # noqa: NPY002
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        return drawn
+
+    return _numbers_of_own(draw)

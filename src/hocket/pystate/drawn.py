@@ -132,6 +132,7 @@ class DrawnAhead:
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
         """A watch of the middle, which sees the number of draws, too."""
         watch = self._inner.watch(roots)
+        watch.executed.asks_draws = True
         watch.executed.persistent[id(self._count)] = self._count
         watch.executed.names.add(_NUM)
         watch.executed.user_names.add(_NUM)

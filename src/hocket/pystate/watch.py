@@ -224,7 +224,7 @@ class PurityWatch:
         """
         for kind in kinds_in(batch):
             self.executed.persistent[id(kind)] = kind  # its class attributes are read by its code, and are guarded
-        before = self.look() if self.num_watched else None
+        before, last = self.look() if self.num_watched else None, self._last
         if before is not None and self._last is not None:
             self.note_moving(differences(self._last, before))
             self.owned = frozenset(owner for owner, kind in before.groups if kind in ("list", "dict"))
@@ -240,6 +240,8 @@ class PurityWatch:
         self.num_watched += 1
         after = self._last = self.look()
         settled = before is not None and self.executed.num_new == 0
+        if before is not None and last is not None:
+            self.executed.restored.update(_restored(last, before, after))
         findings: list[str] = []
         if before is not None:
             findings = [f"it asks {asked}: do that outside the step" for asked in self.executed.world]
@@ -277,6 +279,8 @@ class PurityWatch:
 
     def _findings(self, before: Reachable, after: Reachable, settled: bool) -> Iterator[str]:
         for change in self.note_moving(differences(before, after)):
+            if change.place.kind == "setting" and is_a(generator_of(change.place.owner), GENERATORS):
+                continue  # it is a change of its state, too
             if (found := _appended(change, before, after)) is not None:
                 self.appended[id(change.place.owner)] = found
             elif self._counts(change):
@@ -303,6 +307,14 @@ class PurityWatch:
 
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))
+
+
+def _restored(last: Reachable, before: Reachable, after: Reachable) -> Iterator[int]:
+    """The addresses of generators that others have moved since the last step, and that the step has left so."""
+    for key, group in after.groups.items():
+        found = [each.groups[key].values for each in (last, before) if key in each.groups]
+        if group.kind == "state" and len(found) == 2 and found[0] != found[1] == group.values:
+            yield key[0]
 
 
 def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedList | None:
