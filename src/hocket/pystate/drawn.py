@@ -119,6 +119,7 @@ class DrawnAhead:
         self._places: list[GeneratorPlace] = []
         if (places := generator_places(self._generators, watch.look())) is not None:
             self._places = places
+        self._reached = [each for each in self._places if each.is_reached]
         self.is_over = places is None
         self._known: dict[Any, tuple[Draw, ...]] = {}
         self._turn = _Turn((), None)
@@ -159,7 +160,7 @@ class DrawnAhead:
     @property
     def holds(self) -> bool:
         """True if each generator is still where the step has found it."""
-        return self._inner.holds and all(each.holds for each in self._places)
+        return self._inner.holds and all(each.holds for each in self._reached)
 
     @property
     def was_left(self) -> bool:

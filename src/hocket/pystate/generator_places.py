@@ -34,11 +34,13 @@ class GeneratorPlace:
         place: where it stands.
         value: what stands there.
         method: of the generator. None for the generator itself.
+        is_reached: the step was seen to reach it: something else may be put there.
     """
 
     place: Place
     value: Any
     method: Callable[..., Any] | None = None
+    is_reached: bool = False
 
     @property
     def holds(self) -> bool:
@@ -81,24 +83,26 @@ def generator_places(generators: Iterable[Any], found: Reachable) -> list[Genera
         return None  # a class of the user's may draw otherwise
     made: dict[Any, GeneratorPlace] = {}
     held = {id(each) for each in known.values() if not is_a(each, _NUMPY)}
-    for generator in known.values():
-        if is_a(generator, random.Random):
-            for name in dir(random.Random):
-                method = getattr(generator, name)
-                if not name.startswith("_") and type(method) in _METHODS:
-                    _add(made, Place("dict", vars(generator), name, (None, "", name)), ABSENT, method)
-    for group in (*map(_as_group, (random, np.random)), *found.groups.values()):
+    groups = [(each, True) for each in found.groups.values()]
+    groups += [(_as_group(module), False) for module in (random, np.random)]
+    for group, is_reached in groups:
         for position, value in enumerate(group.values):
             generator = _asked_by(value)
             if id(generator) not in known:
                 continue
             is_method = generator is not value
-            if group.kind not in _WRITABLE:
-                if is_method or is_a(value, _NUMPY):
-                    return None
-                continue
-            held.add(id(generator))
-            _add(made, group.place(position), value, value if is_method else None)
+            if group.kind in _WRITABLE:
+                held.add(id(generator))
+                one = GeneratorPlace(group.place(position), value, value if is_method else None, is_reached)
+                made.setdefault(one.place.identity, one)
+            elif is_method or is_a(value, _NUMPY):
+                return None
+    for generator in known.values():
+        if is_a(generator, random.Random):
+            for name in dir(random.Random):
+                method, place = getattr(generator, name), Place("dict", vars(generator), name, (None, "", name))
+                if not name.startswith("_") and type(method) in _METHODS:
+                    made.setdefault(place.identity, GeneratorPlace(place, ABSENT, method))
     if held != set(known) or not all(each.holds for each in made.values()):
         return None
     return list(made.values())
@@ -111,10 +115,6 @@ def _asked_by(value: Any) -> Any:
     if is_a(value, DRAWING):
         return value
     return _OF_NUMPY if any(value is each for each in _FUNCTIONS) else None
-
-
-def _add(made: dict[Any, GeneratorPlace], place: Place, value: Any, method: Any) -> None:
-    made.setdefault(place.identity, GeneratorPlace(place, value, method))
 
 
 def _as_group(module: types.ModuleType) -> Group:
