@@ -142,6 +142,21 @@ def default_and_partial() -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
+@loop(planned=True)
+def list_grown_by_another_name() -> Loop:
+    model, optimizer, batches = task()
+    weights = [0.5, 1.0, 2.0]
+
+    def step(batch):
+        again = weights
+        again += [3.0]
+        chosen = random.choice(weights)
+        again.pop()
+        return update(optimizer, chosen * _loss(model, batch))
+
+    return Loop(step, model, optimizer, batches, lambda: {"weights": weights})
+
+
 class _Rows:
     """A data set that draws, and counts."""
 
@@ -171,7 +186,13 @@ def data_set_that_draws() -> Loop:
 def property_and_operator_that_draw() -> Loop:
     model, optimizer, batches = task()
 
+    class Drawn:
+        def __get__(self, owner, kind=None):
+            return random.random()
+
     class Level:
+        drawn = Drawn()
+
         @property
         def scale(self):
             return random.random()
@@ -186,7 +207,7 @@ def property_and_operator_that_draw() -> Loop:
     level = Level()
 
     def step(batch):
-        scale = level.scale
+        scale = level.scale + 5 * level.drawn
         moved = level * 2.0
         first, second = level
         share = random.random()

@@ -24,7 +24,7 @@ _CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time
 
 _NO_CODE = (ast.expr_context, ast.boolop, ast.unaryop, ast.cmpop, ast.keyword, ast.arguments, ast.arg)
 _SAFE = (
-    *(ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.Pass, ast.Return),
+    *(ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Pass, ast.Return),
     *(ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Lambda, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.UnaryOp),
     *(ast.BoolOp, ast.Compare, ast.IfExp, ast.List, ast.Tuple, ast.Dict),
 )

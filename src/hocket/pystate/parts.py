@@ -34,6 +34,7 @@ import torch
 
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.cuts import BodyCut
+from hocket.pystate.layout import attribute_of
 from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
@@ -206,18 +207,12 @@ def _itself(value: Any) -> Any:
     return value
 
 
+def _attribute(value: Any, name: str) -> Any:
+    return None if value is None else attribute_of(value, name)
+
+
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def _attribute(value: Any, name: str) -> Any:
-    """The attribute of an object, without running a property of its class. None where there is none."""
-    if value is None:
-        return None
-    found = inspect.getattr_static(type(value), name, None)
-    if isinstance(found, property) or inspect.getattr_static(type(value), "__getattr__", None) is not None:
-        return vars(value).get(name) if hasattr(value, "__dict__") else None
-    return getattr(value, name, None)
