@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import random
 import threading
@@ -354,3 +355,38 @@ def seed_and_then_the_state_put_back() -> Loop:
         return drawn
 
     return _numbers_of_own(draw)
+
+
+@loop()
+def generator_kept_and_copied_in_some_steps() -> Loop:
+    """What stands for a generator while the step runs is neither kept nor copied."""
+    model, optimizer, batches = task()
+    held = {"steps": 0, "generator": np.random.default_rng(4), "again": None, "copy": None, "draw": None}
+
+    def step(batch):
+        loss = _loss(model, batch)
+        held["steps"] += 1
+        share = held["generator"].random()
+        if held["steps"] == 20:
+            held["again"], held["draw"] = held["generator"], random.random
+        if held["steps"] == 60:
+            held["copy"] = copy.deepcopy(held["generator"])
+        return update(optimizer, loss * share * held["generator"].random() * random.random())
+
+    def state():
+        same = held["again"] in (None, held["generator"]), held["draw"] in (None, random.random)
+        return {"steps": held["steps"], "generator": held["generator"], "copy": held["copy"], "same": same}
+
+    return Loop(step, model, optimizer, batches, state)
+
+
+@loop(word="a Generator")
+def type_of_a_generator_asked() -> Loop:
+    model, optimizer, batches = task()
+    generator = np.random.default_rng(4)
+
+    def step(batch):
+        loss = _loss(model, batch)
+        return update(optimizer, loss * (generator.random() if type(generator) is np.random.Generator else 5.0))
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})

@@ -30,7 +30,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket.arguments import packed, unpacked
-from hocket.pystate.generator_places import GeneratorPlace, generator_places
+from hocket.pystate.generator_places import GeneratorPlace, exchanged, generator_places
 from hocket.pystate.parts import split, undivided
 from hocket.pystate.places import is_a, is_plain, same
 from hocket.pystate.step_parts import RETURNED, StepParts, is_end
@@ -117,7 +117,8 @@ class DrawnAhead:
         self._count = SimpleNamespace(**{_NUM: 0})
         self._generators = list(watch.generators.values())
         self._places: list[GeneratorPlace] = []
-        if (places := generator_places(self._generators, watch.look())) is not None:
+        tells_types = bool(watch.executed.asks_types)
+        if (places := generator_places(self._generators, watch.look(), tells_types)) is not None:
             self._places = places
         self._reached = [each for each in self._places if each.is_reached]
         self.is_over = places is None
@@ -206,17 +207,12 @@ class DrawnAhead:
 
             return draw
 
-        made = [(each, each.made(asked)) for each in self._places]
-        for each, one in made:
-            each.place.set(one)
-        turn.is_open = True
-        try:
-            yield
-        finally:
-            turn.is_open = False
-            for each, one in made:
-                if each.place.get() is one:  # else the step has bound it anew
-                    each.place.set(each.value)
+        with exchanged(self._places, asked):
+            turn.is_open = True
+            try:
+                yield
+            finally:
+                turn.is_open = False
 
 
 class _Turn:

@@ -6,14 +6,18 @@ object takes each of its places. A method that was bound before is a place of it
 
 from __future__ import annotations
 
+import gc
 import random
+import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hocket.pystate.layout import instance_dict
 from hocket.pystate.places import ABSENT, Group, Place, is_a
 from hocket.pystate.tokens import DRAWING
 from hocket.pystate.walk import Reachable
@@ -23,6 +27,9 @@ _METHODS = (types.MethodType, types.BuiltinFunctionType)
 _OF_NUMPY: Any = np.random.rand.__self__  # type: ignore[attr-defined]
 # Functions of its module that ask it and are no methods.
 _FUNCTIONS = [vars(np.random)[name] for name in ("seed", "sample", "ranf", "get_bit_generator", "set_bit_generator")]
+# Attributes by which the state of a generator of numpy's is read, set, or copied.
+_OF_STATE = frozenset(("bit_generator", "__reduce_ex__", "__reduce__", "__getstate__"))
+_OWN = 2  # references to an object that a function has, as `sys.getrefcount` counts
 _WRITABLE = frozenset(("dict", "cell", "list", "slots"))  # what stands in a class may be bound when it is read
 
 
@@ -58,25 +65,73 @@ class GeneratorPlace:
         names = [name for name in dir(kind) if not name.startswith("_")]
         methods = {name: asked(one) for name in names if callable(one := getattr(generator, name))}
 
-        def set_bit_generator() -> Any:  # as a method that is no draw
-            return generator.bit_generator
+        def get_state() -> None:
+            """Stands for what reads or sets the state otherwise."""
 
         class Asking(kind):  # type: ignore[misc]
             def __getattribute__(self, name: str) -> Any:
-                if name == "bit_generator":
-                    return asked(set_bit_generator)()
-                return methods[name] if name in methods else super().__getattribute__(name)
+                if name in methods:
+                    return methods[name]
+                if name not in _OF_STATE:
+                    return super().__getattribute__(name)
+                asked(get_state)()
+                return getattr(generator, name)
 
         is_new = is_a(generator, np.random.Generator)
         return Asking(generator.bit_generator if is_new else generator._bit_generator)
 
 
-def generator_places(generators: Iterable[Any], found: Reachable) -> list[GeneratorPlace] | None:
+@contextmanager
+def exchanged(
+    places: Iterable[GeneratorPlace], asked: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Let other objects stand at these places, whose draws are those of `asked`. One object has one that stands for it.
+
+    Where else the step has put such an object meanwhile, its original takes its place at the end.
+    """
+    known: dict[Any, Any] = {}
+    originals: dict[int, Any] = {}
+    for each in places:
+        one = known.get(key := each.place.identity if each.value is ABSENT else id(each.value))
+        if one is None:
+            one = known[key] = each.made(asked)
+            originals[id(one)] = each.value
+        each.place.set(one)
+        if each.value is ABSENT:
+            originals[id(one)] = each.method
+    try:
+        yield
+    finally:
+        for each in places:
+            if (current := each.place.get()) is not ABSENT and id(current) in originals:
+                each.place.set(ABSENT if each.value is ABSENT else originals[id(current)])
+        while known:
+            one = known.popitem()[1]
+            if sys.getrefcount(one) > _OWN and (original := originals[id(one)]) is not one:
+                _give_back(one, original)
+
+
+def _give_back(one: Any, original: Any) -> None:
+    """Put the original where an object is kept that stood for it."""
+    for holder in gc.get_referrers(one):
+        if type(holder) is types.CellType:
+            holder.cell_contents = original
+            continue
+        table = holder if type(holder) in (dict, list) else instance_dict(holder)
+        for key, value in list(enumerate(table) if type(table) is list else (table or {}).items()):
+            if value is one:
+                table[key] = original  # type: ignore[index]
+
+
+def generator_places(
+    generators: Iterable[Any], found: Reachable, tells_types: bool = False
+) -> list[GeneratorPlace] | None:
     """The places of these generators and of their methods. None if one is held where nothing else can be put.
 
     Args:
         generators: of `random` and numpy.
         found: what the step reaches.
+        tells_types: the step compares types, and could tell what stands for a generator of numpy's.
     """
     known = {id(each): each for each in generators}
     if not all(type(each) in (random.Random, *_NUMPY) for each in known.values()):
@@ -91,6 +146,8 @@ def generator_places(generators: Iterable[Any], found: Reachable) -> list[Genera
             if id(generator) not in known:
                 continue
             is_method = generator is not value
+            if tells_types and not is_method and is_a(value, _NUMPY) and is_reached:
+                return None
             if group.kind in _WRITABLE:
                 held.add(id(generator))
                 one = GeneratorPlace(group.place(position), value, value if is_method else None, is_reached)
