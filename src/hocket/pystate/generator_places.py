@@ -19,12 +19,11 @@ import numpy as np
 
 from hocket.pystate.layout import instance_dict
 from hocket.pystate.places import ABSENT, Group, Place, is_a
-from hocket.pystate.tokens import DRAWING
+from hocket.pystate.tokens import DRAWING, OF_NUMPY
 from hocket.pystate.walk import Reachable
 
 _NUMPY = (np.random.Generator, np.random.RandomState)
 _METHODS = (types.MethodType, types.BuiltinFunctionType)
-_OF_NUMPY: Any = np.random.rand.__self__  # type: ignore[attr-defined]
 # Functions of its module that ask it and are no methods.
 _FUNCTIONS = [vars(np.random)[name] for name in ("seed", "sample", "ranf", "get_bit_generator", "set_bit_generator")]
 # Attributes by which the state of a generator of numpy's is read, set, or copied.
@@ -171,7 +170,7 @@ def _asked_by(value: Any) -> Any:
         return value.__self__
     if is_a(value, DRAWING):
         return value
-    return _OF_NUMPY if any(value is each for each in _FUNCTIONS) else None
+    return OF_NUMPY if any(value is each for each in _FUNCTIONS) else None
 
 
 def _as_group(module: types.ModuleType) -> Group:
