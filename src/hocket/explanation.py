@@ -205,7 +205,6 @@ class _Look:
                 live_leaves=frozenset(self.watch.live_leaves),
                 follows=self.watch.executed.follows_numbers,
                 settles=bool(self.watch.executed.strict),
-                tells_types=bool(self.watch.executed.asks_types),
             )
             recorded.append(found)
             return found.result

@@ -84,7 +84,6 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
             live_leaves=live,
             follows=watch.executed.follows_numbers,
             settles=bool(watch.executed.strict),
-            tells_types=bool(watch.executed.asks_types),
             owned=watch.owned,
         )
         recorded.append(found)

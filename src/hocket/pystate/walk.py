@@ -14,7 +14,7 @@ import os
 import random
 import types
 from abc import ABC, _get_dump, abstractmethod  # type: ignore[attr-defined]
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -306,3 +306,11 @@ class Walk(ABC):
 def _of_class(always: Iterable[str], names: Container[str], strings: Container[str]) -> Callable[[str], bool]:
     """Tell which attributes of a class count."""
     return lambda key: key in always or ((key in names or key in strings) and not key.startswith("__"))
+
+
+def restored(last: Reachable, before: Reachable, after: Reachable) -> Iterator[int]:
+    """The addresses of generators that others have moved since the last step, and that the step has left so."""
+    for key, group in after.groups.items():
+        found = [each.groups[key].values for each in (last, before) if key in each.groups]
+        if group.kind == "state" and len(found) == 2 and found[0] != found[1] == group.values:
+            yield key[0]

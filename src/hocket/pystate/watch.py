@@ -46,7 +46,7 @@ from hocket.pystate.places import (
     shown,
 )
 from hocket.pystate.tokens import DRAWING, GENERATORS, generator_of
-from hocket.pystate.walk import Reachable
+from hocket.pystate.walk import Reachable, restored
 
 # A step that still runs new code after this number of calls is not watched any longer.
 MAX_WATCHED = 6
@@ -119,7 +119,7 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
         if then.values != now.values:
             yield Change(now.place(0), then.values[0], now.values[0])
         return
-    if len(then.keys) == len(now.keys) and all(map(_is_key, then.keys, now.keys)):
+    if len(then.keys) == len(now.keys) and all(map(same, then.keys, now.keys)):
         for position, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
             if not same(old, new) and not (now.rebindable and are_like(old, new)):
                 yield Change(now.place(position), old, new)
@@ -139,10 +139,6 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
         yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, ABSENT)
     if now.whole and len(then.keys) == len(now.keys) and not old_values:
         yield Change(Place("order", now.owner, None, (now.path, "the order of {}", None)), then.keys[0], now.keys[0])
-
-
-def _is_key(first: Any, second: Any) -> bool:
-    return first is second or same(first, second)
 
 
 def _hashable(key: Any) -> Any:
@@ -241,7 +237,7 @@ class PurityWatch:
         after = self._last = self.look()
         settled = before is not None and self.executed.num_new == 0
         if before is not None and last is not None:
-            self.executed.restored.update(_restored(last, before, after))
+            self.executed.restored.update(restored(last, before, after))
         findings: list[str] = []
         if before is not None:
             findings = [f"it asks {asked}: do that outside the step" for asked in self.executed.world]
@@ -249,7 +245,7 @@ class PurityWatch:
             if self.executed.schedulers:  # all else that changes is its doing
                 findings = [finding("steps a scheduler", *each) for each in self.executed.schedulers]
         findings += list(after.opaque)
-        findings += batch_findings(batch, leaves, spec, held)
+        findings += batch_findings(batch, leaves, spec, held, bool(self.executed.asks_types))
         if asked := reads_out_of_sight(batch, self.executed.codes):
             findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
@@ -307,14 +303,6 @@ class PurityWatch:
 
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))
-
-
-def _restored(last: Reachable, before: Reachable, after: Reachable) -> Iterator[int]:
-    """The addresses of generators that others have moved since the last step, and that the step has left so."""
-    for key, group in after.groups.items():
-        found = [each.groups[key].values for each in (last, before) if key in each.groups]
-        if group.kind == "state" and len(found) == 2 and found[0] != found[1] == group.values:
-            yield key[0]
 
 
 def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedList | None:

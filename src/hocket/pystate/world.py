@@ -1,4 +1,4 @@
-"""What a step asks of the world outside by functions of C, and in which words: clocks, files, sockets."""
+"""Calls of C functions that ask the world outside (clocks, files, sockets), in words."""
 
 from __future__ import annotations
 

@@ -63,7 +63,6 @@ def record_step(
     live_leaves: Collection[int] = (),
     follows: bool = True,
     settles: bool = False,
-    tells_types: bool = False,
     undoes: bool = False,
     owned: Collection[int] = (),
 ) -> Recorded:
@@ -80,7 +79,6 @@ def record_step(
         live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
         follows: whether numbers at `further` places are followed. Without, the graph is good for their values alone.
         settles: hand out plain numbers. The graph is good for all values that the step could read of them.
-        tells_types: the step compares types: it could tell a stand-in for an array from one, so there must be none.
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
         owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
@@ -95,9 +93,6 @@ def record_step(
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
             recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", step_line(step))
             return Recorded(step(batch), None, recording.reasons.first)
-    if tells_types and holds_arrays(batch):
-        recording.reasons.add("computes with an array", "", step_line(step))
-        return Recorded(step(batch), None, recording.reasons.first)
     for source, tensor in zip(recording.sources, recording.tensors, strict=True):
         if is_traceable_wrapper_subclass(tensor):
             recording.reasons.add("wraps tensors", f"{source.name}, a {type(tensor).__name__}", step_line(step))
