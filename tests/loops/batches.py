@@ -330,3 +330,32 @@ def numbers_of_numpy_in_the_batch() -> Loop:
         return batches[n % 10], np.float64(0.1 + n / 7), np.int64(n % 2), np.bool_(n % 3 == 0)
 
     return Loop(step, model, optimizer, batch)
+
+
+@loop(planned=True)
+def helper_that_asks_for_the_type_of_an_array() -> Loop:
+    model, optimizer, batches = task()
+
+    def as_tensor(value):
+        if type(value) is np.ndarray:
+            return torch.from_numpy(value)
+        raise TypeError(type(value))
+
+    def step(batch):
+        x, y = map(as_tensor, batch)
+        return train(model, optimizer, (x, y))
+
+    return Loop(step, model, optimizer, [(x.numpy(), y.numpy()) for x, y in batches])
+
+
+@loop(planned=True)
+def array_cast_and_then_written() -> Loop:
+    model, optimizer, batches = task()
+
+    def step(batch):
+        x, y = batch
+        values = x.astype(np.float32)
+        values[0] = 0
+        return train(model, optimizer, (torch.from_numpy(values), torch.from_numpy(y)))
+
+    return Loop(step, model, optimizer, [(x.double().numpy(), y.numpy()) for x, y in batches])

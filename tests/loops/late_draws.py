@@ -397,3 +397,19 @@ def draws_in_one_branch_and_for_each_element() -> Loop:
         return update(optimizer, (losses * torch.tensor([random.random() for _ in range(len(x))])).mean())
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def function_of_the_module_exchanged_later() -> Loop:
+    model, optimizer, batches = task()
+    real = random.random
+
+    def step(batch):
+        out = model(batch[0])
+        return update(optimizer, random.random() * F.cross_entropy(out, batch[1]))
+
+    def after(n, _):
+        if n in (CHANGE, CHANGE + 20):
+            random.random = real if n > CHANGE else lambda: 0.25
+
+    return Loop(step, model, optimizer, batches, after=after)

@@ -30,6 +30,7 @@ KINDS = (
     "late_draws",
     "meters",
     "methods",
+    "mixed_draws",
     "optimizers",
     "selections",
     "settings",

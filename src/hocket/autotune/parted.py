@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _Parts = StepParts | DrawnAhead
 # Variants of one signature; where there are more, a middle may need fewer.
 MAX_UNDIVIDED = 2
+# Times that a step is looked at from the beginning, since parts of it were exchanged.
+MAX_BEGUN = 4
 
 
 class PartedPool:
@@ -55,11 +57,13 @@ class PartedPool:
         self._asked = config
         self._before_eager = before_eager
         self._for_good = for_good
+        self._num_begun = 0
         self._begin()
 
     def _begin(self) -> None:
+        self._num_begun += 1
         # Refusals of the whole are no news as long as its middle may be planned.
-        self._is_open = self._asked.plan is None
+        self._is_open = self._asked.plan is None and self._num_begun <= MAX_BEGUN
         config = replace(self._asked, is_tentative=True, strict=False) if self._is_open else self._asked
         self._whole = VariantPool(config, self._before_eager)
         self._told: Variant | None = None  # whose refusal was said
@@ -76,6 +80,11 @@ class PartedPool:
             CaptureError: ``strict`` was asked for, and the step cannot be captured. The step was run.
             Exception: whatever the step raises.
         """
+        if self._parts is not None and not self._parts.holds:
+            log.info("hocket: what the step calls or draws from was exchanged: it is divided anew")
+            self.close()
+            self._asked.watch.generators.clear()
+            self._begin()
         if self._middle is not None:
             return self._by_parts(self._middle, batch)
         result = self._whole(batch)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hocket.pystate.bytecode import with_nested
-from hocket.pystate.layout import instance_dict
+from hocket.pystate.layout import attribute_of
 from hocket.pystate.places import is_a
 from hocket.pystate.tokens import DRAWING
 
@@ -175,14 +175,7 @@ class Body:
         """Return the value of a name or an attribute outside of the function, or None if it is not known."""
         if isinstance(node, ast.Attribute):
             owner = self.value_of(node.value)
-            if owner is None:
-                return None
-            table = instance_dict(owner)
-            if table is not None and node.attr in table:
-                return table[node.attr]
-            found = inspect.getattr_static(type(owner), node.attr, None)
-            is_plain = found is not None and not isinstance(found, property) and not hasattr(type(owner), "__getattr__")
-            return getattr(owner, node.attr, None) if is_plain or isinstance(owner, types.ModuleType) else None
+            return None if owner is None else attribute_of(owner, node.attr)
         if not isinstance(node, ast.Name):
             return None
         code = self.function.__code__

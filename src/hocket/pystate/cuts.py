@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
@@ -22,6 +22,13 @@ _CONVERSIONS = (float, int, round, abs, bool)
 _PLAIN_CALLS = (*_CONVERSIONS, len, min, max, range)
 _CLOCKS = (time.time, time.perf_counter, time.monotonic, time.process_time, time.time_ns, time.perf_counter_ns)
 
+_NO_CODE = (ast.expr_context, ast.boolop, ast.unaryop, ast.cmpop, ast.keyword, ast.arguments, ast.arg)
+_SAFE = (
+    *(ast.Expr, ast.Assign, ast.AnnAssign, ast.If, ast.Pass, ast.Return),
+    *(ast.Name, ast.Constant, ast.Attribute, ast.Call, ast.Lambda, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.UnaryOp),
+    *(ast.BoolOp, ast.Compare, ast.IfExp, ast.List, ast.Tuple, ast.Dict),
+)
+
 
 class BodyCut:
     """One way to split a body: at which statement it ends, and which draws go to the front.
@@ -30,11 +37,15 @@ class BodyCut:
         body: of the function.
         cut: position of the first statement after the middle.
         runs_op: of each statement, whether it does.
+        unseen: lines where functions are called by what is no call (see `OpLines`).
         takes_all: all that stands before the first op goes to the front.
     """
 
-    def __init__(self, body: Body, cut: int, runs_op: Sequence[bool], takes_all: bool = False) -> None:
+    def __init__(
+        self, body: Body, cut: int, runs_op: Sequence[bool], unseen: Collection[int], takes_all: bool = False
+    ) -> None:
         self.body = body
+        self.unseen = unseen
         self.leaves_draws = False
         self.runs_op = runs_op
         self.takes_all = takes_all
@@ -89,25 +100,28 @@ class BodyCut:
         stored = [name for s in self.middle for name in s.stores]
         for statement, runs_op in zip(self.middle, self.runs_op, strict=False):
             node = copy.deepcopy(statement.node)
-            is_first = self.takes_all and plain and not (runs_op or is_plain(node, self.body))
+            is_seen = not statement.spans(self.unseen)
+            is_pure = is_seen and is_plain(node, self.body)
+            is_first = self.takes_all and plain and not (runs_op or is_pure)
+            can_move = statement.loads - statement.stores <= ready
+            clean = clean and (is_seen or (is_first and can_move))
             found = list(self._draws(node, ready, called)) if clean and not (returned or passed_op) else []
             # In a branch: as a whole.
             is_drawing = clean and not (returned or runs_op) and self._only_draws(statement, len(found))
-            can_move = statement.loads - statement.stores <= ready
             if can_move and (is_first or is_drawing or (self._is_clock(statement) and not passed_op)):
                 self._move(statement, node, ready, stored)
                 continue
             for call in found:
                 self._draw(node, call)
             left = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-            if plain and is_plain(node, self.body) and statement.loads <= ready:
+            if plain and is_pure and statement.loads <= ready:
                 self.front.append(node)
                 ready |= statement.stores
                 self.early |= self._bound_once(statement, stored)
             else:
                 plain, called = False, called or bool(left)
                 ready -= statement.stores
-                clean = clean and not statement.writes and all(map(self._draws_nothing, left))
+                clean = clean and not statement.writes and all(map(self._draws_nothing, left)) and _never_raises(node)
             self.leaves_draws = self.leaves_draws or any(map(self.body.draw_of, left))
             returned, passed_op = returned or statement.returns, passed_op or runs_op
             self.nodes.append(node)
@@ -227,6 +241,14 @@ class BodyCut:
     def _lines(self) -> str:
         lines = sorted({each.lineno for each in self.drawing} | {s.node.lineno for s in self.after})
         return f"{Path(self.body.function.__code__.co_filename).name}:{', '.join(map(str, lines))}"
+
+
+def _never_raises(node: ast.stmt) -> bool:
+    """Return False if a statement may raise, other than by a call, or go on elsewhere.
+
+    Draws behind it are made then that eager does not make.
+    """
+    return all(isinstance(each, _SAFE) for each in ast.walk(node) if not isinstance(each, _NO_CODE))
 
 
 def _is_one_of(value: Any, known: Iterable[Any]) -> bool:

@@ -17,13 +17,12 @@ were made before the op that raised.
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CellType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,11 @@ from torch.utils._pytree import tree_leaves
 
 from hocket.arguments import packed, unpacked
 from hocket.pystate.apart import addresses_of
-from hocket.pystate.layout import instance_dict
+from hocket.pystate.generator_places import GeneratorPlace, exchanged, generator_places
 from hocket.pystate.parts import split, undivided
-from hocket.pystate.places import is_a
+from hocket.pystate.places import is_a, is_plain, same
 from hocket.pystate.step_parts import RETURNED, StepParts, is_end
+from hocket.pystate.tokens import generator_state
 from hocket.pystate.watch import PurityWatch
 
 # Lists for one way to divide a step, one after the other, before it stays with what it has.
@@ -45,9 +45,13 @@ DRAWN = "_hocket_drawn"
 # The place that counts draws. Planned steps write it as they write any other.
 _NUM = "_hocket_num_drawn"
 # Methods that are no draws, or write what they are given.
-_OTHERS = frozenset(("seed", "getstate", "setstate", "get_state", "set_state", "shuffle", "set_bit_generator"))
+_OTHERS = frozenset(
+    (
+        *("seed", "getstate", "setstate", "get_state", "set_state", "shuffle", "spawn"),
+        *("get_bit_generator", "set_bit_generator"),
+    )
+)
 _SEQUENCES = (tuple, list, torch.Size)
-_PLAIN = (int, float, bool, str, type(None), range, type, np.dtype)
 
 
 def ways(watch: PurityWatch) -> list[StepParts | DrawnAhead]:
@@ -79,8 +83,14 @@ class Draw:
 
     @property
     def is_plain(self) -> bool:
-        """True if its arguments are plain values, which no other code writes."""
+        """True if it may be made ahead: a draw whose arguments are plain values."""
+        if self.function.__name__ in _OTHERS:
+            return False
         return all(map(_is_plain_argument, (*self.args, *self.kwargs.values())))
+
+    def copied(self) -> Draw:
+        """The call with lists of its own, which the step does not write."""
+        return Draw(self.function, _copied(self.args), {key: _copied(each) for key, each in self.kwargs.items()})
 
     def is_like(self, other: Draw) -> bool:
         """True if the other is the same call. Its arguments may be anything."""
@@ -108,8 +118,12 @@ class DrawnAhead:
         self.lines, self.before, self.runs_users = inner.lines, inner.before, inner.runs_users
         self._count = SimpleNamespace(**{_NUM: 0})
         self._generators = list(watch.generators.values())
-        self._entries = list(_entries(self._generators, watch.executed.global_names.values()))
-        self.is_over = {id(entry.generator) for entry in self._entries} != set(map(id, self._generators))
+        self._places: list[GeneratorPlace] = []
+        tells_types = bool(watch.executed.asks_types)
+        if (places := generator_places(self._generators, watch.look(), tells_types)) is not None:
+            self._places = places
+        self._reached = [each for each in self._places if each.is_reached]
+        self.is_over = places is None
         self._known: dict[Any, tuple[Draw, ...]] = {}
         self._turn = _Turn((), None)
 
@@ -122,6 +136,7 @@ class DrawnAhead:
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
         """A watch of the middle, which sees the number of draws, too."""
         watch = self._inner.watch(roots)
+        watch.executed.asks_draws = True
         watch.executed.persistent[id(self._count)] = self._count
         watch.executed.names.add(_NUM)
         watch.executed.user_names.add(_NUM)
@@ -144,6 +159,11 @@ class DrawnAhead:
     def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
         """Run the last part with the result of the middle, and return the step's result."""
         return self._inner.end(batch, kept, live)
+
+    @property
+    def holds(self) -> bool:
+        """True if each generator is still where the step has found it."""
+        return self._inner.holds and all(each.holds for each in self._reached)
 
     @property
     def was_left(self) -> bool:
@@ -171,10 +191,11 @@ class DrawnAhead:
         """Run the whole step as it is, and list its draws."""
         self._turn = turn = _Turn((), None)
         args, kwargs = unpacked(own)
+        states = _states(self._generators)
         with self._replaced(turn):
             live = self._inner.middle(*args, **kwargs)
         self._known[shapes] = tuple(turn.made)
-        self.is_over = self.is_over or not turn.is_plain
+        self.is_over = self.is_over or not (turn.is_plain and _are_all(turn.made, states))
         return self._inner.end(batch, kept, live)
 
     @contextmanager
@@ -188,21 +209,12 @@ class DrawnAhead:
 
             return draw
 
-        made = [(each.table, each.key, each.made(asked), each.table.get(each.key)) for each in self._entries]
-        for table, key, one, _ in made:
-            table[key] = one
-        turn.is_open = True
-        try:
-            yield
-        finally:
-            turn.is_open = False
-            for table, key, one, before in made:
-                if table.get(key) is not one:
-                    continue  # the step has bound it anew
-                if before is None:
-                    del table[key]
-                else:
-                    table[key] = before
+        with exchanged(self._places, asked):
+            turn.is_open = True
+            try:
+                yield
+            finally:
+                turn.is_open = False
 
 
 class _Turn:
@@ -247,17 +259,18 @@ class _Turn:
 
     def go_back(self, num: int) -> None:
         """Let the generators be where the first draws have left them."""
-        for generator, state in self._states:
-            _set_state(generator, state)
-        for draw in self.known[:num]:
-            draw.again()
+        self._is_drawing = True
+        try:
+            _go_to(self._states, self.known[:num])
+        finally:
+            self._is_drawing = False
         self.gives = False
 
     def draw(self, count: SimpleNamespace, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The next number, which the step asks for with this function and these arguments."""
         if self._is_drawing or not self.is_open or threading.get_ident() != self._thread:
             return function(*args, **kwargs)
-        made = Draw(function, args, kwargs)
+        made = Draw(function, args, kwargs).copied()
         if self.gives and (self._num == len(self.known) or not self.known[self._num].is_like(made)):
             self._leave()
         if self.gives:
@@ -265,88 +278,15 @@ class _Turn:
         else:
             self._is_drawing = True
             try:
-                value = made.again()
+                value = function(*args, **kwargs)
             finally:
                 self._is_drawing = False
             self.made.append(made)
-            self.is_plain = self.is_plain and made.is_plain and _is_plain_result(value)
+            is_given = any(value is each for given in (*args, *kwargs.values()) for each in _items(given))
+            self.is_plain = self.is_plain and made.is_plain and _is_plain_result(value) and not is_given
         self._num += 1
         setattr(count, _NUM, self._num)
         return value
-
-
-@dataclass(frozen=True, eq=False)
-class _Entry:
-    """A place where a step finds a method of a generator, or the generator.
-
-    Attributes:
-        table, key: the place.
-        generator: of `random` or numpy.
-        function: the method. None for the generator itself.
-    """
-
-    table: Any
-    key: str
-    generator: Any
-    function: Callable[..., Any] | None = None
-
-    def made(self, asked: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Any:
-        """The object that takes this place, whose draws are those of `asked`."""
-        if self.function is not None:
-            return asked(self.function)
-        kind: Any = type(self.generator)
-        names = [name for name in dir(kind) if not name.startswith("_") and name not in _OTHERS]
-        methods = {name: asked(one) for name in names if callable(one := getattr(self.generator, name))}
-
-        class Asking(kind):  # type: ignore[misc]
-            def __getattribute__(self, name: str) -> Any:
-                return methods[name] if name in methods else super().__getattribute__(name)
-
-        is_new = is_a(self.generator, np.random.Generator)
-        return Asking(self.generator.bit_generator if is_new else self.generator._bit_generator)
-
-
-class _Cell:
-    """The variable of a closure, as a table."""
-
-    def __init__(self, cell: CellType) -> None:
-        self._cell = cell
-
-    def get(self, key: str) -> Any:
-        return self._cell.cell_contents
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._cell.cell_contents = value
-
-
-def _entries(generators: Iterable[Any], spaces: Iterable[tuple[dict[str, Any], Iterable[str]]]) -> Iterator[_Entry]:
-    """The places of all methods that draw: of the modules, of the user's own globals, and of an object of `random`."""
-    known = [(vars(random), dir(random)), (vars(np.random), dir(np.random)), *spaces]
-    for generator in generators:
-        found = False
-        for table, names in known:
-            for name in sorted(names):
-                function: Any = table.get(name)
-                if getattr(function, "__self__", None) is generator and function.__name__ not in _OTHERS:
-                    yield _Entry(table, name, generator, function)
-                    found = True
-        if not found and is_a(generator, random.Random):
-            for name in dir(random.Random):
-                if not name.startswith("_") and name not in (*_OTHERS, *vars(generator)) and name != "VERSION":
-                    yield _Entry(vars(generator), name, generator, getattr(generator, name))
-        elif not found:
-            yield from _holders(generator)
-
-
-def _holders(generator: Any) -> Iterator[_Entry]:
-    """The variables of closures and modules, attributes and items that hold a generator of numpy."""
-    for holder in gc.get_referrers(generator):
-        if type(holder) is CellType:
-            yield _Entry(_Cell(holder), "", generator)
-            continue
-        table = holder if type(holder) is dict else instance_dict(holder)
-        for key in [key for key, value in (table or {}).items() if value is generator and type(key) is str]:
-            yield _Entry(table, key, generator)
 
 
 def _states(generators: Iterable[Any]) -> list[tuple[Any, Any]]:
@@ -366,19 +306,46 @@ def _set_state(generator: Any, state: Any) -> None:
         (generator.setstate if is_a(generator, random.Random) else generator.set_state)(state)
 
 
+def _go_to(states: Iterable[tuple[Any, Any]], draws: Iterable[Draw] = ()) -> None:
+    """Let generators have these states, and draw."""
+    for generator, state in states:
+        _set_state(generator, state)
+    for draw in draws:
+        draw.again()
+
+
+def _are_all(made: Iterable[Draw], states: Sequence[tuple[Any, Any]]) -> bool:
+    """Return whether these draws are all that has moved the generators since they had these states."""
+    after = _states(each for each, _ in states)
+    tokens = [generator_state(each) for each, _ in states]
+    _go_to(states, made)
+    found = [generator_state(each) for each, _ in states]
+    _go_to(after)
+    return found == tokens
+
+
 def _is_plain_argument(value: Any) -> bool:
     if type(value) in _SEQUENCES:
         return all(map(_is_plain_argument, value))
-    return type(value) in _PLAIN or is_a(value, np.dtype)
+    return type(value) is type or is_plain(value)
 
 
 def _is_plain_result(value: Any) -> bool:
-    if type(value) in (tuple, list):
-        return all(map(_is_plain_result, value))
-    return type(value) in (int, float, bool, str, np.ndarray) or is_a(value, np.generic)
+    if type(value) is list:
+        return all(map(is_plain, value))
+    return type(value) is np.ndarray or (value is not None and is_plain(value))
+
+
+def _items(value: Any) -> Sequence[Any]:
+    """The lists in a list that a draw may choose from, and give the same object."""
+    return [each for each in value if type(each) is list] if type(value) in _SEQUENCES else ()
+
+
+def _copied(value: Any) -> Any:
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _same(one: Any, other: Any) -> bool:
     if type(one) in _SEQUENCES:
         return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and bool(one == other)
+    return same(one, other)

@@ -16,8 +16,8 @@ that Python's collector runs is no part of the step.
 from __future__ import annotations
 
 import gc
-import io
 import os
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +35,7 @@ from hocket.pystate.bytecode import compares_types, globals_of, strings_of, with
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
+from hocket.pystate.world import as_called, asked_of_the_world, is_quiet
 from hocket.sinks import Sink
 
 _SCHEDULERS = os.path.join(TORCH, "optim", "lr_scheduler.py")
@@ -43,22 +44,14 @@ _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
 _LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
 
-_CLOCKS = frozenset(
-    ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "thread_time")
-)
-_CALENDAR = frozenset(("now", "utcnow", "today"))
-_WORLD_MODULES = frozenset(("posix", "nt", "socket", "_socket", "select", "fcntl", "_posixsubprocess", "_ssl"))
-_HARMLESS = frozenset(("fspath", "getpid", "register_at_fork"))
-_INPUT = frozenset(("open", "input", "open_code"))
-_STREAMING = frozenset(
-    ("write", "writelines", "flush", "truncate", "read", "readline", "readlines", "readinto", "__next__")
-)
-# What these say of the time and the place is no business of the step; nor is where a module was found.
-_QUIET = ("linecache.py", "warnings.py", "threading.py", os.path.join("logging", "__init__.py"))
 _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
 
 # Code that looks at attributes by computed names.
 _DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
+
+# They set the state of a generator of `random`. Nothing sees numpy do so: there the names count.
+_SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)
+_SEEDS = frozenset(("seed", "set_state", "bit_generator"))
 
 # Values that are not worth a look: they cannot change, or are looked at otherwise.
 _UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes, CodeType, FrameType)
@@ -74,9 +67,10 @@ class _CodeFacts:
         is_added: its names were counted.
         looks_on: it records or walks, and is no part of the step.
         steps_rates: it is the step of a scheduler.
+        seeds: it sets the state of a generator of `random`.
     """
 
-    __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "steps_rates")
+    __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "seeds", "steps_rates")
 
     def __init__(self, code: CodeType, namespace: dict[str, Any]) -> None:
         self.code = code
@@ -85,6 +79,7 @@ class _CodeFacts:
         self.is_added = False
         self.looks_on = code.co_filename.startswith(_LOOKING_ON)
         self.steps_rates = code.co_name == "step" and code.co_filename == _SCHEDULERS
+        self.seeds = code in _SEEDING
 
 
 @dataclass(frozen=True)
@@ -125,6 +120,9 @@ class ExecutedCode:
         strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
         divided: the code that the watched step is a part of, which counts only if it runs.
+        seeds: code of the user's sets the state of a generator. A step may leave it as the step before has left it.
+        restored: generators of which it was seen that the step leaves them as it finds them, by their address.
+        asks_draws: what draws or seeds is asked otherwise (see `hocket.pystate.drawn`).
         num_new, num_new_of_user: pieces of code that the last watched step ran for the first time, all and the user's.
     """
 
@@ -142,7 +140,8 @@ class ExecutedCode:
         self.persistent: dict[int, Any] = {}
         self.codes: set[CodeType] = set()
         self.num_new = self.num_new_of_user = 0
-        self.calls_sinks = False
+        self.calls_sinks = self.seeds = self.asks_draws = False
+        self.restored: set[int] = set()
         self.lines = OpLines()
         self._met, self._met_before = dict[int, Any](), dict[int, Any]()
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
@@ -225,6 +224,7 @@ class ExecutedCode:
                 self.strict |= dict.fromkeys(strict_names(part, namespace))
                 if "type" in part.co_names and compares_types(part):
                     self.asks_types[code.co_qualname] = None
+            self.seeds = self.seeds or ("random" in part.co_names and not _SEEDS.isdisjoint(part.co_names))
             used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
             used.update(globals_of(part))
 
@@ -257,6 +257,7 @@ class ExecutedCode:
     def _entered(self, frame: FrameType, facts: _CodeFacts) -> None:
         """A function that is written in Python is called."""
         code, caller = facts.code, frame.f_back
+        self.lines.entered(frame)
         if code is _SINK:
             self._skipped, self.calls_sinks = frame, True
             return
@@ -265,8 +266,7 @@ class ExecutedCode:
                 self._skipped = frame
                 return
             self._meet_function(code)
-        if facts.of_user:
-            self.lines.entered(caller)
+        self.seeds = self.seeds or facts.seeds
         if facts.steps_rates:
             self._note_scheduler(frame)
         if caller is not None and origin(caller.f_code.co_filename) == "stdlib" and not _is_for_user(caller):
@@ -284,6 +284,7 @@ class ExecutedCode:
             if _is_op(caller) and _is_leaf_op(caller):
                 return
             caller = caller.f_back
+        self.lines.entered(frame)
         facts = self._facts_of(frame)
         if not facts.is_added:
             facts.is_added = True
@@ -307,10 +308,10 @@ class ExecutedCode:
             self._meet(owner)
         if name := strict_function(function):
             self.strict[f"{name} at {user_line(frame)}"] = None
-        asked = _asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
-        if not asked or (whose == "stdlib" and _is_quiet(frame, asked)):
+        asked = asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
+        if not asked or (whose == "stdlib" and is_quiet(frame, asked)):
             return
-        self.world[f"{_as_called(asked, frame)} at {user_line(frame)}"] = None
+        self.world[f"{as_called(asked, frame)} at {user_line(frame)}"] = None
 
     def _note_scheduler(self, frame: FrameType) -> None:
         line = user_line(frame)
@@ -338,31 +339,6 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
     return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
 
 
-def _as_called(asked: str, frame: FrameType) -> str:
-    """The function of Python's library that the user's code, or a library's, has called."""
-    if not asked.startswith(("posix.", "nt.")):
-        return asked
-    called: FrameType | None = None
-    caller: FrameType | None = frame
-    while caller is not None and origin(caller.f_code.co_filename) == "stdlib":
-        called, caller = caller, caller.f_back
-    name = called and f"{called.f_globals.get('__name__', '')}.{called.f_code.co_qualname}"
-    return name.replace("genericpath.", "os.path.").replace("posixpath.", "os.path.") if name else asked
-
-
-def _asked_of_the_world(name: str, module: str | None, owner: Any) -> str:
-    """Describe the outside state (clock, file, ...) that a C function reads. Empty if none."""
-    if isinstance(owner, io.IOBase) and name in _STREAMING:
-        return f"{name} of a {type(owner).__name__}"
-    if (name in _CLOCKS and module == "time") or (name in _CALENDAR and isinstance(owner, type)):
-        return f"the clock ({name})"
-    if module in _WORLD_MODULES and name not in _HARMLESS:
-        return f"{module}.{name}"
-    if (name in _INPUT and module in ("io", "_io", "builtins")) or (name == "print" and module == "builtins"):
-        return name
-    return ""
-
-
 def _is_for_user(frame: FrameType | None) -> bool:
     """True if a frame of Python's own library runs on behalf of the user: not to import a module, and not for torch."""
     caller = frame
@@ -371,10 +347,6 @@ def _is_for_user(frame: FrameType | None) -> bool:
             return False
         caller = caller.f_back
     return caller is frame or caller is None or origin(caller.f_code.co_filename) != "torch"
-
-
-def _is_quiet(frame: FrameType, asked: str) -> bool:
-    return frame.f_code.co_filename.endswith(_QUIET) and not asked.startswith(tuple(_STREAMING))
 
 
 def _is_op(frame: FrameType) -> bool:

@@ -17,7 +17,6 @@ import io
 import logging
 import mmap
 import operator
-import random
 import re
 import sys
 import threading
@@ -36,7 +35,7 @@ from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import foreign_base
 from hocket.pystate.origins import is_user_code, origin
 from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, members_of
-from hocket.pystate.tokens import GENERATORS, ITERATORS, generator_state, iterator_state
+from hocket.pystate.tokens import GENERATORS, ITERATORS, OF_NUMPY, OF_RANDOM, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
 from hocket.pystate.walk import MAX_ITEMS, MAX_VALUES, Reachable
 from hocket.sinks import Sink
@@ -122,7 +121,7 @@ class Kinds(TorchKinds):
             self.state(value, (path, "the cache of {}", None), (info.misses, info.currsize))
             self.executed.asks_types[code.co_qualname] = None  # its keys are told apart by their types
 
-    def generator(self, value: types.GeneratorType[Any, Any, Any], path: Path) -> None:
+    def suspended(self, value: types.GeneratorType[Any, Any, Any], path: Path) -> None:
         if value.gi_code in self.executed.codes:
             self.found.opaque[f"{describe(path)} is a generator that the step advances"] = None
 
@@ -176,8 +175,8 @@ class Kinds(TorchKinds):
     # ------------------------------------------------------------------------------------------ numbers and memory
 
     def generator_of_numbers(self, value: Any, path: Path) -> None:
-        if value is not _OF_RANDOM and value is not _OF_NUMPY:  # those are looked at in any case
-            self.state(value, path, generator_state(value))
+        if value is not OF_RANDOM and value is not OF_NUMPY:  # those are looked at in any case
+            self.generator(value, path)
 
     def array(self, value: np.ndarray[Any, Any], path: Path) -> None:
         plain = np.ndarray.view(value, np.ndarray)  # no code of a class that is derived from it
@@ -268,7 +267,6 @@ class Kinds(TorchKinds):
         self.found.opaque[f"{describe(path)} is a {kind.__module__}.{kind.__name__}, whose state cannot be seen"] = None
 
 
-_OF_RANDOM, _OF_NUMPY = random.random.__self__, np.random.rand.__self__  # type: ignore[attr-defined]
 _NO_CODE = (lambda: None).__code__
 _CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
@@ -288,7 +286,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (torch.optim.Optimizer, Kinds.optimizer),
     (type, Kinds.klass),
     (types.ModuleType, Kinds.imported),
-    (types.GeneratorType, Kinds.generator),
+    (types.GeneratorType, Kinds.suspended),
     ((types.CoroutineType, types.AsyncGeneratorType, asyncio.Future), Kinds.coroutine),
     (GENERATORS, Kinds.generator_of_numbers),
     (np.ndarray, Kinds.array),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 import types
@@ -73,6 +74,22 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
             table = descriptor.__get__(value)
             return table if type(table) is dict else None
     return None
+
+
+def attribute_of(value: Any, name: str) -> Any:
+    """The attribute of an object, or None where there is none, or where only code of the user's could tell."""
+    table, kind = instance_dict(value), type(value)
+    if table is not None and name in table:
+        return table[name]
+    found = inspect.getattr_static(kind, name, None)
+    is_told = found is None or is_a(found, property) or hasattr(kind, "__getattr__")
+    if is_a(value, types.ModuleType) or not (is_told or _is_python(type(found), "__get__")):
+        return None if _is_python(kind, "__getattribute__") else getattr(value, name, None)
+    return None
+
+
+def _is_python(kind: type, name: str) -> bool:
+    return is_a(inspect.getattr_static(kind, name, None), types.FunctionType)
 
 
 def is_changeable(kind: type) -> bool:

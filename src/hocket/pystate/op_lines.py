@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import os
 import sys
@@ -43,6 +44,10 @@ _LOOKS = frozenset(
         *("__format__", "__repr__", "__len__", "__float__", "__int__", "__bool__"),
     )
 )
+# Methods of torch's that call the user's: of data sets and loaders.
+_LOADING = frozenset(("__getitem__", "__iter__", "__next__"))
+_CACHE = dis.opmap["CACHE"]
+_CALLS = frozenset(dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "PRECALL") if name in dis.opmap)
 _MODULES = frozenset(f"torch._C._{name}" for name in ("nn", "linalg", "fft", "special", "sparse", "nested"))
 _OPTIM = os.path.join(TORCH, "optim", "")
 # The text of a tensor is made by ops.
@@ -60,6 +65,8 @@ class OpLines:
         calls: those where a function of the user's or a library's was called, by torch perhaps.
         bound: for code that trains, its local names and what they led to when it returned last.
         ops: code and line, of each function of the user's or a library's that was on the stack when an op ran.
+        unseen: code and line, of each function of the user's or a library's, where an instruction that is no call has
+            called a function that is written in Python: a property, an operator, an iterator.
         outside: the frame within which the watched step runs.
     """
 
@@ -68,6 +75,7 @@ class OpLines:
         self.trains: set[tuple[CodeType, int]] = set()
         self.calls: set[tuple[CodeType, int]] = set()
         self.bound: dict[CodeType, dict[str, Reach]] = {}
+        self.unseen: set[tuple[CodeType, int]] = set()
         self.begin()
 
     def begin(self, outside: FrameType | None = None) -> None:
@@ -77,6 +85,21 @@ class OpLines:
     def end(self) -> None:
         """The step has ended."""
         self.outside = None
+
+    def entered(self, frame: FrameType) -> None:
+        """A function that is written in Python is called."""
+        caller, role = frame.f_back, _role(frame.f_code.co_filename)
+        if role in _OF_USER:
+            self._note_call(caller)
+        if caller is None or caller is self.outside or _role(caller.f_code.co_filename) not in _OF_USER:
+            return
+        if role == "torch" and frame.f_code.co_name not in _LOADING:
+            return  # attributes of modules, arithmetic of tensors
+        code, place = caller.f_code.co_code, caller.f_lasti
+        while code[place] == _CACHE and place > 0:
+            place -= 2
+        if code[place] not in _CALLS:
+            self.unseen.add((caller.f_code, caller.f_lineno))
 
     def called(self, frame: FrameType, function: Any) -> None:
         """A C function is called by a frame."""
@@ -93,19 +116,17 @@ class OpLines:
         if is_op:
             self._note_op(frame, kind is not ModuleType and function.__name__ == "run_backward")
 
-    def entered(self, caller: FrameType | None) -> None:
-        """A function of the user's or of a library's is called by this frame."""
-        frame = caller
-        while frame is not None and frame is not self.outside:
-            if _role(frame.f_code.co_filename) in _OF_USER:
-                self.calls.add((frame.f_code, frame.f_lineno))
-            frame = frame.f_back
-
     def returned(self, frame: FrameType) -> None:
         """A function of the user's or of a library's returns."""
         if any(code is frame.f_code for code, _ in self.trains):
             with torch._C.DisableTorchFunction():
                 self.bound[frame.f_code] = {name: reach_of(value) for name, value in frame.f_locals.items()}
+
+    def _note_call(self, frame: FrameType | None) -> None:
+        while frame is not None and frame is not self.outside:
+            if _role(frame.f_code.co_filename) in _OF_USER:
+                self.calls.add((frame.f_code, frame.f_lineno))
+            frame = frame.f_back
 
     def _note_op(self, frame: FrameType | None, trains: bool) -> None:
         found: list[tuple[CodeType, int]] = []

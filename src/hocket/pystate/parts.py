@@ -35,6 +35,7 @@ import torch
 
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.cuts import BodyCut
+from hocket.pystate.layout import attribute_of
 from hocket.pystate.op_lines import OpLines
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
@@ -123,8 +124,9 @@ def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:
     num_fetching = _num_fetching(body, trains)
     if any(runs_op[:num_fetching]):
         ways += [(cut, [False] * num_fetching + runs_op[num_fetching:], True) for cut in cuts if cut > num_fetching]
+    unseen = {line for each, line in lines.unseen if each is body.function.__code__}
     for cut, runs, takes_all in ways:
-        parts = BodyCut(body, cut, runs, takes_all).parts()
+        parts = BodyCut(body, cut, runs, unseen, takes_all).parts()
         if parts is not None:
             yield replace(parts, passed=moved.passed)
 
@@ -164,45 +166,65 @@ def _split_delegate(
 ) -> list[StepParts]:
     """The parts of the function that a step does nothing but call, with the same arguments."""
     code = function.__code__
-    called = _delegate(function, owner)
-    if called is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
+    ask = _delegate(function, owner)
+    if ask is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
         return []
-    found = split(called, lines, trained)
+    called = ask()
+    found = [replace(parts, is_called=_asking(ask, called, parts.is_called)) for parts in split(called, lines, trained)]
     return found if owner is None else [parts.bound(lambda p: functools.partial(_without_first, p)) for parts in found]
+
+
+def _asking(ask: Callable[[], Any], called: Any, inner: Callable[[], bool] | None) -> Callable[[], bool]:
+    return lambda: bool(ask() == called) and (inner is None or inner())
 
 
 def _without_first(part: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
     return part(*args, **kwargs)
 
 
-def _delegate(function: types.FunctionType, owner: Any) -> Any:
-    """Return ``trainer.step`` for ``lambda batch: trainer.step(batch)``, and None for any other function."""
+def _delegate(function: types.FunctionType, owner: Any) -> Callable[[], Any] | None:
+    """Return what finds ``trainer.step`` for ``lambda batch: trainer.step(batch)``, and None for any other function."""
     code = function.__code__
     parameters = code.co_varnames[: code.co_argcount]
     body = [
         i for i in dis.get_instructions(code) if i.opname not in ("RESUME", "COPY_FREE_VARS", "PUSH_NULL", "PRECALL")
     ]
     cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    value: Any = None
+    root: Callable[[], Any] = lambda: None  # noqa: E731
+    names: list[str] = []
     for place, instruction in enumerate(body):
         if instruction.opname == "LOAD_DEREF":
-            value = _content(cells[instruction.argval])
+            root, names = functools.partial(_content, cells[instruction.argval]), []
         elif instruction.opname == "LOAD_GLOBAL":
-            value = function.__globals__.get(instruction.argval)
+            root, names = functools.partial(function.__globals__.get, instruction.argval), []
         elif instruction.opname == "LOAD_FAST" and place == 0 and owner is not None:
-            value = owner if instruction.argval == parameters[0] else None
+            if instruction.argval != parameters[0]:
+                return None
+            root = functools.partial(_itself, owner)
         elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            value = _attribute(value, instruction.argval)
+            names.append(instruction.argval)
         else:
             break
-        if value is None:
-            return None
     else:
         return None
     given = parameters[1:] if owner is not None else parameters
     rest = [(i.opname, i.argval) for i in body[place:]]
     expected = [("LOAD_FAST", name) for name in given] + [("CALL", len(given)), ("RETURN_VALUE", None)]
-    return value if rest == expected and not code.co_cellvars else None
+    if rest != expected or code.co_cellvars:
+        return None
+
+    def ask() -> Any:
+        return functools.reduce(_attribute, names, root())
+
+    return None if ask() is None else ask
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _attribute(value: Any, name: str) -> Any:
+    return None if value is None else attribute_of(value, name)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -210,11 +232,3 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def _attribute(value: Any, name: str) -> Any:
-    """The attribute of an object, without running a property of its class."""
-    found = inspect.getattr_static(type(value), name, None)
-    if isinstance(found, property) or inspect.getattr_static(type(value), "__getattr__", None) is not None:
-        return vars(value).get(name) if hasattr(value, "__dict__") else None
-    return getattr(value, name, None)

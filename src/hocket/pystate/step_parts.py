@@ -32,6 +32,7 @@ class StepParts:
         watched: what the state of the middle is reached from, where that is not the middle itself.
         leaves_draws: the middle has calls that draw or fetch.
         passed: lines of the middle that stood behind statements which come after it now. They only train.
+        is_called: asks whether the step still calls the function whose parts these are. None if it is the step itself.
     """
 
     before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
@@ -42,6 +43,7 @@ class StepParts:
     watched: Any = None
     leaves_draws: bool = False
     passed: frozenset[int] = frozenset()
+    is_called: Callable[[], bool] | None = None
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
         """A watch of the middle."""
@@ -69,6 +71,11 @@ class StepParts:
             return live[0]
         args, kwargs = unpacked(batch)
         return self.after(*args, **{BEFORE: kept, LIVE: live}, **kwargs)
+
+    @property
+    def holds(self) -> bool:
+        """True if they are the step's still. Otherwise the step has to be divided anew."""
+        return self.is_called is None or self.is_called()
 
     @property
     def is_over(self) -> bool:

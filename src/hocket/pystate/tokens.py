@@ -25,11 +25,14 @@ ITERATORS: tuple[type, ...] = (
 )  # fmt: skip
 
 
+# Generators of the modules, in whose dicts a test may put other functions.
+OF_RANDOM: Any = random.random.__self__  # type: ignore[attr-defined]
+OF_NUMPY: Any = np.random.rand.__self__  # type: ignore[attr-defined]
+
+
 def generator_of(owner: Any) -> Any:
     """The generator of the module `random` or `numpy.random`. Any other object is its own."""
-    if owner is random or owner is np.random:
-        return owner.random.__self__
-    return owner
+    return OF_RANDOM if owner is random else OF_NUMPY if owner is np.random else owner
 
 
 def generator_state(value: Any) -> Any:

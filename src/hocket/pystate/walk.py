@@ -9,11 +9,12 @@ from __future__ import annotations
 import builtins
 import collections
 import decimal
+import functools
 import os
 import random
 import types
 from abc import ABC, _get_dump, abstractmethod  # type: ignore[attr-defined]
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from hocket.pystate import settings
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import instance_dict, is_changeable, origin_of, slot_value, slots_of
 from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable
+from hocket.pystate.tokens import generator_of, generator_state
 
 # Beyond these, watching a step would cost more than planning could win.
 MAX_VALUES = 200_000
@@ -113,9 +115,8 @@ class Walk(ABC):
                 self.found.opaque[f"{describe(path)} is a weak reference, whose object may go at any time"] = None
 
     def _generators(self) -> None:
-        self.state(random, (None, "", "the state of random"), hash(random.getstate()))
-        state = np.random.get_state()  # noqa: NPY002  # the user's, which a step may draw from
-        self.state(np.random, (None, "", "the state of numpy.random"), (state[1].tobytes(), *state[2:]))  # type: ignore[index]
+        for module in (random, np.random):
+            self.generator(module, (None, "", f"the state of {module.__name__}"))
 
     def _settings(self) -> None:
         """Settings of the process, where code of the user's names them."""
@@ -158,6 +159,14 @@ class Walk(ABC):
     def state(self, owner: Any, path: Path, token: Any) -> None:
         """State that advances when it is read: compared, and never guarded."""
         self.found.groups[id(owner), "state"] = Group("state", owner, path, ("",), (token,))
+
+    def generator(self, owner: Any, path: Path) -> None:
+        """A generator. One that the step seeds is guarded, too: each step may leave it in the state that it found."""
+        read, executed = functools.partial(generator_state, generator_of(owner)), self.executed
+        self.state(owner, path, read())
+        seeds = executed.seeds or (is_a(owner, np.random.RandomState) and "seed" in executed.user_names)
+        if seeds and not executed.asks_draws and id(owner) not in executed.restored:
+            self.setting(owner, path, read)
 
     def setting(self, owner: Any, path: Path, read: Callable[[], Any]) -> None:
         """State of an object of C that a function reads. It is guarded by calling that again."""
@@ -297,3 +306,11 @@ class Walk(ABC):
 def _of_class(always: Iterable[str], names: Container[str], strings: Container[str]) -> Callable[[str], bool]:
     """Tell which attributes of a class count."""
     return lambda key: key in always or ((key in names or key in strings) and not key.startswith("__"))
+
+
+def restored(last: Reachable, before: Reachable, after: Reachable) -> Iterator[int]:
+    """The addresses of generators that others have moved since the last step, and that the step has left so."""
+    for key, group in after.groups.items():
+        found = [each.groups[key].values for each in (last, before) if key in each.groups]
+        if group.kind == "state" and len(found) == 2 and found[0] != found[1] == group.values:
+            yield key[0]

@@ -46,7 +46,7 @@ from hocket.pystate.places import (
     shown,
 )
 from hocket.pystate.tokens import DRAWING, GENERATORS, generator_of
-from hocket.pystate.walk import Reachable
+from hocket.pystate.walk import Reachable, restored
 
 # A step that still runs new code after this number of calls is not watched any longer.
 MAX_WATCHED = 6
@@ -119,7 +119,7 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
         if then.values != now.values:
             yield Change(now.place(0), then.values[0], now.values[0])
         return
-    if len(then.keys) == len(now.keys) and all(map(_is_key, then.keys, now.keys)):
+    if len(then.keys) == len(now.keys) and all(map(same, then.keys, now.keys)):
         for position, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
             if not same(old, new) and not (now.rebindable and are_like(old, new)):
                 yield Change(now.place(position), old, new)
@@ -139,10 +139,6 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
         yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, ABSENT)
     if now.whole and len(then.keys) == len(now.keys) and not old_values:
         yield Change(Place("order", now.owner, None, (now.path, "the order of {}", None)), then.keys[0], now.keys[0])
-
-
-def _is_key(first: Any, second: Any) -> bool:
-    return first is second or same(first, second)
 
 
 def _hashable(key: Any) -> Any:
@@ -224,7 +220,7 @@ class PurityWatch:
         """
         for kind in kinds_in(batch):
             self.executed.persistent[id(kind)] = kind  # its class attributes are read by its code, and are guarded
-        before = self.look() if self.num_watched else None
+        before, last = self.look() if self.num_watched else None, self._last
         if before is not None and self._last is not None:
             self.note_moving(differences(self._last, before))
             self.owned = frozenset(owner for owner, kind in before.groups if kind in ("list", "dict"))
@@ -240,6 +236,8 @@ class PurityWatch:
         self.num_watched += 1
         after = self._last = self.look()
         settled = before is not None and self.executed.num_new == 0
+        if before is not None and last is not None:
+            self.executed.restored.update(restored(last, before, after))
         findings: list[str] = []
         if before is not None:
             findings = [f"it asks {asked}: do that outside the step" for asked in self.executed.world]
@@ -247,7 +245,7 @@ class PurityWatch:
             if self.executed.schedulers:  # all else that changes is its doing
                 findings = [finding("steps a scheduler", *each) for each in self.executed.schedulers]
         findings += list(after.opaque)
-        findings += batch_findings(batch, leaves, spec, held)
+        findings += batch_findings(batch, leaves, spec, held, bool(self.executed.asks_types))
         if asked := reads_out_of_sight(batch, self.executed.codes):
             findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
@@ -277,6 +275,8 @@ class PurityWatch:
 
     def _findings(self, before: Reachable, after: Reachable, settled: bool) -> Iterator[str]:
         for change in self.note_moving(differences(before, after)):
+            if change.place.kind == "setting" and is_a(generator_of(change.place.owner), GENERATORS):
+                continue  # it is a change of its state, too
             if (found := _appended(change, before, after)) is not None:
                 self.appended[id(change.place.owner)] = found
             elif self._counts(change):

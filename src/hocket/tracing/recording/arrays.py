@@ -44,10 +44,14 @@ class ArrayReads:
 
     Args:
         note: called with the user's line.
+
+    Attributes:
+        are_any: some were read, or written. The recording is void, and the step goes on with the user's own arrays.
     """
 
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
+        self.are_any = False
         self._items: dict[tuple[FrameType, int], str] = {}
         self._watched: list[tuple[np.ndarray[Any, Any], torch.Tensor]] = []
 
@@ -69,7 +73,8 @@ class ArrayReads:
         return None
 
     def __call__(self) -> None:
-        """The step reads elements."""
+        """The step reads elements, or writes them."""
+        self.are_any = True
         self._note(user_line())
 
     def item(self) -> None:
@@ -181,6 +186,11 @@ def _are_same(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
     )
 
 
+def is_followed(value: Any) -> bool:
+    """Return True for a stand-in whose tensor has its elements."""
+    return type(value) is WatchedArray and value._hocket_plain is not None and not value._hocket_note.are_any
+
+
 def _noted(value: Any) -> Any:
     def plain(array: Any) -> Any:
         if array._hocket_plain is None:
@@ -202,7 +212,7 @@ def as_indices(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a tensor's `__getitem__` with leaves in place of watched arrays of integers."""
 
     def index(key: Any) -> Any:
-        if type(key) is WatchedArray and key._hocket_plain is not None and key.dtype == np.int64:
+        if is_followed(key) and key.dtype == np.int64:
             key._hocket_note.was_index()
             return key._hocket_tensor.detach()
         return key
