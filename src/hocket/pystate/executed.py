@@ -257,7 +257,7 @@ class ExecutedCode:
     def _entered(self, frame: FrameType, facts: _CodeFacts) -> None:
         """A function that is written in Python is called."""
         code, caller = facts.code, frame.f_back
-        self.lines.entered(frame)
+        self.lines.entered(frame, facts.of_user)
         if code is _SINK:
             self._skipped, self.calls_sinks = frame, True
             return
@@ -284,8 +284,8 @@ class ExecutedCode:
             if _is_op(caller) and _is_leaf_op(caller):
                 return
             caller = caller.f_back
-        self.lines.entered(frame)
         facts = self._facts_of(frame)
+        self.lines.entered(frame, facts.of_user)
         if not facts.is_added:
             facts.is_added = True
             self.add(frame.f_code, frame.f_globals)

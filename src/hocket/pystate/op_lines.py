@@ -86,14 +86,14 @@ class OpLines:
         """The step has ended."""
         self.outside = None
 
-    def entered(self, frame: FrameType) -> None:
-        """A function that is written in Python is called."""
-        caller, role = frame.f_back, _role(frame.f_code.co_filename)
-        if role in _OF_USER:
+    def entered(self, frame: FrameType, of_user: bool) -> None:
+        """A function that is written in Python is called, one of the user's or of a library's perhaps."""
+        caller = frame.f_back
+        if of_user:
             self._note_call(caller)
         if caller is None or caller is self.outside or _role(caller.f_code.co_filename) not in _OF_USER:
             return
-        if role == "torch" and frame.f_code.co_name not in _LOADING:
+        if _role(frame.f_code.co_filename) == "torch" and frame.f_code.co_name not in _LOADING:
             return  # attributes of modules, arithmetic of tensors
         code, place = caller.f_code.co_code, caller.f_lasti
         while code[place] == _CACHE and place > 0:
