@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # For `make gpu` on a machine whose own python already has torch: make gpu PY=python3
 PY     ?= $(BIN)/python
-JOBS   ?= 3
+JOBS   ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo docs wheels release test test-all sanitize lint format gpu bench clean

@@ -7,6 +7,7 @@ place, so nothing half-written stays.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from typing import Any
 from hocket.errors import FormatError
 
 _MISSING: Any = object()
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 # Files may be damaged or come from strangers. These bounds lie far above what Hocket writes (ten megabytes for a step
 # of 20,000 ops), and keep the memory and time of a refusal small.
@@ -122,12 +124,12 @@ def written_whole(path: str | os.PathLike[str], *, binary: bool = False) -> Iter
 
 @contextmanager
 def named_failures(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Name `path` in an OSError of writing to it, which `torch.save` hides behind an error of its own."""
+    """Name `path` in an error of the disk that it is on, which `torch.save` hides behind an error of its own."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         found = error.__context__ if isinstance(error, RuntimeError) else error
-        if not isinstance(found, OSError) or found.filename is not None:
+        if not isinstance(found, OSError) or found.errno not in _OF_DISKS or found.filename is not None:
             raise
         raise OSError(found.errno, found.strerror, os.fspath(path)) from error
 
