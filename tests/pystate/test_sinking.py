@@ -165,6 +165,7 @@ def test_statements_stay_where_training_could_meet_them(step_of, case):
     "training",
     [
         "train(loss)",  # any code could be in it
+        "loss.backward(); nn.utils.clip_grad_norm_(MODEL.parameters(), 1.0, error_if_nonfinite=True); OPTIMIZER.step()",
         "loss /= 2; loss.backward(); OPTIMIZER.step()",
         "loss.backward(); COUNTS['steps'] += 1; OPTIMIZER.step() if COUNTS['steps'] % 2 else None",
     ],

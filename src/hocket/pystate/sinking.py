@@ -106,7 +106,10 @@ def _trains(calls: Sequence[ast.Call], body: Body) -> bool:
     """True if the first of these calls, which has the others within it, is a backward, an update or a clipping."""
     function = calls[0].func
     if any(body.value_of(function) is each for each in _CLIPPING):
-        return all(isinstance(each.func, ast.Attribute) and each.func.attr in _OF_LOSS for each in calls[1:])
+        raises = len(calls[0].args) > 3 or any(each.arg == "error_if_nonfinite" for each in calls[0].keywords)
+        return not raises and all(
+            isinstance(each.func, ast.Attribute) and each.func.attr in _OF_LOSS for each in calls[1:]
+        )
     if not isinstance(function, ast.Attribute):
         return False
     if function.attr in _UPDATING:
