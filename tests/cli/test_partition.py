@@ -60,6 +60,14 @@ def test_a_target_is_captured_and_estimated(hocket, tmp_path):
     assert found.status == 0, found.error
     assert found.json["imbalance"] <= 0.3
     assert {part["device"] for part in found.json["parts"]} == {"device0", "device1"}
+    short = hocket("partition", *TINY, "--epsilon", 0.3, "--budget-s", 0.001, "--expensive", 0.9, "--format", "json")
+    assert 0 <= short.json["ended_after"] < 200
+
+
+def test_a_search_that_its_budget_ended_says_so(hocket, files):
+    words = ("partition", "graph.json", "--costs", "costs.json", "--machine", "machine.json", "-o", "plan.txt")
+    assert "ended by its budget" not in hocket(*words, "--budget-s", 60).out  # it makes all its rounds
+    assert "ended by its budget after" in hocket(*words, "--budget-s", 1e-9).out
 
 
 def test_a_model_with_dropout_and_adam_is_planned_as_ranks_can_run_it(hocket, tmp_path):
@@ -82,6 +90,7 @@ def test_what_cannot_be_is_said(hocket, files):
     found = hocket(*words, "--devices", 7)
     assert (found.status, found.out) == (1, "")
     assert "7 devices, and only 6 ops" in found.error
+    assert "expected a part of the time in (0, 1], got expensive=0.0" in hocket(*words, "--expensive", 0).error
     assert "all were ruled out" in hocket(*words, "--devices", 4).error
     assert "--costs" in hocket("partition", "mlp", "--costs", "costs.json").error
     assert hocket("partition", "none.json").status == 2

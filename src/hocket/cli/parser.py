@@ -327,9 +327,7 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                 ArgumentGroup(
                     "",
                     (
-                        arg(
-                            "--devices", type=count, default=2, metavar="K", help="number of devices like this one (2)"
-                        ),
+                        arg("--devices", type=count, default=2, metavar="K", help="devices like this one (2)"),
                         arg("--machine", type=input_file, metavar="FILE", help="its devices and links"),
                     ),
                 ),
@@ -339,6 +337,7 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                 arg("--epsilon", type=float, metavar="E", help="allowed imbalance of a part (0.03 for cut, else any)"),
                 arg("--acyclic", action="store_true", help="no devices that wait for each other in a circle"),
                 arg("--twins", action="store_true", help="keep forward and backward of a layer together"),
+                arg("--expensive", type=float, default=1.0, metavar="X", help="place ops of this share of time (1)"),
                 arg("--microbatches", type=count, default=1, metavar="M", help="of the objective pipeline (1)"),
                 arg("--budget-s", type=float, default=5.0, metavar="S", help="seconds to search for (5)"),
                 arg("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts"),

@@ -47,7 +47,7 @@ def partition_verb(args: Namespace) -> None:
         machine = replace(machine, devices=limited)
     graph, costs, machine, captured = _step(args, machine)
     with Bar("partition", moving=True):
-        problem = problem_of(graph, costs, machine, twins=args.twins)
+        problem = problem_of(graph, costs, machine, expensive=args.expensive, twins=args.twins)
         search: dict[str, Any] = {
             "objective": args.objective,
             "epsilon": args.epsilon,
@@ -159,6 +159,7 @@ def _document(found: Partition, peaks_bytes: Sequence[float]) -> dict[str, Any]:
         "simulated_us": found.simulated_us,
         "cycle": None if found.cycle is None else [problem.devices[part] for part in found.cycle],
         "proved": found.proved,
+        "ended_after": found.ended_after,
         "parts": parts,
     }
 
@@ -182,6 +183,8 @@ def _tables(found: Partition, peaks_bytes: Sequence[float]) -> tuple[Any, Any]:
         ("one device alone", duration_text(float(problem.duration_us.sum(axis=0).min()))),
         ("devices in a circle", cycle),
     ]
+    if found.ended_after is not None:
+        facts.append(("search", f"ended by its budget after {found.ended_after} rounds"))
     made = table(f"parts by {found.objective}", ("", ""), facts)
     made.show_header = False
     heads = ("device", "ops", "load with transfers", "share", *(["memory at its peak"] if peaks_bytes else []))

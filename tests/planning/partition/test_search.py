@@ -143,7 +143,7 @@ def test_what_the_search_keeps_up_to_date_is_what_a_partition_costs():
         for objective in ("cut", "load", "pipeline"):
             wanted = Wanted(objective, 0.2, micro_batches=6)
             for rounds in (0, 6):
-                found, violation, cost = Hypergraph(problem, wanted).search([part], seed, rounds, 10.0)
+                found, violation, cost, _ = Hypergraph(problem, wanted).search([part], seed, rounds, 10.0)
                 expected = {
                     "cut": bytes_moved(problem, found.tolist()),
                     "load": loads_us(problem, found.tolist()).max(),

@@ -32,6 +32,8 @@ class Partition:
         order: a topological order in which each device runs its ops.
         objective: one of `OBJECTIVES`.
         proved: True if no other partition is better (`time`, small graphs only).
+        ended_after: rounds after which the budget ended the search: a longer one may find a better partition. None if
+            the search has made all its rounds, and for ``time``.
     """
 
     problem: PartitionProblem
@@ -39,6 +41,7 @@ class Partition:
     order: tuple[int, ...]
     objective: str = "cut"
     proved: bool = False
+    ended_after: int | None = None
 
     @cached_property
     def bytes_moved(self) -> float:
@@ -157,9 +160,9 @@ def partitioned(
         acyclic or objective == "pipeline",
         micro_batches,
     )
-    part = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed, peers=peers)
+    part, ended_after = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed, peers=peers)
     order = topological_order(len(problem), problem.waits)
-    return Partition(problem, tuple(part.tolist()), tuple(order), objective)
+    return Partition(problem, tuple(part.tolist()), tuple(order), objective, ended_after=ended_after)
 
 
 def _earliest(problem: PartitionProblem, budget_s: float, rounds: int, seed: int) -> Partition:
@@ -167,7 +170,7 @@ def _earliest(problem: PartitionProblem, budget_s: float, rounds: int, seed: int
         raise InputError(f"partition: the objective time has no other search: {compiled.why_not()}")
     start: NDArray[np.int32] = block_start(problem)
     if np.isfinite(problem.memory_limit_bytes).any():
-        start = search(problem, Wanted("load", None), budget_s=budget_s / 4, rounds=rounds, seed=seed, peers=False)
+        start, _ = search(problem, Wanted("load", None), budget_s=budget_s / 4, rounds=rounds, seed=seed, peers=False)
     part, order, proved = schedule(problem, start=start, budget_s=budget_s, rounds=min(rounds, 12), seed=seed)
     return Partition(problem, tuple(part.tolist()), order, "time", proved)
 

@@ -53,8 +53,8 @@ class Wanted:
 
 def search(
     problem: PartitionProblem, wanted: Wanted, *, budget_s: float, rounds: int, seed: int, peers: bool
-) -> NDArray[np.int32]:
-    """The part of each op.
+) -> tuple[NDArray[np.int32], int | None]:
+    """The part of each op, and the number of rounds after which the budget ended the search, None if it did not.
 
     Raises:
         InputError: no partition that keeps the limits exists, or none was found (the message says which).
@@ -62,11 +62,11 @@ def search(
     begin_s = perf_counter()
     given = _starts(problem, wanted, seed, peers)
     if compiled.why_not():
-        return _without_compiler(problem, wanted, given)
+        return _without_compiler(problem, wanted, given), None
     hypergraph = Hypergraph(problem, wanted)
     # The search has the time that is left, and at least a fifth of the budget.
     budget_s = max(0.2 * budget_s, budget_s - (perf_counter() - begin_s))
-    part, violation, _ = hypergraph.search(given, seed, rounds, budget_s)
+    part, violation, _, num_rounds = hypergraph.search(given, seed, rounds, budget_s)
     if violation > TOLERANCE:
         _refuse_circles(problem, wanted)
         low, high = limits(problem, wanted)
@@ -76,8 +76,8 @@ def search(
         )
         if example is None or not keeps_limits(problem, wanted, example):
             raise InputError(_refusal(problem, wanted, part, proved=exists is False))
-        part, violation, _ = hypergraph.search([example, *given], seed, rounds, budget_s)
-    return part
+        part, violation, _, num_rounds = hypergraph.search([example, *given], seed, rounds, budget_s)
+    return part, num_rounds if num_rounds < rounds else None
 
 
 def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -> list[NDArray[np.int32]]:
@@ -244,17 +244,17 @@ class Hypergraph:
 
     def search(
         self, given: Sequence[NDArray[np.int32]], seed: int, rounds: int, budget_s: float
-    ) -> tuple[NDArray[np.int32], float, float]:
-        """The best partition of the ops, its violation of the limits, and its cost."""
+    ) -> tuple[NDArray[np.int32], float, float, int]:
+        """The best partition of the ops, its violation of the limits, its cost, and the number of rounds made."""
         rows = np.zeros((len(given), self.problem.num_groups), np.int32)
         rows[:, self.problem.group] = np.stack(given)
         best = np.zeros(self.problem.num_groups, np.int32)
         violation, cost = ctypes.c_double(), ctypes.c_double()
-        compiled.library().hocket_search(
+        num_rounds: int = compiled.library().hocket_search(
             *(ctypes.byref(self._given), _pointer(rows), len(rows), seed, rounds, budget_s, _pointer(best)),
             *(ctypes.byref(violation), ctypes.byref(cost)),
         )
-        return best[self.problem.group], violation.value, cost.value
+        return best[self.problem.group], violation.value, cost.value, num_rounds
 
 
 def _pointer(array: NDArray[Any]) -> Any:
