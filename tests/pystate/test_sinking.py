@@ -69,6 +69,14 @@ def norm_of_weights() -> float:
     return MODEL[0].weight.norm().item()
 
 
+def norm_by_name() -> float:
+    return globals()["MODEL"][0].weight.norm().item()
+
+
+def gradient_by_name(x: torch.Tensor) -> Any:
+    return getattr(x, "gr" + "ad")
+
+
 def zero_first(array: Any) -> None:
     array[0] = 0
 
@@ -89,6 +97,8 @@ STAYS = {
     "a list of weights": ("ws = list(MODEL.parameters())", "KEPT.append([w.norm().item() for w in ws])"),
     "a weight in a dict": ("aux = {'w': MODEL[0].weight}", "KEPT.append(aux['w'].norm().item())"),
     "a helper that reads weights": ("", "KEPT.append(norm_of_weights())"),
+    "a helper that looks up a name": ("", "KEPT.append(norm_by_name())"),
+    "a helper that computes a name": ("", "KEPT.append(gradient_by_name(x) is None)"),
     "an object with the model": ("", "TRACKER.note(loss.item())"),
     "a weak reference to it": ("", "WEAK.note(loss.item())"),
     "a property that reads weights": ("", "LAZY.note(loss.item())"),

@@ -33,8 +33,9 @@ FORBIDDEN = frozenset(
         "monotonic", "process_time",
     )
 )  # fmt: skip
-# Functions that lead to everything.
-_LEADING = (eval, exec, globals, locals, vars)
+# Functions that lead to everything, or to attributes whose names are not spelled out.
+_LEADING = (eval, exec, globals, locals, vars, getattr, setattr, delattr, __import__)
+_NAMES = FORBIDDEN.union(each.__name__ for each in _LEADING)
 _TRAINED = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
 _WEAK = (weakref.ReferenceType, *weakref.ProxyTypes)
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), CodeType, torch.dtype, torch.device, torch.Size, range)
@@ -109,10 +110,10 @@ def _address(tensor: torch.Tensor) -> int | None:
         return None
 
 
-def _writes_items(code: CodeType) -> bool:
-    """True of code with ``x[i] = y`` or ``f(out=x)``, whose ``x`` could be the memory of a tensor."""
+def _may_write(code: CodeType) -> bool:
+    """True of code with ``x[i] = y`` or ``f(out=x)``, whose ``x`` could be the memory of a tensor, and of imports."""
     return any(type(each) is tuple and "out" in each for each in code.co_consts) or any(
-        each.opname == "STORE_SUBSCR" for each in dis.get_instructions(code)
+        each.opname in ("STORE_SUBSCR", "IMPORT_NAME") for each in dis.get_instructions(code)
     )
 
 
@@ -121,9 +122,7 @@ def _is_known(value: Any) -> bool:
     if is_a(value, FunctionType) and is_user_code(value.__code__):
         codes = list(with_nested(value.__code__))
         names = {name for code in codes for name in code.co_names}
-        return (
-            FORBIDDEN.isdisjoint(names) and not any(map(writes_in_place, names)) and not any(map(_writes_items, codes))
-        )
+        return _NAMES.isdisjoint(names) and not any(map(writes_in_place, names)) and not any(map(_may_write, codes))
     if is_a(value, ModuleType):
         return origin(vars(value).get("__file__") or "<frozen") != "user"
     if is_a(value, BuiltinFunctionType):
