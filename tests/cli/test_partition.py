@@ -61,7 +61,7 @@ def test_a_target_is_captured_and_estimated(hocket, tmp_path):
     assert found.json["imbalance"] <= 0.3
     assert {part["device"] for part in found.json["parts"]} == {"device0", "device1"}
     short = hocket("partition", *TINY, "--epsilon", 0.3, "--budget-s", 0.001, "--expensive", 0.9, "--format", "json")
-    assert 0 <= short.json["ended_after"] < 200
+    assert 0 <= short.json["ended_after_rounds"] < 200
 
 
 def test_a_search_that_its_budget_ended_says_so(hocket, files):

@@ -36,7 +36,7 @@ class Counting(nn.Module):
 
 
 def ones() -> torch.Tensor:
-    """What agents call their model with."""
+    """Arguments of an agent's call."""
     return torch.ones(2, 200).double()
 
 

@@ -119,7 +119,7 @@ def test_values_go_from_gpu_to_gpu_in_the_order_of_the_plan(monkeypatch):
 
 
 def no_wait(device: LaggingCuda, event: Any) -> None:
-    """What the host has not waited for."""
+    """Values that the host has not waited for."""
 
 
 def another_stream(device: LaggingCuda) -> Any:

@@ -180,7 +180,7 @@ def test_wide_ops_go_on_after_a_fork_where_openmp_would_wait_for_ever(kind, widt
         planned(batch)
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # nobody waits for a child that hangs
+            signal.alarm(60)  # a child that hangs ends by itself
         losses = [planned(batch).item() for _ in range(3)]
         if child == 0:
             os._exit(0)
@@ -202,7 +202,7 @@ def test_widths_are_tried_after_a_fork_where_openmp_would_wait_for_ever():
         before = ExactWidths(1).of(captured, (1, 2))  # with a team of two on this thread
         child = os.fork()
         if child == 0:
-            signal.alarm(60)  # nobody waits for a child that hangs
+            signal.alarm(60)  # a child that hangs ends by itself
             os._exit(ExactWidths(1).of(captured, (1, 2)) != before)
         _, status = os.waitpid(child, 0)
         sys.exit(status)

@@ -1,4 +1,4 @@
-"""Loops that look at their outputs before the backward, as most do that count hits or keep predictions."""
+"""Loops that look at their outputs before the backward, as most do, and loops that make tensors of drawn arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, loop, mlp, task
+from loops.loop import CHANGE, Loop, loop, mlp, task, update
 
 
 class Mean:
@@ -117,6 +117,35 @@ def predictions_kept_by_a_trainer_that_averages_weights() -> Loop:
 
 
 @loop(planned=True)
+def tensors_of_arrays_drawn_in_a_helper_and_in_the_forward() -> Loop:
+    """By the constructors of old, as the penalty of a WGAN and the code of an adversarial autoencoder are drawn."""
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, x):
+            return self.inner(x + 0.1 * torch.FloatTensor(np.random.normal(0, 1, x.shape)))  # noqa: NPY002
+
+    model = Noisy()
+    _, _, batches = task()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def penalty(real):
+        alpha = torch.Tensor(np.random.random((real.size(0), 1)))  # noqa: NPY002
+        between = (alpha * real + (1 - alpha) * real.flip(0)).requires_grad_(True)
+        (gradient,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
+        return ((gradient.norm(2, dim=1) - 1) ** 2).mean()
+
+    def step(batch):
+        x, y = batch
+        return update(optimizer, F.cross_entropy(model(x), y) + penalty(x))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
 def codes_drawn_behind_ops_and_hits_before_the_backward() -> Loop:
     """As an ACGAN is trained: what it draws stands behind its first ops, and it looks before its last backward."""
     critic, optimizer, batches = task()
@@ -185,6 +214,15 @@ def a_hook_that_keeps_what_the_step_keeps() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"kept": list(kept)}, after)
 
 
+def trained_on_its_input(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+    """Train, and return the input with its gradient."""
+    x = batch[0].clone().requires_grad_(True)
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), batch[1]).backward()
+    optimizer.step()
+    return x
+
+
 @loop()
 def gradient_of_an_input_read_after_the_update() -> Loop:
     """A graph returns tensors, and none of them with a gradient of its own."""
@@ -192,12 +230,7 @@ def gradient_of_an_input_read_after_the_update() -> Loop:
     seen: list[Any] = []
 
     def step(batch):
-        x, y = batch
-        x = x.clone().requires_grad_(True)
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        x = trained_on_its_input(model, optimizer, batch)
         seen.append(float(x.grad.abs().max().numpy()))
         print(len(seen))
 
@@ -210,13 +243,7 @@ def input_returned_with_its_gradient() -> Loop:
     seen: list[Any] = []
 
     def step(batch):
-        x, y = batch
-        x = x.clone().requires_grad_(True)
-        loss = F.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return x
+        return trained_on_its_input(model, optimizer, batch)
 
     def after(number, x):
         seen.append(float(x.grad.abs().max()))

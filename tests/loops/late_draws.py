@@ -342,35 +342,6 @@ def item_of_an_array_read_beside_its_rows() -> Loop:
 
 
 @loop(planned=True)
-def tensors_of_arrays_drawn_in_a_helper_and_in_the_forward() -> Loop:
-    """By the constructors of old, as the penalty of a WGAN and the code of an adversarial autoencoder are drawn."""
-
-    class Noisy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.inner(x + 0.1 * torch.FloatTensor(np.random.normal(0, 1, x.shape)))  # noqa: NPY002
-
-    model = Noisy()
-    _, _, batches = task()
-    optimizer = torch.optim.Adam(model.parameters())
-
-    def penalty(real):
-        alpha = torch.Tensor(np.random.random((real.size(0), 1)))  # noqa: NPY002
-        between = (alpha * real + (1 - alpha) * real.flip(0)).requires_grad_(True)
-        (gradient,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
-        return ((gradient.norm(2, dim=1) - 1) ** 2).mean()
-
-    def step(batch):
-        x, y = batch
-        return update(optimizer, F.cross_entropy(model(x), y) + penalty(x))
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
 def draws_kept_and_returned() -> Loop:
     model, optimizer, batches = task()
     generator, kept = np.random.default_rng(4), []

@@ -359,7 +359,7 @@ def seed_and_then_the_state_put_back() -> Loop:
 
 @loop()
 def generator_kept_and_copied_in_some_steps() -> Loop:
-    """What stands for a generator while the step runs is neither kept nor copied."""
+    """No stand-in of a generator is kept or copied."""
     model, optimizer, batches = task()
     held = {"steps": 0, "generator": np.random.default_rng(4), "again": None, "copy": None, "draw": None}
 

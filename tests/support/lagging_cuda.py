@@ -190,7 +190,7 @@ class Lagging:
             self.here.is_noted = noted
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What `func` returns at its launch."""
+        """The result of `func` at its launch."""
         name = func._schema.name
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         devices = list(dict.fromkeys(found for tensor in tensors if (found := self.owner(tensor)) is not None))

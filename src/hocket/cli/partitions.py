@@ -159,7 +159,7 @@ def _document(found: Partition, peaks_bytes: Sequence[float]) -> dict[str, Any]:
         "simulated_us": found.simulated_us,
         "cycle": None if found.cycle is None else [problem.devices[part] for part in found.cycle],
         "proved": found.proved,
-        "ended_after": found.ended_after,
+        "ended_after_rounds": found.ended_after_rounds,
         "parts": parts,
     }
 
@@ -183,8 +183,8 @@ def _tables(found: Partition, peaks_bytes: Sequence[float]) -> tuple[Any, Any]:
         ("one device alone", duration_text(float(problem.duration_us.sum(axis=0).min()))),
         ("devices in a circle", cycle),
     ]
-    if found.ended_after is not None:
-        facts.append(("search", f"ended by its budget after {found.ended_after} rounds"))
+    if found.ended_after_rounds is not None:
+        facts.append(("search", f"ended by its budget after {found.ended_after_rounds} rounds"))
     made = table(f"parts by {found.objective}", ("", ""), facts)
     made.show_header = False
     heads = ("device", "ops", "load with transfers", "share", *(["memory at its peak"] if peaks_bytes else []))

@@ -32,8 +32,8 @@ class Partition:
         order: a topological order in which each device runs its ops.
         objective: one of `OBJECTIVES`.
         proved: True if no other partition is better (`time`, small graphs only).
-        ended_after: rounds after which the budget ended the search: a longer one may find a better partition. None if
-            the search has made all its rounds, and for ``time``.
+        ended_after_rounds: rounds after which the budget ended the search: a longer one may find a better partition.
+            None if the search has made all its rounds, and for ``time``.
     """
 
     problem: PartitionProblem
@@ -41,7 +41,7 @@ class Partition:
     order: tuple[int, ...]
     objective: str = "cut"
     proved: bool = False
-    ended_after: int | None = None
+    ended_after_rounds: int | None = None
 
     @cached_property
     def bytes_moved(self) -> float:
@@ -160,9 +160,9 @@ def partitioned(
         acyclic or objective == "pipeline",
         micro_batches,
     )
-    part, ended_after = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed, peers=peers)
+    part, ended_after_rounds = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed, peers=peers)
     order = topological_order(len(problem), problem.waits)
-    return Partition(problem, tuple(part.tolist()), tuple(order), objective, ended_after=ended_after)
+    return Partition(problem, tuple(part.tolist()), tuple(order), objective, ended_after_rounds=ended_after_rounds)
 
 
 def _earliest(problem: PartitionProblem, budget_s: float, rounds: int, seed: int) -> Partition:
