@@ -1,9 +1,10 @@
-// Random steps on the waiting protocol of src/hocket/native/steps.h, for ThreadSanitizer: workers, channels that run one
-// step ahead, errors of ops, channels that fail at any moment. What actions and transfers write is plain memory, so a
+// Random steps on the waiting protocol of src/hocket/native/steps.h, for ThreadSanitizer: workers of a crew (crew.h) that
+// serves two callers at once, channels that run one step ahead, errors of ops, channels that fail at any moment. What actions and transfers write is plain memory, so a
 // wait that is missing or too weak is a data race, besides a wrong number; a lost wake-up is a run that does not end.
 //
 //     steps_stress SEED STEPS
 
+#include "crew.h"
 #include "steps.h"
 
 #include <condition_variable>
@@ -36,11 +37,11 @@ struct Plan {
 }
 
 // Lanes with a channel each way, until a step is left; or without channels, and then an op's error ends one step only.
-class Run {
+class Run : public hocket::CrewTask, public std::enable_shared_from_this<Run> {
  public:
   Run(unsigned seed, const Plan& plan, bool has_channels)
       : plan_(plan), seed_(seed), has_channels_(has_channels), steps_(kSend + 1) {
-    for (int worker = 1; worker < kWorkers; ++worker) threads_.emplace_back([this, worker] { serve(worker); });
+    for (int worker = 0; worker < kWorkers; ++worker) chances_.emplace_back(seed + static_cast<unsigned>(worker));
     if (!has_channels) return;
     threads_.emplace_back([this] { channel(false); });
     threads_.emplace_back([this] { channel(true); });
@@ -48,7 +49,7 @@ class Run {
   }
 
   ~Run() {
-    steps_.close(std::make_exception_ptr(std::runtime_error("closed")));
+    steps_.abort(std::make_exception_ptr(std::runtime_error("closed")));
     for (auto& queue : begun_) queue.put(0);
     wire_.put({-1, 0});
     for (auto& thread : threads_) thread.join();
@@ -60,7 +61,12 @@ class Run {
     failing_ = chance() % 30 == 0 ? static_cast<int>(chance() % kOps) : -1;
     for (auto& queue : begun_) queue.put(epoch);
     if (chance() % 2) std::this_thread::yield();
+    hocket::CrewGroup& group = hocket::Crew::instance().group(1, {});
+    hocket::CrewMember* members[kWorkers] = {};
+    for (int worker = 1; worker < kWorkers; ++worker) members[worker] = &group.claim();
     if (steps_.begin() != epoch) die("another number", epoch);
+    for (int worker = 1; worker < kWorkers; ++worker)
+      members[worker]->ring(shared_from_this(), static_cast<size_t>(worker), epoch);
     run_worker(0, epoch, chance);
     steps_.join(kWorkers - 1, 100, [] {});
     if (steps_.failure(epoch).why) return !has_channels_;
@@ -99,14 +105,10 @@ class Run {
 
   static hocket::Spin how(std::mt19937& chance) { return {chance() % 2 ? 500 : 0, chance() % 2 == 0}; }
 
-  void serve(int worker) {
-    std::mt19937 chance(seed_ + static_cast<unsigned>(worker));
-    hocket::Steps::Idle idle;
-    while (steps_.next(idle)) {
-      run_worker(worker, idle.seen, chance);
-      steps_.finish();
-    }
+  void work(size_t worker, uint32_t epoch, cpu_set_t&) override {
+    run_worker(static_cast<int>(worker), epoch, chances_[worker]);
   }
+  void finish() override { steps_.finish(); }
 
   void run_worker(int worker, uint32_t epoch, std::mt19937& chance) {
     for (int at = 0; at < kActions; ++at) {
@@ -163,7 +165,7 @@ class Run {
     }
   }
 
-  const Plan& plan_;
+  const Plan plan_;
   unsigned seed_;
   bool has_channels_;
   Steps steps_;
@@ -171,7 +173,8 @@ class Run {
   uint32_t values_[kSend + 1] = {};
   Queue<uint32_t> begun_[2];
   Queue<Transfer> wire_;
-  std::vector<std::thread> threads_;
+  std::vector<std::mt19937> chances_;  // of each worker
+  std::vector<std::thread> threads_;   // of channels
 };
 
 Plan random_plan(std::mt19937& chance, bool has_channels) {
@@ -188,20 +191,30 @@ Plan random_plan(std::mt19937& chance, bool has_channels) {
   return plan;
 }
 
+// As many runs as these steps take, one after another; their number.
+int runs(unsigned seed, int steps) {
+  int count = 0;
+  std::mt19937 chance(seed);
+  for (int left = steps; left > 0; ++count) {
+    const bool has_channels = chance() % 8 != 0;
+    const Plan plan = random_plan(chance, has_channels);
+    const auto run = std::make_shared<Run>(chance(), plan, has_channels);
+    for (int at = 0; at < 50 && left > 0 && run->step(chance); ++at) --left;
+    --left;
+  }
+  return count;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
   if (count != 3) return 2;
   const auto seed = static_cast<unsigned>(std::atoi(arguments[1]));
-  int left = std::atoi(arguments[2]), runs = 0;
-  std::mt19937 chance(seed);
-  for (; left > 0; ++runs) {
-    const bool has_channels = chance() % 8 != 0;
-    const Plan plan = random_plan(chance, has_channels);
-    Run run(chance(), plan, has_channels);
-    for (int at = 0; at < 50 && left > 0 && run.step(chance); ++at) --left;
-    --left;
-  }
-  std::printf("%d runs\n", runs);
+  const int steps = std::atoi(arguments[2]);
+  int others = 0;
+  std::thread beside([&] { others = runs(seed + 1000, steps / 2); });
+  const int mine = runs(seed, steps / 2);
+  beside.join();
+  std::printf("%d runs\n", mine + others);
   return 0;
 }

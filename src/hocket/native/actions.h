@@ -8,12 +8,12 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <sched.h>
-
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "crew.h"
 
 namespace hocket {
 
@@ -53,7 +53,7 @@ struct Action {
 struct Worker {
   std::vector<Action> actions;
   std::vector<int64_t> times;  // start and end of each action of the last step
-  cpu_set_t cpus{};            // where its thread is pinned
+  CrewGroup* group = nullptr;  // threads that may run it; the first worker's is the caller's
 };
 
 inline c10::TypePtr unwrapped(const c10::TypePtr& type) {

@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include <atomic>
 #include <vector>
 
 namespace hocket {
@@ -24,23 +25,26 @@ inline void pin(const std::vector<int>& cpus, cpu_set_t& current) {
   current = set;
 }
 
-// The caller gets back what a step may change: the number of threads for its ops, and the cores it may use.
+// The caller gets back what a step may change: the cores it may use, and the number of threads for its ops, which new
+// threads of torch's begin with, too, whichever thread of the step has set it (`retuned`).
 class Usual {
  public:
-  explicit Usual(cpu_set_t& current) : width_(at::get_num_threads()), current_(current) {
+  explicit Usual(std::atomic<bool>& retuned) : width_(at::get_num_threads()), retuned_(retuned) {
     pthread_getaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
-    current_ = cpus_;
+    current = cpus_;
   }
   ~Usual() {
-    if (at::get_num_threads() != width_) at::set_num_threads(width_);
-    if (!CPU_EQUAL(&cpus_, &current_)) pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
+    if (retuned_.exchange(false)) at::set_num_threads(width_);
+    if (!CPU_EQUAL(&cpus_, &current)) pthread_setaffinity_np(pthread_self(), sizeof(cpus_), &cpus_);
   }
   Usual(const Usual&) = delete;
 
+  cpu_set_t current;
+
  private:
   int width_;
+  std::atomic<bool>& retuned_;
   cpu_set_t cpus_;
-  cpu_set_t& current_;
 };
 
 }  // namespace hocket

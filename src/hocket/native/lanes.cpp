@@ -6,7 +6,7 @@
 // execution/native/thread_assignment.py for who runs which lanes.
 //
 //   caller  ---run---> worker 0 ............................ join ---> kept slots
-//                 \--> worker 1 (a thread that sleeps between steps) /
+//                 \--> worker 1 (a thread of the process's crew) /
 //
 // Who waits for whom, and how a step is left in the middle: steps.h. Words of channel ops are set from outside (`arrived`).
 
@@ -22,23 +22,24 @@
 #include "actions.h"
 #include "affinity.h"
 #include "bindings.h"
+#include "crew.h"
 #include "memory.h"
 #include "slots.h"
 #include "steps.h"
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 namespace {
 
 using namespace hocket;
 
-class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
+class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_shared_from_this<Core> {
  public:
   Core(int num_slots, int num_words, std::vector<int> users)
       : steps_(num_words), counters_(users.size()), users_(std::move(users)) {
@@ -78,21 +79,18 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     workers_.back()->actions.back().calls.push_back(call_of(name, overload, arguments, std::move(outs)));
   }
 
-  // One thread for each worker but the first, which is the caller's.
+  // Finds the threads for each worker but the first, which is the caller's.
   void start() {
-    const int usual = at::get_num_threads();
     for (size_t i = 1; i < workers_.size(); ++i) {
-      std::thread([self = shared_from_this(), i] { self->serve(i); }).detach();
-      while (ready_.load(std::memory_order_acquire) < i) std::this_thread::yield();
+      const auto& actions = workers_[i]->actions;
+      const auto widest = std::max_element(actions.begin(), actions.end(), [](const Action& one, const Action& other) { return one.width < other.width; });
+      workers_[i]->group = widest == actions.end() ? &hocket::Crew::instance().group(1, {}) : &hocket::Crew::instance().group(widest->width, widest->cpus);
     }
-    // A lane's setting is its own, but it is also what torch begins new threads with.
-    at::set_num_threads(usual);
-    raise_failure(0);
   }
 
   void close() {
     is_closed_ = true;
-    steps_.close(std::make_exception_ptr(std::runtime_error("the lanes were closed")));
+    abort("the lanes were closed");
   }
 
   // Sleeps until an action of a step is done; false if the step was left.
@@ -189,18 +187,33 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   }
 
   void run_step() {
-    const Usual usual(workers_[0]->cpus);
+    Usual usual(is_retuned_);
     const int64_t spin_ns = workers_[0]->actions.size() > 1 ? kSpinNs : 0;  // who only waits needs no core
     RECORD_USER_SCOPE("hocket step");
     const bool is_profiled = at::hasThreadLocalCallbacks() || at::hasGlobalCallbacks();
     profiled_ = is_profiled ? std::make_unique<at::ThreadLocalState>() : nullptr;
     began_ns_ = last_poll_ns_ = now_ns();
+    claim();
     const uint32_t epoch = steps_.begin();
-    run_worker(0, epoch, true);
+    for (size_t i = 1; i < workers_.size(); ++i) members_[i - 1]->ring(shared_from_this(), i, epoch);
+    run_worker(0, epoch, usual.current, true);
     steps_.join(static_cast<uint32_t>(workers_.size() - 1), spin_ns, [&] { poll(epoch, now_ns()); });
     took_ns_ = now_ns() - began_ns_;
     raise_failure(epoch);
   }
+
+  void claim() {
+    members_.clear();
+    try {
+      for (size_t i = 1; i < workers_.size(); ++i) members_.push_back(&workers_[i]->group->claim());
+    } catch (...) {  // no thread can be begun
+      for (auto* member : members_) member->release();
+      throw;
+    }
+  }
+
+  void work(size_t worker, uint32_t epoch, cpu_set_t& cpus) override { run_worker(worker, epoch, cpus, false); }
+  void finish() override { steps_.finish(); }
 
   void raise_failure(uint32_t epoch) {
     const Steps::Failure failure = steps_.failure(epoch);
@@ -208,27 +221,7 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
     if (failure.why) std::rethrow_exception(failure.why);
   }
 
-  void serve(size_t number) {
-    Steps::Idle idle{steps_.last()};
-    try {
-      // Asking first makes torch initialise this thread; otherwise its first op would undo the setting.
-      at::get_num_threads();
-      const auto& actions = workers_[number]->actions;
-      if (!actions.empty()) {
-        pin(actions[0].cpus, workers_[number]->cpus);
-        at::set_num_threads(actions[0].width);
-      }
-    } catch (...) {
-      steps_.fail(0, {std::current_exception(), static_cast<int>(number)});
-    }
-    ready_.fetch_add(1, std::memory_order_release);
-    while (steps_.next(idle)) {
-      run_worker(number, idle.seen, false);
-      steps_.finish();
-    }
-  }
-
-  void run_worker(size_t number, uint32_t epoch, bool on_caller) {
+  void run_worker(size_t number, uint32_t epoch, cpu_set_t& cpus, bool on_caller) {
     Worker& worker = *workers_[number];
     std::optional<at::ThreadLocalStateGuard> as_caller;
     if (profiled_ && !on_caller) as_caller.emplace(*profiled_);
@@ -244,8 +237,12 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
         for (int word : action.waits) wait(word, epoch, {kSpinNs}, on_caller);
         if (steps_.is_left(epoch)) return;
         if (action.moves) {
-          if (at::get_num_threads() != action.width) at::set_num_threads(action.width);
-          pin(action.cpus, worker.cpus);
+          // Asking makes torch initialise a new thread, whose first op would undo the setting otherwise.
+          if (at::get_num_threads() != action.width) {
+            at::set_num_threads(action.width);
+            is_retuned_ = true;
+          }
+          pin(action.cpus, cpus);
         }
         if (c10::GradMode::is_enabled() != action.grad_mode) c10::GradMode::set_enabled(action.grad_mode);
         const int64_t start = now_ns();
@@ -305,7 +302,8 @@ class Core : public hocket::Slots, public std::enable_shared_from_this<Core> {
   std::vector<std::atomic<int>> counters_;
   std::vector<int> users_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::atomic<size_t> ready_{0};
+  std::vector<CrewMember*> members_;     // of the step in progress
+  std::atomic<bool> is_retuned_{false};  // a thread of the step has set torch's number of threads
   std::pair<int, int> failed_{-1, -1};
   std::unique_ptr<at::ThreadLocalState> profiled_;  // the caller's, in a step that torch.profiler looks at
   int64_t began_ns_ = 0;

@@ -3,7 +3,6 @@
 // Steps are numbered from 1 on. What threads wait for are words that hold such numbers (see waiting.h):
 //
 //   word                  written by                                       waited for by
-//   step                  the caller: the step that it begins              workers, between steps
 //   one for each action   the worker that ran it; of a channel op the      workers of the same step; channels, of this step
 //                         channel, perhaps one step ahead                  and before what they begin for the next
 //   finished              workers: how many are done with this step        the caller, at the step's end
@@ -43,12 +42,10 @@ class Steps {
 
   explicit Steps(int num_words) : words_(static_cast<size_t>(num_words)) {}
 
-  // The caller: lets all workers go; the number of the step.
+  // The caller, before it lets the workers go: the number of the step.
   uint32_t begin() {
     finished_.value.store(0, std::memory_order_relaxed);
-    const uint32_t epoch = step_.load() + 1;
-    store_and_wake(step_, epoch);
-    return epoch;
+    return ++last_;
   }
 
   // The caller: returns when so many workers are done. Looks around (`poll`) now and then.
@@ -67,21 +64,6 @@ class Steps {
     return left_ == kAll ? failure_ : std::exchange(failure_, {});
   }
 
-  // A worker between two steps: the last one that it has seen, and how long it spins for the next one.
-  struct Idle {
-    uint32_t seen = 0;
-    int64_t spin_ns = kIdleSpinNs;
-  };
-
-  // A worker: waits for the step after the one it has seen; false if there is none any more.
-  bool next(Idle& idle) {
-    const int64_t start_ns = now_ns();
-    spin({idle.spin_ns}, [&] { return step_.load() != idle.seen; });
-    while (step_.load() == idle.seen) sleep_on(step_, idle.seen, 0);
-    idle = {step_.load(), now_ns() - start_ns < kShortGapNs ? kShortGapNs : kIdleSpinNs};
-    return !is_closed_;
-  }
-
   // A worker is done with a step.
   void finish() {
     finished_.value.fetch_add(1);
@@ -89,7 +71,7 @@ class Steps {
   }
 
   // Number of the last step that has begun.
-  uint32_t last() const { return step_.load(); }
+  uint32_t last() const { return last_; }
 
   // An action of a step is done, or a channel op of it has arrived.
   void done(int word, uint32_t epoch) { store_and_wake(words_[static_cast<size_t>(word)], epoch); }
@@ -138,14 +120,7 @@ class Steps {
       if (!failure_.why) failure_.why = std::move(why);
       left_ = kAll;
     }
-    raise_words(step_.load() + 1);
-  }
-
-  // Between steps: workers end, and who sleeps for an action is woken.
-  void close(std::exception_ptr why) {
-    abort(std::move(why));
-    is_closed_ = true;
-    store_and_wake(step_, step_.load() + 1);
+    raise_words(last_ + 1);
   }
 
  private:
@@ -159,9 +134,8 @@ class Steps {
   }
 
   std::vector<Word> words_;
-  Word step_;
+  std::atomic<uint32_t> last_{0};
   Word finished_;
-  std::atomic<bool> is_closed_{false};
   std::atomic<uint64_t> left_{kNone};
   std::mutex failing_;
   Failure failure_;
