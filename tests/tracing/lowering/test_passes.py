@@ -1,4 +1,4 @@
-"""Updates of many parameters by one call, taken apart layer by layer."""
+"""Updates of many parameters by one call, taken apart layer by layer, and views that are taken once."""
 
 from __future__ import annotations
 
@@ -68,3 +68,53 @@ def test_a_layer_is_updated_as_soon_as_its_own_gradients_are_there() -> None:
 def test_small_layers_are_updated_together() -> None:
     captured = check_twins(lambda: job(lambda given: torch.optim.SGD(given, lr=0.1, fused=True), width=16))
     assert len(updates(captured.graph)) == 1
+
+
+class Times(nn.Module):
+    """A layer that is called many times, with views of its input and its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(8):
+            x = self.layer(x).tanh()
+        x = x.clone()
+        x.view(2, -1).mul_(2.0)  # a view that is written, and taken again
+        return x.view(2, -1) + x.t().reshape(2, -1) + x.t().reshape(2, -1)
+
+
+def times() -> Job:
+    torch.manual_seed(0)
+    model = Times()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [(torch.randn(4, 4), torch.randn(2, 8)) for _ in range(3)]
+    return Job(training_step(model, optimizer, nn.functional.mse_loss), model, optimizer, batches)
+
+
+def test_a_weight_is_transposed_once() -> None:
+    program = check_twins(times).program
+    transposed = [call for call in program.prologue.calls if call.func is torch.ops.aten.t.default]
+    assert len(transposed) == 2  # for products and, from there, for their gradients; each of them 8 times before
+
+
+def reshaping() -> Job:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(batch: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        flat, same, moved = batch.view(-1), batch.view(-1), batch.view(-1)
+        moved.unsqueeze_(0)
+        loss = (model(batch).sum() * flat.sum() + moved.sum() * same.sum()) * batch.view(-1)[0]
+        loss.backward()
+        optimizer.step()
+        return loss, flat, moved
+
+    return Job(step, model, optimizer, [torch.randn(2, 4) for _ in range(3)])
+
+
+def test_views_that_are_handed_back_or_reshaped_in_place_stay() -> None:
+    check_twins(reshaping)

@@ -1,7 +1,7 @@
 """From a traced step to a `Graph` and a `Program`: passes over a list of calls, each a plain function.
 
-nodes --annotated_call--> calls --drop_dead, fuse_norms, tile_convolutions, split_updates, split_conv_backward,
-fold_views--> actions
+nodes --annotated_call--> calls --drop_dead, share_views, fuse_norms, tile_convolutions, split_updates,
+split_conv_backward, fold_views--> actions
 actions --roles, graph_of--> Graph
 """
 
@@ -18,7 +18,14 @@ from hocket.tracing.lowering import roles
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
-from hocket.tracing.lowering.passes import drop_dead, drop_random_states, fold_views, split_conv_backward, split_updates
+from hocket.tracing.lowering.passes import (
+    drop_dead,
+    drop_random_states,
+    fold_views,
+    share_views,
+    split_conv_backward,
+    split_updates,
+)
 from hocket.tracing.lowering.winograd import tile_convolutions
 from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
@@ -61,7 +68,7 @@ def lower(
         elif node.op == "call_function" and node in trace.notes:
             pieces.append(annotated_call(node, trace.notes[node], slots))
     kept = frozenset(slots.of[node] for node in _left_behind(trace))
-    pieces = drop_dead(drop_random_states(pieces), kept)
+    pieces = share_views(drop_dead(drop_random_states(pieces), kept), kept)
     values = {slot: node.meta.get("val") for node, slot in slots.of.items()} if native_ops else {}
     if FUSED_NORM in native_ops:
         pieces = fuse_norms(pieces, values, slots.root, kept)

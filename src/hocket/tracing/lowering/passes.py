@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from hocket.tracing.lowering import conv_backward
 from hocket.tracing.lowering.calls import AnnotatedCall
-from hocket.tracing.program import Call
+from hocket.tracing.program import Call, Slot
 from hocket.tracing.raising import is_foreign
 from hocket.tracing.recording.random_states import READ, WRITE
 
@@ -115,6 +116,42 @@ def _reshaped(piece: AnnotatedCall) -> tuple[int, ...]:
     """The slot whose tensor gets another shape in place (``unsqueeze_``), if there is one."""
     tags = getattr(piece.call.func, "tags", ())
     return piece.call.reads[:1] if torch.Tag.inplace_view in tags else ()
+
+
+def share_views(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[AnnotatedCall]:
+    """Take each view once: a cell that is called at 64 times of a sequence transposes its weight 128 times.
+
+    Views that are handed back stay, and so do those of tensors that get another shape in place.
+    """
+    fixed = kept.union(*map(_reshaped, pieces))
+    same: dict[int, int] = {}
+    taken: dict[Any, dict[int | None, int]] = {}
+    result: list[AnnotatedCall] = []
+    for piece in pieces:
+        if not same.keys().isdisjoint(piece.call.reads):
+            piece = replace(piece, call=_renamed(piece.call, same))
+        call = piece.call
+        if _is_view(piece) and not is_foreign(call.func) and fixed.isdisjoint((*call.reads, *call.outs.values())):
+            key = (call.func, call.args, tuple(sorted(call.kwargs.items())))
+            first = taken.setdefault(key, call.outs)
+            if first is not call.outs and call.outs.keys() <= first.keys():
+                same.update({slot: first[position] for position, slot in call.outs.items()})
+                continue
+        result.append(piece)
+    return result
+
+
+def _renamed(call: Call, same: Mapping[int, int]) -> Call:
+    """The call with other slots for its arguments."""
+
+    def renamed(value: Any) -> Any:
+        if isinstance(value, Slot):
+            return Slot(same.get(value.index, value.index))
+        if isinstance(value, tuple):
+            return tuple(map(renamed, value))
+        return value
+
+    return replace(call, args=renamed(call.args), kwargs={key: renamed(value) for key, value in call.kwargs.items()})
 
 
 def fold_views(pieces: list[AnnotatedCall], inputs: set[int]) -> tuple[list[AnnotatedCall], list[Call]]:
