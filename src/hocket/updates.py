@@ -2,7 +2,8 @@
 
 The method of the optimizer stays its method: schedulers, scalers and trainers call it, wrap it and look it up as they
 do with any other. An update that is faster by itself may slow down what follows, whose data lie in other caches then:
-planned and plain updates take turns in the loop, from one update to the next, and the faster ones stay.
+planned and plain updates take turns in the loop, from one update to the next. The planned ones stay unless the loop is
+slower with them: what they gain is known, and in a long loop it is less than what can be told from chance.
 """
 
 from __future__ import annotations
@@ -109,8 +110,9 @@ class _Update:
         return (self._fast if self.contender == "planned" else self._plain)()
 
     def _decide(self, found: Turns) -> None:
-        self._stays = self._fast if found.is_faster else self._plain
-        if not found.is_faster:
+        stays = found.speedup >= 1
+        self._stays = self._fast if stays else self._plain
+        if not stays:
             reason = (
                 f"with planned updates the loop is {found.speedup:.2f}x as fast ({found.low:.2f} to {found.high:.2f})"
             )
