@@ -91,7 +91,9 @@ def test_updates_by_plan_have_the_bits_of_eager(optimizer: str, way: str) -> Non
     assert planned.fast.verdict == "planned", planned.fast.why
 
 
-@pytest.mark.parametrize(("planned_s", "verdict"), [(0.5, "planned"), (0.99, "planned"), (1.01, "eager"), (1.5, "eager")])
+@pytest.mark.parametrize(
+    ("planned_s", "verdict"), [(0.5, "planned"), (0.99, "planned"), (1.01, "eager"), (1.5, "eager")]
+)
 def test_the_loop_decides(monkeypatch: pytest.MonkeyPatch, planned_s: float, verdict: str) -> None:
     """A loop takes a second with a plain update and another time with a planned one, by a clock of its own."""
     planned, eager = Training("adam", "plain", by_plan=False), Training("adam", "plain", by_plan=False)

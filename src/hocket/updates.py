@@ -3,7 +3,7 @@
 The method of the optimizer stays its method: schedulers, scalers and trainers call it, wrap it and look it up as they
 do with any other. An update that is faster by itself may slow down what follows, whose data lie in other caches then:
 planned and plain updates take turns in the loop, from one update to the next. The planned ones stay unless the loop is
-slower with them: what they gain is known, and in a long loop it is less than what can be told from chance.
+slower with them: their own gain is measured already, and in a long loop it is smaller than the noise.
 """
 
 from __future__ import annotations

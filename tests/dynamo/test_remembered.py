@@ -11,6 +11,7 @@ import torch
 
 import forked
 from dynamo.remembering import OUTCOMES, trained
+from hocket.autotune import turns
 from hocket.dynamo import region
 from support.regions import made_regions
 
@@ -38,7 +39,7 @@ def test_a_final_verdict_is_recalled(outcome: str, tmp_path: Path) -> None:
 
 def test_what_load_left_open_is_searched_again(tmp_path: Path) -> None:
     first, second = trained("unclear", str(tmp_path)), trained("unclear", str(tmp_path))
-    assert first["counts"]["_turns"] == second["counts"]["_turns"] == 3
+    assert first["counts"]["_turns"] == second["counts"]["_turns"] == turns.MAX_ATTEMPTS
     assert second["counts"]["search_again"] == 0  # the regions' own decisions were clear
 
 

@@ -14,18 +14,10 @@ from typing import Any
 from torch import fx
 
 from hocket.ir import Graph
-from hocket.tracing.lowering import roles
+from hocket.tracing.lowering import passes, roles
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
-from hocket.tracing.lowering.passes import (
-    drop_dead,
-    drop_random_states,
-    fold_views,
-    share_views,
-    split_conv_backward,
-    split_updates,
-)
 from hocket.tracing.lowering.winograd import tile_convolutions
 from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
@@ -68,18 +60,18 @@ def lower(
         elif node.op == "call_function" and node in trace.notes:
             pieces.append(annotated_call(node, trace.notes[node], slots))
     kept = frozenset(slots.of[node] for node in _left_behind(trace))
-    pieces = share_views(drop_dead(drop_random_states(pieces), kept), kept)
+    pieces = passes.share_views(passes.drop_dead(passes.drop_random_states(pieces), kept), kept)
     values = {slot: node.meta.get("val") for node, slot in slots.of.items()} if native_ops else {}
     if FUSED_NORM in native_ops:
         pieces = fuse_norms(pieces, values, slots.root, kept)
     if WINOGRAD in native_ops:
         pieces = tile_convolutions(pieces, values, slots.root, kept)
-    pieces = split_updates(pieces, slots.size_bytes, slots.root)
+    pieces = passes.split_updates(pieces, slots.size_bytes, slots.root)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
         names = roles.describe(pieces, slots.root, inputs, gradients).names
-        pieces = split_conv_backward(pieces, names, pays)
-    pieces, prologue = fold_views(pieces, set(inputs))
+        pieces = passes.split_conv_backward(pieces, names, pays)
+    pieces, prologue = passes.fold_views(pieces, set(inputs))
     described = roles.describe(pieces, slots.root, inputs, gradients)
     layers = {entry.name: entry.layer for entry in trace.places.parameters}
     actions = tuple(
