@@ -1,0 +1,83 @@
+"""Threads that run lanes are shared by all plans of a process, also by those whose steps run at the same time."""
+
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.execution.native import NativeLanes
+from hocket.native import available
+from hocket.tracing import capture
+from support.random_plans import on_lanes, random_order
+
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="the native core cannot be built here"),
+    pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc"),
+]
+NUM_LANES = 3
+
+
+class Example:
+    """A step on three lanes, and eager's losses of its batches. A batch of index 9 raises.
+
+    Args:
+        seed: of the model and of the plan.
+    """
+
+    def __init__(self, seed: int) -> None:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Embedding(9, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            model.zero_grad()
+            loss = model(batch).square().sum()
+            loss.backward()
+            return loss
+
+        self.batches = [torch.tensor([number, 8 - number, 1]) for number in range(9)]
+        self.losses = [step(batch).detach() for batch in self.batches]
+        captured = capture(step, model, [], self.batches[0], split=False)
+        chance = random.Random(seed)
+        self.lanes = NativeLanes(captured, on_lanes(random_order(captured.graph, chance), NUM_LANES, chance))
+
+    def run(self, num_steps: int = 9) -> None:
+        for number in range(num_steps):
+            assert torch.equal(self.lanes(self.batches[number % 9]), self.losses[number % 9])
+
+
+def num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_many_plans_share_the_threads_of_one() -> None:
+    Example(0).run()
+    before = num_threads()
+    examples = [Example(seed) for seed in range(8)]
+    for example in (*examples, *examples[::-1]):
+        example.run()
+    assert num_threads() <= before
+
+
+def test_a_step_that_raises_and_lanes_that_are_closed_leave_their_threads_to_others() -> None:
+    failing, other = Example(1), Example(2)
+    other.run()
+    before = num_threads()
+    for _ in range(5):
+        with pytest.raises(IndexError):
+            failing.lanes(torch.tensor([0, 9, 1]))
+        other.run()
+        failing.lanes.close()
+        failing.run()
+    assert num_threads() <= before
+
+
+def test_steps_of_several_threads_run_at_the_same_time() -> None:
+    examples = [Example(seed) for seed in range(4)]
+    with ThreadPoolExecutor(len(examples)) as callers:
+        for done in [callers.submit(example.run, 300) for example in examples]:
+            done.result()
