@@ -169,3 +169,22 @@ def test_ops_of_other_libraries_run_once_a_call() -> None:
     for _ in range(30):
         run(torch.ones(3))
     assert len(calls) == 30
+
+
+def test_turns_do_not_wait_for_forms_that_are_compiled_later() -> None:
+    judge = _Judge((0.2, 0.2), (0.1, 0.1))
+    judge.region.is_final = False
+    judge.train(MANY)
+    assert judge.stays() == "compiled"
+
+
+def test_a_graph_that_is_not_faster_yet_takes_turns_again_with_its_last_forms() -> None:
+    judge = _Judge((0.2, 0.2), (0.3, 0.3))
+    judge.region.is_final = False
+    judge.train(MANY)
+    assert judge.stays() == "compiled"  # its regions go on
+    judge.compiled._forward_s = 0.01
+    judge.region.is_final = True
+    judge.train(MANY)
+    assert judge.stays() == "compiled"
+    assert judge.contest.is_compiled

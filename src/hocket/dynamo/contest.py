@@ -8,7 +8,8 @@ in the loop, so both run in turns there and the faster one stays::
                   gradients are differentiated
     searching     the compiled graph runs, and its regions find plans; where none is planned, the original stays
     in turns      blocks of cycles by each until it is clear which is faster; that stays, the original in a draw
-    searching     again, where a compiled graph stayed and one of its regions has drifted
+    searching     again, where a compiled graph stayed and one of its regions has drifted, or where it was not faster,
+                  and forms of its regions are still to be compiled
 
 A *cycle* is the time from one call to the next, with the backward, the update and all else in between. Calls before one
 backward belong to one cycle. Where no gradient is taken, a cycle is the call alone.
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 
 # Calls without a backward after which a cycle ends.
 MAX_CALLS = 64
-# Calls after which undecided regions are no longer waited for: forms of "close" that are never compiled.
+# Calls after which regions that are not final are no longer waited for: forms of "close" that are never compiled.
 MAX_SEARCHED = 500
 # Failed attempts to compare bits before the original stays.
 MAX_FAILED = 3
@@ -83,6 +84,7 @@ class Contest:
         self._stage = "first"
         self._busy = threading.Lock()
         self.num_undecided = self._num_failed = self._num_calls = 0
+        self._awaits_forms = False
         self._turns: Turns | None = None
         self._cycle: _Cycle | None = None
 
@@ -170,7 +172,7 @@ class Contest:
         called = [region for region in self._made if region.was_called]
         if self._is_known:
             self._keep_compiled("it is remembered to be faster than the graph as it stands")
-        elif not called or not all(region.is_final or self._num_calls > MAX_SEARCHED for region in called):
+        elif not called or not self._may_begin_turns(called):
             return
         elif all(region.verdict != "planned" for region in called):
             reason = f"no region has a plan that is faster ({called[0].why})"
@@ -181,6 +183,13 @@ class Contest:
             self._keep_compiled("")
         else:
             self._stage, self._turns = "turns", Turns("original", "compiled", self._seed)
+
+    def _may_begin_turns(self, called: Sequence[Region]) -> bool:
+        has_plans = not self._awaits_forms and all(region.verdict != "searching" for region in called)
+        return has_plans or self._are_final(called)
+
+    def _are_final(self, called: Sequence[Region]) -> bool:
+        return self._num_calls > MAX_SEARCHED or all(region.is_final for region in called)
 
     def _take_turn(self) -> None:
         """Let the next cycle begin if the last one is over, and decide after all of them."""
@@ -195,6 +204,9 @@ class Contest:
             self._decide(self._turns)
 
     def _decide(self, found: Turns) -> None:
+        if not found.is_faster and not self._are_final([region for region in self._made if region.was_called]):
+            self._stage, self._cycle, self._turns, self._awaits_forms = "searching", None, None, True
+            return
         reason = f"with regions {found.speedup:.2f}x as fast as the graph as it stands "
         reason += f"({found.low:.2f} to {found.high:.2f})"
         if found.is_clear:
@@ -216,7 +228,7 @@ class Contest:
     def _search_again(self) -> None:
         """A region of the compiled graph searches for another plan: both are timed again after that."""
         if self._stage == "compiled":
-            self._stage, self._num_calls, self._is_known = "searching", 0, False
+            self._stage, self._num_calls, self._is_known, self._awaits_forms = "searching", 0, False, False
             self._stays = None
 
     def _keep_original(self, reason: str) -> None:
