@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynamo.programs import Method
+from hocket.autotune import runner
 from hocket.dynamo.gradients import without_gradients
 from quick import covering, some
 from support.regions import made_regions, same
@@ -171,3 +172,31 @@ def test_compiled_autograd_leaves_eagers_bits(backend: str) -> None:
         return [parameter.detach() for parameter in model.parameters()]
 
     assert same(trained_by(backend), trained_by(None))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), (3, 6)),
+        (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 4)), (4, 1, 6, 6)),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True), (3, 5, 8)),
+    ],
+    ids=["mlp", "convolution", "transformer"],
+)
+def test_what_the_first_call_records_of_copies_stands_for_the_calls_after_it(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[int] = []
+    record = runner.recorded_form
+
+    def counted(config: Any, batch: Any, form: str) -> Any:
+        recorded.append(len(batch))
+        return record(config, batch, form)
+
+    monkeypatch.setattr(runner, "recorded_form", counted)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    compiled = torch.compile(make(), backend="hocket", options={"cache": False})
+    for _ in range(8):
+        compiled(torch.randn(shape)).sum().backward()
+    assert len(recorded) == 2  # a forward and a backward

@@ -42,6 +42,7 @@ from hocket.planning import plan
 from hocket.planning.base import misplaced
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
+from hocket.tracing.lowering.conv_backward import has_joint_backward
 from hocket.tracing.variants import plain_of, reference_of
 
 log = logging.getLogger(__name__)
@@ -202,8 +203,9 @@ class Tuner:
         """These forms with their convolutions' backward taken apart, where there is such."""
         if not self._backend.splits or self._config.planner == "serial":
             return []
-        found = [(form, relowered(self.admission.forms[form], split=True)) for form in forms]
-        return [(form, one) for form, one in found if len(one.graph) > len(self.admission.forms[form].graph)]
+        whole = {form: self.admission.forms[form] for form in forms}
+        found = [(form, relowered(one, split=True)) for form, one in whole.items() if has_joint_backward(one.program)]
+        return [(form, one) for form, one in found if len(one.graph) > len(whole[form].graph)]
 
     def _profiled(self, form: str, captured: Captured) -> Generator[TimedStep, float, Profile]:
         """Measure the durations of ops in real steps."""

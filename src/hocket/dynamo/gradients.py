@@ -295,8 +295,12 @@ def _draws(graph: fx.GraphModule) -> bool:
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or one that keeps no base alive by autograd's notes on views."""
-    return tensor.detach() if tensor._is_view() else tensor
+    """The tensor, or one that keeps no base alive by autograd's notes on views.
+
+    A view of a parameter that was taken below autograd counts as a leaf with a gradient, by plan and at times op by op.
+    """
+    is_odd = tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter)
+    return tensor.detach() if is_odd or tensor._is_view() else tensor
 
 
 def _laid_out(gradient: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> torch.Tensor:

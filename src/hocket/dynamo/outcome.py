@@ -94,6 +94,8 @@ def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         if fresh is None:
             fresh = storages[storage._cdata] = storage.clone()
         copy = torch.empty(0, dtype=value.dtype).set_(fresh, value.storage_offset(), value.size(), value.stride())
+        if isinstance(value, torch.nn.Parameter):  # what is recorded of the copies stands for the arguments
+            copy = torch.nn.Parameter(copy, requires_grad=False)
         if value.requires_grad:
             leaves.append(copy.requires_grad_())
             # The graph may write in place what it could not write in a leaf.

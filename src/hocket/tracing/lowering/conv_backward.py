@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from hocket.tracing.program import Call, slots_in
+from hocket.tracing.program import Call, Program, slots_in
 
 PARTS = ("activation", "weight", "bias")
 _MASK = 10
@@ -23,6 +23,11 @@ _LOOKS_AT = ((0, 2), (0, 1), (0,))
 def is_joint(call: Call) -> bool:
     """Return True if `call` is a convolution's backward that computes more than one gradient."""
     return call.func is torch.ops.aten.convolution_backward.default and len(call.outs) > 1
+
+
+def has_joint_backward(program: Program) -> bool:
+    """Return True if an op of the program can be split."""
+    return any(is_joint(call) for action in program.actions for call in action.calls)
 
 
 def parts(call: Call, pays: Callable[[str], bool] = lambda part: True) -> Iterator[tuple[str, Call]]:
