@@ -91,7 +91,17 @@ def test_values_that_lie_in_a_file_leave_the_same_bits() -> None:
         assert not any(value.untyped_storage().nbytes() for value in outside), "and goes out again"
 
 
-def test_tensors_that_share_memory_have_no_float64_step() -> None:
+def test_tensors_that_share_memory_may_be_read() -> None:
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        return batch[0].sum() * batch[1].sum()
+
+    x = torch.randn(3, 4)
+    batch = [x, x.view(-1)]
+    with float64_step(capture_step(step, [], [], batch), batch) as found:
+        assert torch.equal(found.result[0], x.double().sum() * x.double().sum())
+
+
+def test_tensors_that_share_memory_and_are_written_have_no_float64_step() -> None:
     base = torch.zeros(6)
     model = nn.Linear(2, 2, bias=False)
     model.register_buffer("first", base[:4])

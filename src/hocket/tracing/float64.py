@@ -38,6 +38,8 @@ WIDE = {
 }
 
 
+SHARED = "two tensors of the step share memory, and one of them is written"
+
 # Freed memory is given back each time this much was allocated, and as often where less may be held.
 MAX_UNTRIMMED_BYTES = 32 * 2**20
 # What the columns of some images may be together.
@@ -84,19 +86,17 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
         Results and state after the step, to be used in a ``with`` block.
 
     Raises:
-        CaptureError: the capture is not valid for this step, two tensors of it share memory, or an op draws random
-            numbers in a way that float64 cannot repeat.
+        CaptureError: the capture is not valid for this step, the step writes memory that two of its tensors share, or
+            an op draws random numbers in a way that float64 cannot repeat.
         Exception: an op has no kernel for float64.
     """
     leaves, _ = tree_flatten(batch)
     numbers = captured.numbers(batch)
     if numbers is None:
         raise CaptureError("the numbers of the step changed since it was captured")
+    if captured.trace.writes_shared_inputs:
+        raise CaptureError(SHARED)
     slot_of = captured.lowered.slot_of
-    roots = {slot_of[node]: root for node, root in captured.trace.roots.items()}
-    read = [roots[slot] for slot, _ in captured.inputs]
-    if len(set(read)) < len(read):
-        raise CaptureError("two tensors of the step share memory")
     dtypes = {slot: v.dtype for n, slot in slot_of.items() if isinstance(v := n.meta.get("val"), torch.Tensor)}
     random = torch.get_rng_state()
     calls, uses, kept = _uses(captured)

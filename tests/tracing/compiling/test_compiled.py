@@ -238,3 +238,28 @@ def test_it_is_kept_and_what_is_damaged_is_compiled_again(case: Case, caplog: py
         assert kept.found() is None
     assert "is compiled again" in caplog.text
     assert not listing.exists()
+
+
+def test_views_are_left_as_views(tmp_path: Path) -> None:
+    """Of what the step is given, and of what else it leaves. Two tensors that it only reads share memory."""
+
+    def step(batch: Any) -> Any:
+        x, flat, weight = batch
+        hidden = torch.mm(x, weight.t()).relu()
+        hidden = hidden * torch.sigmoid(hidden)
+        first, second = hidden.split(2, 1)
+        return hidden, hidden.view(-1), weight.t(), second, flat.sum() + first.sum()
+
+    x = torch.randn(3, 4)
+    batch = [x, x.view(-1), torch.randn(4, 4)]
+    step(batch)
+    plain = capture_step(step, [], [], batch, split=False)
+    form = compiled_step(plain, tmp_path, threads=2)
+    seen = closeness(plain, form, step, batch, threads=1)
+    assert seen.holds, seen.why
+    with one_lane(form, 1) as executor:
+        hidden, flat, weight, second, _ = executor(batch)
+    storages = [value.untyped_storage().data_ptr() for value in (hidden, flat, second)]
+    assert len(set(storages)) == 1
+    assert weight.untyped_storage().data_ptr() == batch[2].untyped_storage().data_ptr()
+    assert (weight.stride(), second.storage_offset()) == ((1, 4), 2)

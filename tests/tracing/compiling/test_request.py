@@ -138,3 +138,39 @@ def test_another_op_that_shares_memory_in_silence_is_refused() -> None:
     same = Call(aten.relu.default, (Slot(GATES),), {}, {None: LEFT})
     with pytest.raises(CaptureError, match=r"aten.relu.default returns memory that it is given, and does not say so"):
         with_told_views([same], MEMORY, kept=[])
+
+
+def looking(batch: Any) -> Any:
+    """What a graph of a compiled model returns: an output, values and a transposed weight for its backward."""
+    x, flat, weight = batch
+    hidden = torch.mm(x, weight.t()).relu()
+    first, second = hidden.split(2, 1)
+    return hidden, hidden.view(-1), weight.t(), second, flat.sum() + first.sum()
+
+
+def looked_at(batch: list[torch.Tensor], step: Callable[[Any], Any] = looking) -> Captured:
+    step(batch)
+    return capture_step(step, [], [], batch, split=False)
+
+
+def shared_batch() -> list[torch.Tensor]:
+    x = torch.randn(3, 4)
+    return [x, x.view(-1), torch.randn(4, 4)]
+
+
+def test_views_are_left_by_their_base() -> None:
+    form = looked_at(shared_batch())
+    document = request_of(form, threads=2).document
+    assert [size for _, size, *_ in document["outputs"]] == [[3, 4], []]
+    assert sorted(call["op"].split(".")[1] for call in document["views"]) == ["split", "t", "view"]
+    remade = {slot for call in document["views"] for _, slot in call["outs"]}
+    assert remade.isdisjoint(slot for slot, *_ in document["outputs"])
+
+
+def test_tensors_that_share_memory_may_be_read_but_not_written() -> None:
+    def writing(batch: Any) -> torch.Tensor:
+        batch[1].add_(1.0)
+        return batch[0].sum()
+
+    with pytest.raises(CaptureError, match="share memory, and one of them is written"):
+        request_of(looked_at(shared_batch(), writing), threads=2)

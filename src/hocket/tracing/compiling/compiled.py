@@ -98,12 +98,14 @@ class _FormTrace:
         slot_of = {id(source): slot for slot, source in self.captured.program.inputs.items()}
         places = {slot: value for value, slot in enumerate(inputs)}
         old = {self.captured.lowered.slot_of[node]: node for node in self.captured.trace.roots}
+        memory: dict[int, int] = {}  # of inputs that share it: the first one's
         # What the step does not use has memory of its own, behind that of all values.
         for number, source in enumerate(self.captured.trace.sources):
             slot = slot_of[id(source)]
             node = self.graph.placeholder(f"given{number}")
             node.meta["val"] = old[slot].meta["val"]
-            self.roots[node] = places.get(slot, len(values) + number)
+            own = places.get(slot, len(values) + number)
+            self.roots[node] = memory.setdefault(self.captured.trace.roots[old[slot]], own)
             self.by_slot[slot] = node
             self.root_of[node] = self.roots[node]
             if slot in places:
@@ -116,6 +118,8 @@ class _FormTrace:
             self._expect_layout(node, values[value])
             self.by_slot[slot] = self.nodes[value]
             self.root_of[self.nodes[value]] = values[value].root
+        for text in self.request.document["views"]:
+            self._put_view(text)
         for text in self.request.document["updates"]:
             self._put_update(text)
         self.graph.output(())
@@ -168,6 +172,22 @@ class _FormTrace:
         random = torch.Tag.nondeterministic_seeded in func.tags
         reads, writes = (frozenset(values[v].root for v in each) for each in (event.given, event.written))
         self.notes[node] = Note(self._phase(event), "", reads, writes, tuple(returns), random)
+
+    def _put_view(self, text: Mapping[str, Any]) -> None:
+        """Views of a value that the step leaves or is given, as they were before."""
+        func = op_named(text["op"])
+        args = tuple(decoded(each, self._slot_leaf) for each in text["args"])
+        node = self._call(func, args, {key: decoded(each, self._slot_leaf) for key, each in text["kwargs"].items()})
+        (base,) = (each for each in tree_leaves(args) if isinstance(each, fx.Node))
+        root, dtype = self.root_of[base], base.meta["val"].dtype
+        returns: list[int | None] = [None] * (1 + max(position for position, _ in text["outs"]))
+        for position, slot in text["outs"]:
+            value = old_node(self.captured, slot).meta["val"]
+            made = node if position < 0 else self.graph.call_function(operator.getitem, (node, position))
+            made.meta["val"] = torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
+            self.by_slot[slot], self.root_of[made] = made, root
+            returns = [root] if position < 0 else [*returns[:position], root, *returns[position + 1 :]]
+        self.notes[node] = Note("forward", "", frozenset((root,)), returns=tuple(returns))
 
     def _put_update(self, text: Mapping[str, Any]) -> None:
         """An update that was left as it is."""

@@ -4,6 +4,9 @@ The calls are those of the lowered program, in its order, and work on numbered v
 fixed. It is compiled as it stands and *wide*: every tensor of floating point as float64 (but random numbers are drawn
 in the step's own dtype, and then converted), to be compared with eager in float64.
 
+What the step leaves as a view, of what it is given or of what else it leaves, is not compiled: the graph of a model
+returns its transposed weights for the backward. The base is left in its place, and views of it are taken again.
+
 An update by torch's own fused kernels (``_fused_adam_``) is left as it is, and comes after all that is compiled: it is
 as fast, and the compiler has a fraction of the ops to do.
 
@@ -20,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,11 +33,12 @@ import torch
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import encoded, op_text
+from hocket.tracing.float64 import SHARED
 from hocket.tracing.program import Action, Call, Slot, slots_in
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
 
-FORMAT = "hocket-compile/4"
+FORMAT = "hocket-compile/5"
 
 # Releases of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other forms.
 KNOWN_TORCH = ((2, 11), (2, 12), (2, 13))
@@ -57,7 +62,8 @@ class CompileRequest:
         document: the text: inputs, calls, outputs, and the updates that follow (see `request_of`).
         inputs: slots of the captured program, in the order of the document's inputs.
         numbers: entries of the tape, in the order of the document's numbers.
-        outputs: slots, in the order of the document's outputs: what the step leaves, and what its updates read.
+        outputs: slots, in the order of the document's outputs: what the step leaves and what its updates read, with
+            the base in place of views of one memory.
     """
 
     document: dict[str, Any]
@@ -112,14 +118,14 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
 
     inputs = tuple(slot for slot, _ in captured.inputs)
     read = [roots[slot] for slot in inputs]
-    if len(set(read)) < len(read):
-        raise CaptureError("two tensors of the step share memory")
+    if captured.trace.writes_shared_inputs:
+        raise CaptureError(SHARED)
     made = {slot for call in calls for slot in call.outs.values()}
     needed = {*program.kept, *(slot for call in updates for slot in call.reads)}
-    outputs = tuple(sorted(needed & made))
+    outputs, views = _with_bases(calls, memory, needed & made, {roots[slot] for slot in inputs})
     calls = with_told_views(calls, memory, outputs)
     left = [root for slot, root in made_roots.items() if slot in outputs]
-    if len({*left, *read}) < len(left) + len(read):
+    if len({*left, *read}) < len(left) + len(set(read)):
         raise CaptureError("what the step leaves shares memory with what it is given, or with itself")
     used = {*inputs, *made, *(slot for call in calls for slot in slots_in((call.args, call.kwargs)))}
     for slot in used:
@@ -130,7 +136,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
             )
         if slot in {*inputs, *outputs} and (value is None or value.is_complex()):
             raise CaptureError("the step is given, or leaves, what is no tensor, or a complex one")
-    call_texts, update_texts = ([text(call) for call in each] for each in (calls, updates))
+    call_texts, view_texts, update_texts = ([text(call) for call in each] for each in (calls, views, updates))
     document = {
         "format": FORMAT,
         "threads": threads,
@@ -138,10 +144,45 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
         "numbers": len(numbers),
         "calls": call_texts,
         "outputs": [[slot, *_layout(layouts[slot])] for slot in outputs],
+        "views": view_texts,
         "updates": update_texts,
         "dtypes": {str(slot): _name(layouts[slot].dtype) for slot in sorted(used) if slot in layouts},
     }
     return CompileRequest(document, inputs, tuple(numbers), outputs)
+
+
+def _with_bases(
+    calls: Sequence[Call], memory: Mapping[int, int], left: Collection[int], given: Collection[int]
+) -> tuple[tuple[int, ...], list[Call]]:
+    """The slots that are left, with the base of those that share memory in their place, and views that give these.
+
+    Args:
+        calls: in their order.
+        memory: of slots.
+        left: slots that the step leaves.
+        given: memory of the inputs.
+    """
+    count = Counter(memory.get(slot) for slot in left)
+    wanted = {slot for slot in left if memory.get(slot) in given or count[memory.get(slot)] > 1}
+    views: list[Call] = []
+    bases: set[int] = set()
+    for call in reversed(calls):
+        own = wanted.intersection(call.outs.values())
+        if own and _is_view(call, memory):
+            views.insert(0, call)
+            wanted.update(call.reads)
+        else:
+            bases |= own
+    remade = {slot for call in views for slot in call.outs.values()}
+    return tuple(sorted((set(left) - remade) | bases)), views
+
+
+def _is_view(call: Call, memory: Mapping[int, int]) -> bool:
+    """True if a call only takes views of one tensor, by its schema or as one of `_VIEWS`."""
+    roots = {memory.get(slot) for slot in (*call.reads, *call.outs.values())}
+    returns: Any = call.func._schema.returns  # type: ignore[attr-defined]
+    is_told = call.func in _VIEWS or all(each.alias_info and not each.alias_info.is_write for each in returns)
+    return len(roots) == len(call.reads) == 1 and bool(call.outs) and is_told
 
 
 def _divided(actions: Iterable[Action], memory: Mapping[int, int]) -> tuple[list[Call], list[Call]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -110,6 +111,12 @@ class Trace:
     late: LateTape = field(default_factory=LateTape)
     late_numbers: dict[Entry, LateRef] = field(default_factory=dict)
     undo: Undo | None = None
+
+    @property
+    def writes_shared_inputs(self) -> bool:
+        """True if inputs share memory that an op writes: what copies of them hold depends on each other."""
+        count = Counter(self.roots.values())
+        return any(count[root] > 1 for note in self.notes.values() for root in note.writes)
 
 
 @dataclass(frozen=True)
