@@ -83,7 +83,7 @@ class Admission:
         if not self.forms:
             raise RefusedError(reason)
         if self._config.numerics == "close":
-            self._add(rewritten_forms(self._config, next(iter(self.forms.items())), self._compiler))
+            self._add(rewritten_forms(next(iter(self.forms.items())), self._compiler))
 
     def verify(self, num_steps: int = VERIFIED_STEPS) -> Generator[Item, Any, None]:
         """Ask for `num_steps` verified ones in each form, and leave out the forms that differ from eager.

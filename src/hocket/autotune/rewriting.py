@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.compiling import FormCompiler
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured, relowered
-from hocket.tracing.rerecording import rerecorded
-from hocket.tracing.variants import compiled_from, compiled_rewrites_of, native_ops_of, rewrites_in, rewrites_of
+from hocket.tracing.rerecording import convolves, rerecorded
+from hocket.tracing.variants import (
+    compiled_from,
+    compiled_rewrites_of,
+    has_channels_last,
+    native_ops_of,
+    rewrites_in,
+    rewrites_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -19,9 +25,7 @@ log = logging.getLogger(__name__)
 MAX_OPS = 4000
 
 
-def rewritten_forms(
-    config: TunerConfig, plain: tuple[str, Captured], compiler: FormCompiler | None
-) -> dict[str, Captured]:
+def rewritten_forms(plain: tuple[str, Captured], compiler: FormCompiler | None) -> dict[str, Captured]:
     """Return all forms that the step can be rewritten to, and cached compiled forms if there is a compiler."""
     form, captured = plain
     if len(captured.graph) > MAX_OPS:
@@ -32,7 +36,7 @@ def rewritten_forms(
 
 def _rewritten(plain: str, captured: Captured) -> dict[str, Captured]:
     made: dict[str, Captured] = {}
-    for form in rewrites_of(plain, captured.trace.places, captured.batch):
+    for form in _suitable(captured, rewrites_of(plain, captured.trace.places, captured.batch)):
         try:
             other = rewritten(captured, form)
         except CaptureError as error:
@@ -59,7 +63,7 @@ def _compiled(
     plain: str, captured: Captured, known: Mapping[str, Captured], compiler: FormCompiler
 ) -> dict[str, Captured]:
     made: dict[str, Captured] = {}
-    for form in compiled_rewrites_of(plain, captured.trace.places, captured.batch):
+    for form in _suitable(captured, compiled_rewrites_of(plain, captured.trace.places, captured.batch)):
         failure: CaptureError | None = None
         for source in compiled_from(form, captured.trace.places):
             try:
@@ -72,6 +76,11 @@ def _compiled(
         else:
             log.info("hocket: the step has no form %r: %s", form, failure)
     return made
+
+
+def _suitable(captured: Captured, forms: Iterable[str]) -> list[str]:
+    """Leave out layouts of images where no convolution reads them: a region's batch has four-dimensional attention."""
+    return [form for form in forms if not has_channels_last(form) or convolves(captured)]
 
 
 def _same_layout(first: Captured, second: Captured) -> bool:

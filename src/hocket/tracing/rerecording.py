@@ -48,6 +48,11 @@ _CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.def
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
 
 
+def convolves(captured: Captured) -> bool:
+    """True if the step has a convolution, so that the layout of images matters to it."""
+    return any(node.target in _CONVOLUTIONS for node in captured.trace.graph.nodes)
+
+
 def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:
     """The captured step in another form.
 
