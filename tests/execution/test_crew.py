@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from hocket.execution.native import NativeLanes
+from hocket.ir import Lane, Plan
 from hocket.native import available
 from hocket.tracing import capture
 from support.random_plans import on_lanes, random_order
@@ -74,6 +76,42 @@ def test_a_step_that_raises_and_lanes_that_are_closed_leave_their_threads_to_oth
         failing.lanes.close()
         failing.run()
     assert num_threads() <= before
+
+
+def wide_lanes(example: Example) -> NativeLanes:
+    """Two lanes of two threads each, which have run once."""
+    captured = example.lanes.captured
+    order = random_order(captured.graph, random.Random(0))
+    made = NativeLanes(captured, Plan(tuple(Lane(f"lane{n}", tuple(order[n::2]), width=2) for n in range(2))))
+    made(example.batches[0])
+    return made
+
+
+def settled_threads() -> int:
+    """The number of threads, once it has been the same for half a second: a thread ends when it gets to it."""
+    found, since = num_threads(), time.monotonic()
+    while time.monotonic() - since < 0.5:
+        time.sleep(0.01)
+        if (now := num_threads()) != found:
+            found, since = now, time.monotonic()
+    return found
+
+
+def test_threads_with_a_team_end_with_their_last_plan() -> None:
+    """libgomp counts the threads of all teams, and those of plans that are tried and left must not stay."""
+    example = Example(0)
+    first = wide_lanes(example)
+    during = num_threads()
+    first.close()  # torch itself has begun a thread for wide ops, which stays
+    after = settled_threads()
+    assert after < during
+    first, second = wide_lanes(example), wide_lanes(example)
+    assert num_threads() == during
+    first.close()
+    second(example.batches[0])
+    assert num_threads() == during
+    second.close()
+    assert settled_threads() == after
 
 
 def test_steps_of_several_threads_run_at_the_same_time() -> None:

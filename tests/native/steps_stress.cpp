@@ -61,9 +61,9 @@ class Run : public hocket::CrewTask, public std::enable_shared_from_this<Run> {
     failing_ = chance() % 30 == 0 ? static_cast<int>(chance() % kOps) : -1;
     for (auto& queue : begun_) queue.put(epoch);
     if (chance() % 2) std::this_thread::yield();
-    hocket::CrewGroup& group = hocket::Crew::instance().group(1, {});
+    const auto group = hocket::Crew::instance().group(static_cast<int>(seed_ % 2) + 1, {});
     hocket::CrewMember* members[kWorkers] = {};
-    for (int worker = 1; worker < kWorkers; ++worker) members[worker] = &group.claim();
+    for (int worker = 1; worker < kWorkers; ++worker) members[worker] = &group->claim();
     if (steps_.begin() != epoch) die("another number", epoch);
     for (int worker = 1; worker < kWorkers; ++worker)
       members[worker]->ring(shared_from_this(), static_cast<size_t>(worker), epoch);

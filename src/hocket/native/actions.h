@@ -9,6 +9,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,7 +54,7 @@ struct Action {
 struct Worker {
   std::vector<Action> actions;
   std::vector<int64_t> times;  // start and end of each action of the last step
-  CrewGroup* group = nullptr;  // threads that may run it; the first worker's is the caller's
+  std::shared_ptr<CrewGroup> group;  // threads that may run it; the first worker's is the caller's
 };
 
 inline c10::TypePtr unwrapped(const c10::TypePtr& type) {

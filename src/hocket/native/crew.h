@@ -9,7 +9,10 @@
 //
 // Members stand in groups by the width and the cores of their lanes, so that a thread keeps its place and its team of
 // OpenMP's: a team's threads stay on the cores that they were begun on. A group has as many members as were claimed at
-// once so far. They live as long as the process. No torch and no Python here.
+// once so far. Those of width 1 live as long as the process. Wide ones end with the last plan that uses them: libgomp
+// counts the threads of all teams, and lets none of them spin for long once they are more than the cores.
+//
+// No torch and no Python here.
 
 #pragma once
 
@@ -42,12 +45,17 @@ struct CrewTask {
 
 class CrewMember {
  public:
-  CrewMember() { std::thread(&CrewMember::serve, this).detach(); }
+  // A member that is claimed, with its thread.
+  static std::shared_ptr<CrewMember> begin() {
+    auto made = std::make_shared<CrewMember>();
+    std::thread([made] { made->serve(); }).detach();
+    return made;
+  }
 
   bool claim() { return !is_claimed_.exchange(true, std::memory_order_acquire); }
   void release() { is_claimed_.store(false, std::memory_order_release); }
 
-  // The claimed member does this part.
+  // The claimed member does this part. Without a task its thread ends.
   void ring(std::shared_ptr<CrewTask> task, size_t worker, uint32_t epoch) {
     task_ = std::move(task);
     worker_ = worker;
@@ -67,6 +75,7 @@ class CrewMember {
       while (bell_.load() == seen) sleep_on(bell_, seen, 0);
       spin_ns = now_ns() - start_ns < kShortGapNs ? kShortGapNs : kIdleSpinNs;
       const auto task = std::move(task_);  // lives until its last member is done with it
+      if (task == nullptr) return;
       task->work(worker_, epoch_, cpus);
       release();
       task->finish();
@@ -82,17 +91,22 @@ class CrewMember {
 
 class CrewGroup {
  public:
+  // No plan uses it any more, so that no member has a part of a step.
+  ~CrewGroup() {
+    for (auto& member : members_) member->ring(nullptr, 0, 0);
+  }
+
   // A member that is free, or a new one.
   CrewMember& claim() {
     const std::lock_guard<std::mutex> locked(mutex_);
     for (auto& member : members_)
       if (member->claim()) return *member;
-    return *members_.emplace_back(std::make_unique<CrewMember>());
+    return *members_.emplace_back(CrewMember::begin());
   }
 
  private:
   std::mutex mutex_;
-  std::vector<std::unique_ptr<CrewMember>> members_;
+  std::vector<std::shared_ptr<CrewMember>> members_;
 };
 
 class Crew {
@@ -103,9 +117,15 @@ class Crew {
     return renewed ? *current() : throw std::runtime_error("lanes cannot be prepared for forks of this process");
   }
 
-  CrewGroup& group(int width, const std::vector<int>& cpus) {
+  std::shared_ptr<CrewGroup> group(int width, const std::vector<int>& cpus) {
     const std::lock_guard<std::mutex> locked(mutex_);
-    return groups_[{width, cpus}];
+    auto& known = groups_[{width, cpus}];
+    auto found = known.lock();
+    if (found == nullptr) {
+      known = found = std::make_shared<CrewGroup>();
+      if (width == 1) kept_.push_back(found);
+    }
+    return found;
   }
 
  private:
@@ -116,7 +136,8 @@ class Crew {
   }
 
   std::mutex mutex_;
-  std::map<std::pair<int, std::vector<int>>, CrewGroup> groups_;
+  std::map<std::pair<int, std::vector<int>>, std::weak_ptr<CrewGroup>> groups_;
+  std::vector<std::shared_ptr<CrewGroup>> kept_;
 };
 
 }  // namespace hocket

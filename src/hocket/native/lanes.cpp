@@ -83,8 +83,11 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
   void start() {
     for (size_t i = 1; i < workers_.size(); ++i) {
       const auto& actions = workers_[i]->actions;
-      const auto widest = std::max_element(actions.begin(), actions.end(), [](const Action& one, const Action& other) { return one.width < other.width; });
-      workers_[i]->group = widest == actions.end() ? &hocket::Crew::instance().group(1, {}) : &hocket::Crew::instance().group(widest->width, widest->cpus);
+      const auto widest = std::max_element(actions.begin(), actions.end(),
+                                           [](const auto& one, const auto& other) { return one.width < other.width; });
+      const bool is_idle = widest == actions.end();
+      auto& crew = hocket::Crew::instance();
+      workers_[i]->group = is_idle ? crew.group(1, {}) : crew.group(widest->width, widest->cpus);
     }
   }
 
