@@ -101,6 +101,28 @@ def test_tensors_that_share_memory_may_be_read() -> None:
         assert torch.equal(found.result[0], x.double().sum() * x.double().sum())
 
 
+@pytest.mark.parametrize("strides", [(8, 1), (1, 3), (1, 8), (0, 1)])
+def test_what_the_step_reads_keeps_its_strides(strides: tuple[int, int]) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        return (batch * batch).sum()
+
+    batch = torch.randn(64).as_strided((3, 4), strides)
+    captured = capture_step(step, [], [], batch)
+    run = float64._run
+
+    def noted(call: Any, values: Any, *others: Any) -> None:
+        seen.extend(values[slot].stride() for slot in call.reads if slot == captured.inputs[0][0])
+        run(call, values, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(float64, "_run", noted)
+        with float64_step(captured, batch) as found:
+            assert torch.allclose(found.result[0], step(batch.double()))
+    assert set(seen) == {strides if 0 not in strides else (4, 1)}
+
+
 def test_tensors_that_share_memory_and_are_written_have_no_float64_step() -> None:
     base = torch.zeros(6)
     model = nn.Linear(2, 2, bias=False)

@@ -38,6 +38,8 @@ WIDE = {
 }
 
 
+# What torch answers where elements of a tensor share memory.
+OVERLAPS = 1
 SHARED = "two tensors of the step share memory, and one of them is written"
 
 # Freed memory is given back each time this much was allocated, and as often where less may be held.
@@ -104,7 +106,7 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     values: dict[int, Any] = {}
     try:
         for slot, source in captured.inputs:
-            values[slot] = _wide(leaves[source.index] if type(source) is BatchLeaf else source.get(), copy=True)
+            values[slot] = _copied(leaves[source.index] if type(source) is BatchLeaf else source.get())
             memory.add(slot, values[slot])
             memory.spill(-1)
         with torch.no_grad():
@@ -209,10 +211,18 @@ class _Arguments:
         return WIDE.get(value, value) if self.is_wide and isinstance(value, torch.dtype) else value
 
 
-def _wide(value: Any, copy: bool = False) -> Any:
+def _wide(value: Any) -> Any:
+    return value.detach().to(WIDE.get(value.dtype, value.dtype)) if isinstance(value, torch.Tensor) else value
+
+
+def _copied(value: Any) -> Any:
+    """A copy in float64 with the same strides: kernels are compiled for these. `Tensor.to` closes gaps between rows."""
     if not isinstance(value, torch.Tensor):
         return value
-    return value.detach().to(WIDE.get(value.dtype, value.dtype), copy=copy)
+    copy = value.detach().to(WIDE.get(value.dtype, value.dtype), copy=True)
+    if copy.stride() == value.stride() or torch._debug_has_internal_overlap(value) == OVERLAPS:
+        return copy
+    return torch.empty_strided(value.shape, value.stride(), dtype=copy.dtype, device=copy.device).copy_(copy)
 
 
 def convolution_in_parts(func: Any) -> Callable[..., Any] | None:
