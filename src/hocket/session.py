@@ -246,7 +246,7 @@ class Schedule(FunctionLike):
         return (*notes_of(self.decision, self.history), *python)
 
     def overrule(self, decision: Decision) -> None:
-        """Put a decision that the caller's loop has made in the place of the last one, and end the lanes' threads."""
+        """Put a decision that the caller's loop has made in the place of the last one, and close all lanes."""
         self.close()
         self._pool.current.conclude(decision)
 
@@ -279,7 +279,7 @@ class Schedule(FunctionLike):
         return schedule_html(self.__qualname__, state, self.comparison() if self._is_contested else None)
 
     def close(self) -> None:
-        """End the lanes' threads."""
+        """Close all lanes: their memory is freed, and threads that no other plan of this process uses become idle."""
         self._pool.close()
         if self._regions is not None:
             self._regions.close()

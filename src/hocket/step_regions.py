@@ -92,7 +92,7 @@ class StepRegions:
         return not self.is_final and not self._pool.has_plan
 
     def close(self) -> None:
-        """End the threads of all lanes."""
+        """Close all lanes."""
         if self._parts is not None:
             self._parts.close()
 

@@ -90,7 +90,7 @@ class Decision:
         return slowdown <= tolerance and slowdown * (self.low or 0) <= tolerance
 
     def close(self) -> None:
-        """End the threads of all executors."""
+        """Close all executors."""
         for candidate in self.candidates:
             candidate.executor.close()
 

@@ -125,7 +125,7 @@ class PartedPool:
         self.active.start_anew()
 
     def close(self) -> None:
-        """End the threads of all lanes."""
+        """Close all lanes."""
         self._whole.close()
         if self._middle is not None:
             self._middle.close()

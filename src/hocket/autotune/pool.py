@@ -173,7 +173,7 @@ class VariantPool:
         self.current = Variant(self.config)
 
     def close(self) -> None:
-        """End the threads of all lanes."""
+        """Close all lanes."""
         self._end_direct()
         for variant in self._recent:
             variant.close()

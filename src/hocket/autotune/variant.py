@@ -211,7 +211,7 @@ class Variant:
         return compiler.is_done
 
     def close(self) -> None:
-        """End the threads of all lanes, and what is being compiled."""
+        """Close all lanes, and end what is being compiled."""
         self.decision.close()
         if self._tuner.compiler is not None:
             self._tuner.compiler.close()

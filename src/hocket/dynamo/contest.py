@@ -126,7 +126,7 @@ class Contest:
         self._keep_original("its gradients are differentiated again")
 
     def close(self) -> None:
-        """End the threads of all lanes: the original runs from now on."""
+        """Close all lanes: the original runs from now on."""
         if self._stays is not self._original:
             self._keep_original("it is not used any more")
 

@@ -134,7 +134,7 @@ class PlannedParts:
             self._is_on = False
 
     def close(self) -> None:
-        """End the threads of all lanes."""
+        """Close all lanes."""
         self._drop(lambda part: True)
 
     def _drop(self, is_dropped: Callable[[_PlannedModel | _PlannedUpdate], bool]) -> None:
