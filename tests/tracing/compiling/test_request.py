@@ -54,6 +54,18 @@ def test_a_fused_update_follows_what_is_compiled() -> None:
     assert gradients <= {slot for slot, *_ in document["outputs"]}
 
 
+def test_an_update_alone_is_not_compiled() -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1, fused=True)
+    MODEL(torch.randn(3, 4)).sum().backward()
+
+    def step(batch: Any) -> None:
+        optimizer.step()
+
+    plain = capture_step(step, MODEL, optimizer, None, split=False)
+    with pytest.raises(CaptureError, match="there is nothing to compile"):
+        request_of(plain, threads=2)
+
+
 def test_an_update_without_fused_kernels_is_compiled() -> None:
     document = request_of(captured(adam(foreach=True)), threads=2).document
     assert not document["updates"]

@@ -122,6 +122,8 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
         raise CaptureError(SHARED)
     made = {slot for call in calls for slot in call.outs.values()}
     needed = {*program.kept, *(slot for call in updates for slot in call.reads)}
+    if all(_is_view(call, memory) for call in calls):
+        raise CaptureError("there is nothing to compile but what torch's own kernels update")
     outputs, views = _with_bases(calls, memory, needed & made, {roots[slot] for slot in inputs})
     calls = with_told_views(calls, memory, outputs)
     left = [root for slot, root in made_roots.items() if slot in outputs]
