@@ -1,4 +1,4 @@
-"""Which forms a step is rewritten to: layouts of images only where there are convolutions."""
+"""Rewritten forms of a step: layouts of images only where there are convolutions."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_it_is_kept_and_what_is_damaged_is_compiled_again(case: Case, caplog: py
 
 
 def test_views_are_left_as_views(tmp_path: Path) -> None:
-    """Of what the step is given, and of what else it leaves. Two tensors that it only reads share memory."""
+    """Views of inputs, and of what else the step leaves. Two tensors that it only reads share memory."""
 
     def step(batch: Any) -> Any:
         x, flat, weight = batch

@@ -153,7 +153,7 @@ def test_another_op_that_shares_memory_in_silence_is_refused() -> None:
 
 
 def looking(batch: Any) -> Any:
-    """What a graph of a compiled model returns: an output, values and a transposed weight for its backward."""
+    """Return what a graph of a compiled model does: an output, values and a transposed weight for its backward."""
     x, flat, weight = batch
     hidden = torch.mm(x, weight.t()).relu()
     first, second = hidden.split(2, 1)
@@ -177,6 +177,17 @@ def test_views_are_left_by_their_base() -> None:
     assert sorted(call["op"].split(".")[1] for call in document["views"]) == ["split", "t", "view"]
     remade = {slot for call in document["views"] for _, slot in call["outs"]}
     assert remade.isdisjoint(slot for slot, *_ in document["outputs"])
+
+
+def test_views_of_what_is_reshaped_in_place_are_refused() -> None:
+    def reshaping(batch: Any) -> Any:
+        hidden = torch.mm(batch[0], batch[2]).relu()
+        transposed = hidden.t()
+        hidden.unsqueeze_(0)
+        return transposed, hidden
+
+    with pytest.raises(CaptureError, match="what the step leaves shares memory"):
+        request_of(looked_at(shared_batch(), reshaping), threads=2)
 
 
 def test_tensors_that_share_memory_may_be_read_but_not_written() -> None:

@@ -165,7 +165,10 @@ def _with_bases(
         given: memory of the inputs.
     """
     count = Counter(memory.get(slot) for slot in left)
-    wanted = {slot for slot in left if memory.get(slot) in given or count[memory.get(slot)] > 1}
+    # A view that is taken again sees the shape that its base has in the end.
+    reshaped = {memory.get(slot) for call in calls if _reshapes(call) for slot in call.reads}
+    shared = {root for root in count if root in given or count[root] > 1} - reshaped
+    wanted = {slot for slot in left if memory.get(slot) in shared}
     views: list[Call] = []
     bases: set[int] = set()
     for call in reversed(calls):
@@ -177,6 +180,10 @@ def _with_bases(
             bases |= own
     remade = {slot for call in views for slot in call.outs.values()}
     return tuple(sorted((set(left) - remade) | bases)), views
+
+
+def _reshapes(call: Call) -> bool:
+    return torch.Tag.inplace_view in getattr(call.func, "tags", ())
 
 
 def _is_view(call: Call, memory: Mapping[int, int]) -> bool:
