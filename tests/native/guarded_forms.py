@@ -25,6 +25,7 @@ from hocket.native import load
 from hocket.tracing.captured import Captured, relowered
 from hocket.tracing.capturing import capture_step
 from hocket.tracing.float64 import float64_step
+from hocket.tracing.rerecording import has_images
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewrites_of
 
@@ -94,7 +95,7 @@ def forms(model: nn.Module, batch: Any, folder: Path) -> Iterator[tuple[str, Cap
 
     plain = captured(step)
     yield "", relowered(plain, split=True)
-    for form in rewrites_of("", places, batch):
+    for form in rewrites_of("", places, has_images=has_images(plain)):
         yield form, relowered(rewritten(plain, form), split=True, native_ops=native_ops_of(form))
     compiled = compiled_step(plain, folder, threads=2)
     yield "+compiled", compiled

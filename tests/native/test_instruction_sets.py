@@ -59,7 +59,7 @@ def step(batch):
 for batch in batches[:2]:
     step(batch)
 plain = capture_step(step, model, optimizer, batches[0])
-forms = rewrites_of("", inventory(model, optimizer), batches[0])
+forms = rewrites_of("", inventory(model, optimizer), has_images=True)
 print(torch.backends.cpu.get_cpu_capability(), *forms)
 for form in forms:
     seen = closeness(plain, rewritten(plain, form), step, batches[0], samples=MAX_SAMPLES, threads=1)

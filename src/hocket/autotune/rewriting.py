@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hocket.autotune.compiling import FormCompiler
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured, relowered
-from hocket.tracing.rerecording import convolves, rerecorded
-from hocket.tracing.variants import (
-    compiled_from,
-    compiled_rewrites_of,
-    has_channels_last,
-    native_ops_of,
-    rewrites_in,
-    rewrites_of,
-)
+from hocket.tracing.rerecording import has_images, rerecorded
+from hocket.tracing.variants import compiled_from, compiled_rewrites_of, native_ops_of, rewrites_in, rewrites_of
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +29,7 @@ def rewritten_forms(plain: tuple[str, Captured], compiler: FormCompiler | None) 
 
 def _rewritten(plain: str, captured: Captured) -> dict[str, Captured]:
     made: dict[str, Captured] = {}
-    for form in _suitable(captured, rewrites_of(plain, captured.trace.places, captured.batch)):
+    for form in rewrites_of(plain, captured.trace.places, has_images=has_images(captured)):
         try:
             other = rewritten(captured, form)
         except CaptureError as error:
@@ -63,7 +56,7 @@ def _compiled(
     plain: str, captured: Captured, known: Mapping[str, Captured], compiler: FormCompiler
 ) -> dict[str, Captured]:
     made: dict[str, Captured] = {}
-    for form in _suitable(captured, compiled_rewrites_of(plain, captured.trace.places, captured.batch)):
+    for form in compiled_rewrites_of(plain, has_images=has_images(captured)):
         failure: CaptureError | None = None
         for source in compiled_from(form, captured.trace.places):
             try:
@@ -76,11 +69,6 @@ def _compiled(
         else:
             log.info("hocket: the step has no form %r: %s", form, failure)
     return made
-
-
-def _suitable(captured: Captured, forms: Iterable[str]) -> list[str]:
-    """Leave out layouts of images where no convolution reads them: a region's batch has four-dimensional attention."""
-    return [form for form in forms if not has_channels_last(form) or convolves(captured)]
 
 
 def _same_layout(first: Captured, second: Captured) -> bool:

@@ -48,9 +48,10 @@ _CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.def
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
 
 
-def convolves(captured: Captured) -> bool:
-    """True if the step has a convolution, so that the layout of images matters to it."""
-    return any(node.target in _CONVOLUTIONS for node in captured.trace.graph.nodes)
+def has_images(captured: Captured) -> bool:
+    """True if a convolution of the step reads images, so that their layout matters."""
+    found = (node for node in captured.trace.graph.nodes if node.target in _CONVOLUTIONS)
+    return any(node.args[0].meta["val"].dim() == 4 for node in found)
 
 
 def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:

@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from hocket import native
 from hocket.tracing.native_ops import FUSED_NORM, NATIVE_OPS, WINOGRAD, tiles_filters
@@ -47,31 +46,34 @@ def forms_of(places: Inventory) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named)) or ("",)
 
 
-def rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
+def rewrites_of(form: str, places: Inventory, *, has_images: bool) -> tuple[str, ...]:
     """The forms that a step in this one can be rewritten to, the one with fewer rewrites first.
+
+    Args:
+        form: of the step.
+        places: of the step.
+        has_images: its convolutions read images.
 
     Example:
         >>> from hocket.tracing.state import inventory
         >>> net = torch.nn.Conv2d(3, 8, 3)
-        >>> rewrites_of("", inventory(net, torch.optim.SGD(net.parameters())), torch.zeros(1, 3, 8, 8))
+        >>> rewrites_of("", inventory(net, torch.optim.SGD(net.parameters())), has_images=True)
         ('+fused-update', '+channels-last+fused-update')
     """
     update = f"+{FUSED_UPDATE}" if any(map(has_fused_kernels, places.optimizers)) else ""
-    last = f"+{CHANNELS_LAST}" if _has_images(places, batch) else ""
+    last = f"+{CHANNELS_LAST}" if has_images else ""
     ops = "".join(f"+{op}" for op in _native_ops(places)) if last else ""
     return tuple(form + each for each in dict.fromkeys((update, last + update, last + ops + update)) if each)
 
 
-def compiled_rewrites_of(form: str, places: Inventory, batch: Any) -> tuple[str, ...]:
+def compiled_rewrites_of(form: str, *, has_images: bool) -> tuple[str, ...]:
     """The forms that a step in this one can be compiled to: as it stands, and where there are images, channels last.
 
     Example:
-        >>> from hocket.tracing.state import inventory
-        >>> net = torch.nn.Linear(3, 8)
-        >>> compiled_rewrites_of("", inventory(net, torch.optim.SGD(net.parameters())), torch.zeros(1, 3))
+        >>> compiled_rewrites_of("", has_images=False)
         ('+compiled',)
     """
-    last = (f"+{CHANNELS_LAST}+{COMPILED}",) if _has_images(places, batch) else ()
+    last = (f"+{CHANNELS_LAST}+{COMPILED}",) if has_images else ()
     return tuple(form + each for each in (f"+{COMPILED}", *last))
 
 
@@ -160,12 +162,3 @@ def _native_ops(places: Inventory) -> Iterator[str]:
     filters = [p.shape for entry in places.parameters if (p := entry.get()) is not None and p.dim() == 4]
     if any(map(tiles_filters, filters)) and native.available():
         yield WINOGRAD
-
-
-def _has_images(places: Inventory, batch: Any) -> bool:
-    convolves = any(isinstance(module, (torch.nn.Conv2d, torch.nn.ConvTranspose2d)) for module in places.modules)
-    return convolves or any(map(_is_image, tree_leaves(batch)))
-
-
-def _is_image(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point()
