@@ -34,6 +34,7 @@ struct Call {
   c10::OperatorHandle op;
   std::vector<Argument> arguments;
   std::vector<std::pair<int, int>> outs;  // position in the result (-1: the whole) -> slot
+  int view = -1;                          // its number, if it is a standing view
 };
 
 struct Action {
@@ -99,7 +100,7 @@ inline Call call_of(const std::string& name, const std::string& overload, const 
   const auto& schema = op.schema();
   TORCH_CHECK(arguments.size() == schema.arguments().size(), name, ": expected ", schema.arguments().size(),
               " arguments, got ", arguments.size());
-  Call call{op, {}, std::move(outs)};
+  Call call{op, {}, std::move(outs), -1};
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& formal = schema.arguments()[i];
     if (arguments[i].is_none()) {

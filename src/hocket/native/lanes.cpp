@@ -79,6 +79,13 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     workers_.back()->actions.back().calls.push_back(call_of(name, overload, arguments, std::move(outs)));
   }
 
+  // The last call is a view of the tensor in slot `base`, and has the same shape in each step.
+  void stands(int base) {
+    Call& call = workers_.back()->actions.back().calls.back();
+    call.view = static_cast<int>(views_.size());
+    views_.emplace_back(base, call.outs.at(0).second);
+  }
+
   // Finds the threads for each worker but the first, which is the caller's.
   void start() {
     for (size_t i = 1; i < workers_.size(); ++i) {
@@ -269,6 +276,7 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
   }
 
   void invoke(const Call& call, std::vector<IValue>& stack) {
+    if (call.view >= 0 && views_[call.view].put(slots_)) return;
     stack.clear();
     for (const auto& argument : call.arguments) stack.push_back(value_of(argument, slots_, numbers_));
     call.op.callBoxed(&stack);
@@ -281,6 +289,7 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
         slots_[slot] = std::move(stack[position]);
       }
     }
+    if (call.view >= 0) views_[call.view].keep(slots_);
   }
 
   void wait(int word, uint32_t epoch, hocket::Spin how, bool on_caller) {
@@ -323,6 +332,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("add_worker", &Core::add_worker)
       .def("add_action", &Core::add_action)
       .def("add_call", torch::wrap_pybind_function(&Core::add_call))
+      .def("stands", &Core::stands)
       .def("start", torch::wrap_pybind_function(&Core::start))
       .def("close", &Core::close)
       .def("run", torch::wrap_pybind_function(&Core::run))

@@ -8,6 +8,8 @@
 
 #include <vector>
 
+#include "standing_views.h"
+
 namespace hocket {
 
 struct Slots {
@@ -22,10 +24,12 @@ struct Slots {
   bool is_closed_ = false;
   std::vector<c10::IValue> slots_;
   std::vector<c10::IValue> numbers_;
+  std::vector<StandingView> views_;
 
   void clear() {
     is_taken_ = false;
     for (auto& slot : slots_) slot = c10::IValue();
+    for (auto& view : views_) view.let_go();
   }
 };
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from hocket.errors import ExecutionError
 from hocket.execution.base import Executor, releases
@@ -24,7 +25,7 @@ from hocket.heap import trim_heap
 from hocket.ir import Machine, Plan, Span, Timeline
 from hocket.native import available, load
 from hocket.tracing.captured import Captured, Frame
-from hocket.tracing.program import Action, Call, Slot
+from hocket.tracing.program import Action, Call, Program, Slot
 from hocket.tracing.scalars.tape import TapeRef
 
 log = logging.getLogger(__name__)
@@ -251,7 +252,7 @@ class NativeLanes(Executor):
                     width, cpus = worker.lanes[0].width, self._cpus[worker.lanes[0].name]
                 label = "hocket: views of inputs"
                 commands.append(("add_action", (label, width, cpus, False, [], [], 0, [], [])))
-                commands += _calls_of(program.prologue)
+                commands += _views_of(program)
             knows_views = number == 0
             for name, lane in zip(worker.ops, worker.lanes, strict=True):
                 action = program.by_name[name]
@@ -287,6 +288,28 @@ class _Script:
     num_users: list[int]
     commands: list[tuple[str, tuple[Any, ...]]]
     freed: dict[str, tuple[list[int], list[tuple[int, int]]]]
+
+
+def _views_of(program: Program) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Yield the commands for the prologue. A view with the same shape in each step is made in the first one only."""
+    calls = [call for action in (program.prologue, *program.actions) for call in action.calls]
+    reshaped = {
+        slot for call in calls if torch.Tag.inplace_view in getattr(call.func, "tags", ()) for slot in call.reads
+    }
+    standing = set(program.inputs)
+    for call, command in zip(program.prologue.calls, _calls_of(program.prologue), strict=True):
+        yield command
+        own = set(call.outs.values())
+        if _stands(call) and standing.issuperset(call.reads) and own.isdisjoint(program.kept | reshaped):
+            standing |= own
+            yield "stands", call.reads
+
+
+def _stands(call: Call) -> bool:
+    """True if a call is one view, of one tensor, that lies in it where all its like do."""
+    is_absolute = call.func is torch.ops.aten.as_strided.default  # its offset is that in the memory
+    is_alike = getattr(call.func, "is_view", False) and not is_absolute and list(call.outs) == [None]
+    return is_alike and len(call.reads) == 1 and not any(isinstance(v, TapeRef) for v in tree_leaves(call.args))
 
 
 def _calls_of(action: Action) -> Iterator[tuple[str, tuple[Any, ...]]]:
