@@ -1,7 +1,7 @@
 """The backend: Dynamo's graph goes through AOTAutograd, and each graph that comes out becomes a region.
 
-Graphs are cut as eager works: the forward keeps for the backward what eager's autograd would keep (the default
-partition), nothing is recomputed, and no op is decomposed that has a kernel of its own, so that the ops are eager's.
+Graphs are cut as eager works (`hocket.dynamo.graphs.partitioned`), and no op is decomposed that has a kernel of its
+own, so that the ops are eager's.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.partitioners import default_partition
 
 from hocket.autotune.options import NUMERICS
 from hocket.autotune.remembered import about_step
 from hocket.autotune.store import DecisionStore
 from hocket.dynamo.contest import Contest
 from hocket.dynamo.gradients import Boxed, Differentiable, differentiable, num_trained
-from hocket.dynamo.graphs import copied, digest, foreign_call, held_tensors, unchanged
+from hocket.dynamo.graphs import copied, digest, foreign_call, held_tensors, partitioned, unchanged
 from hocket.dynamo.region import Region, region_of
 from hocket.errors import InputError
 from hocket.ir import Machine
@@ -111,7 +110,7 @@ def compiled_graph(
         fw_compiler=partial(parts.compiled, kind="forward"),
         bw_compiler=partial(parts.compiled, kind="backward"),
         inference_compiler=partial(parts.compiled, kind="inference"),
-        partition_fn=default_partition,
+        partition_fn=partitioned,
         keep_inference_input_mutations=True,
     )
     # Both graphs now, and none that gives up what it has saved: a backward may run twice, as in eager.

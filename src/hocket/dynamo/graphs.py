@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._functorch.partitioners import default_partition
 
 # A graph of fewer ops leaves nothing to plan.
 MIN_OPS = 2
@@ -77,6 +78,51 @@ def computing(graph: fx.GraphModule) -> tuple[Callable[[list[Any]], Any], Output
     module = fx.GraphModule(graph, own)
     moves = any(not isinstance(node.meta.get("val"), torch.Tensor) for node in inputs)
     return module.forward, Outputs(tuple(inputs[node] for node in passed), tuple(constants), tuple(order), moves)
+
+
+def partitioned(
+    joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut a joint graph as eager works: the forward keeps what eager's autograd would keep, and nothing is recomputed.
+
+    Views are not kept beside their base but taken again in the backward: a model with linear layers would return a
+    transposed view of each weight from each forward. Those that the forward returns in any case are read from there.
+
+    Args:
+        joint: forward and backward in one graph.
+        inputs: of it.
+        num_fwd_outputs: results of the joint graph that are the forward's.
+        options: of `default_partition`.
+    """
+    nodes = list(joint.graph.nodes)
+    end = max(place for place, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward")
+    forward, backward = set(nodes[: end + 1]), nodes[end + 1 :]
+    forward -= set(joint.graph.output_node().args[0][:num_fwd_outputs])  # type: ignore[index,arg-type]
+    again: dict[fx.Node, fx.Node] = {}
+    for node in backward:
+        if node.op != "call_function":
+            continue
+        with joint.graph.inserting_before(node):
+            for view in [each for each in node.all_input_nodes if each in forward and _is_view(each)]:
+                node.replace_input_with(view, _taken_again(joint.graph, view, again))
+    joint.recompile()
+    return default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+
+
+def _taken_again(graph: fx.Graph, view: fx.Node, again: dict[fx.Node, fx.Node]) -> fx.Node:
+    """The same view, of a view that is taken again or of the base."""
+    if view not in again:
+        (base,) = view.all_input_nodes
+        base = _taken_again(graph, base, again) if _is_view(base) else base
+        again[view] = made = graph.node_copy(view, lambda _: base)
+        made.meta = {key: value for key, value in made.meta.items() if key != "partitioner_tag"}
+    return again[view]
+
+
+def _is_view(node: fx.Node) -> bool:
+    """True if a node is a view of one tensor, whatever the numbers in the graph are."""
+    is_view = getattr(node.target, "is_view", False) and isinstance(node.meta.get("val"), torch.Tensor)
+    return is_view and len(node.all_input_nodes) == 1 and isinstance(node.all_input_nodes[0].meta["val"], torch.Tensor)
 
 
 def held_tensors(graph: fx.GraphModule) -> list[torch.Tensor]:
