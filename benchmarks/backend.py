@@ -10,7 +10,8 @@ Contenders, in one process, each on a twin of the same job (`benchmarks.turns`):
 - ``schedule``: the whole step by `hocket.schedule`.
 
 Regions and updates have decided before they are timed, their turns with what has no plan are over, and their audits go
-on. Of the time until they have plans, what the same number of eager steps takes is left out (``decision_s``).
+on. Of the time until they have plans, what the same number of eager steps takes is left out (``decision_s``). With
+``close`` their forms are compiled before that, as a training does by itself when it has run for half a minute.
 """
 
 from __future__ import annotations
@@ -96,13 +97,15 @@ class _Compiled:
             self.updates = [hocket.schedule_update(one, numerics=numerics, cache=False) for one in each]
         self.step, self.report = compiled_step(job, update == "compiled", False, **options)
         self.regions = [region for region in regions() if region not in known]
-        self.num_calls = 3
+        self.num_calls, self.num_compiled = 3, 0
         while self.step is not None and self.num_calls < MAX_SEARCHED and not self._is_decided():
             self.step(job.batch(self.num_calls))
             self.num_calls += 1
         self.took_s = perf_counter() - start
         if self.step is not None and (self.regions or self.updates):
-            for number in range(MAX_TURNS):
+            self.num_compiled = sum(region.compile() for region in self.regions if region.was_called)
+            num_calls = MAX_TURNS + (MAX_SEARCHED if self.num_compiled else 0)
+            for number in range(num_calls):
                 self.step(job.batch(number))
 
     def __call__(self, batch: Any) -> Any:
@@ -139,6 +142,7 @@ def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, An
         "planned": sum(region.verdict == "planned" for region in found),
         "decision_s": {label: each.took_s - each.num_calls * eager_s for label, each in made.items()},
         "decision_calls": {label: each.num_calls for label, each in made.items()},
+        "compiled": {label: each.num_compiled for label, each in made.items()},
         "verdicts": {label: [(one.kind, one.verdict, one.why) for one in each.regions] for label, each in made.items()},
         "updates": {label: [(str(one.verdict), one.why) for one in each.updates] for label, each in made.items()},
         "failed": failed,

@@ -152,6 +152,11 @@ class Region:
         pool = self._pool
         return pool is None or (self.verdict == "planned" and pool.current.is_final)
 
+    def compile(self) -> bool:
+        """Compile further forms now and wait for them. Return True if there are any, which the next calls try."""
+        with self._busy:
+            return self._pool is not None and self._pool.current.compile()
+
     def give_up(self, reason: str) -> None:
         """Run the graph op by op from now on."""
         with self._busy:
