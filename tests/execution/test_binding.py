@@ -12,6 +12,7 @@ from torch import nn
 from equivalence.compare import assert_same, everything, named_leaves, serial, twins
 from hocket.errors import StaleCaptureError
 from hocket.execution.native import NativeLanes
+from hocket.execution.threads import ThreadLanes
 from hocket.job import Job
 from hocket.native import available
 from hocket.tracing import capture
@@ -38,16 +39,16 @@ def small(kind=torch.optim.Adam) -> Job:
 
 
 class Pair:
-    """Two equal jobs, one stepped eagerly, one by native lanes that are bound."""
+    """Two equal jobs, one stepped eagerly, one by lanes: those that are bound are native."""
 
-    def __init__(self, make=small) -> None:
+    def __init__(self, make=small, lanes=NativeLanes) -> None:
         self.jobs = twins(make)
         for job in self.jobs.both():
             torch.manual_seed(1)
             job.step(job.batch(0))
         planned = self.jobs.planned
         self.captured = capture(planned.step, planned.model, planned.optimizer, planned.batch(0), split=False)
-        self.lanes = NativeLanes(self.captured, serial(self.captured))
+        self.lanes = lanes(self.captured, serial(self.captured))
         self.number = 0
         for _ in range(3):
             self.check()
@@ -96,6 +97,7 @@ CHANGES = {
         0, job.optimizer.param_groups[0] | {"lr": 0.3}
     ),
     "a loaded state": _reloaded,
+    "a loaded model": lambda job: job.model.load_state_dict({k: 2 * v for k, v in job.model.state_dict().items()}),
     "other tensors in the state": _other_momenta,
     "step counts, each its own": _step_counts,
     "a buffer": _exchanged_buffer,
@@ -106,9 +108,10 @@ CHANGES = {
 }
 
 
+@pytest.mark.parametrize("lanes", [NativeLanes, ThreadLanes])
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_bound_step_finds_what_changed(change):
-    pair = Pair()
+def test_a_step_finds_what_changed(change, lanes):
+    pair = Pair(lanes=lanes)
     pair.both(CHANGES[change])
     for _ in range(3):
         pair.check()

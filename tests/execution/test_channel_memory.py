@@ -9,42 +9,16 @@ import torch
 
 from execution.parted import (
     BATCHES,
-    arrive,
     both_ways,
     half_of,
     in_thread,
-    parameters_of,
     part_of,
     plan_of,
     training,
-    twin,
-    worker_of,
 )
 from execution.probe import KINDS
 from execution.wires import ManualChannel
 from hocket.execution import executor
-from hocket.execution.threads import ThreadLanes
-
-
-def test_parameters_arrive_in_their_own_memory():
-    found, part = part_of(False, worker_of)
-    channel = ManualChannel()
-    planned = ThreadLanes(part, plan_of(part, "w", "s"), channels=both_ways("w", "s", channel))
-    thread, _ = in_thread(lambda: planned(BATCHES[0]))
-    named = dict(found.model.named_parameters())
-    other = twin(found)
-    for parameter in other.model.parameters():
-        parameter.data.mul_(0.5)
-    for name, value in other.model.named_parameters():
-        channel.arrive(f"recv:{name}", 1, value.detach())
-        assert channel.begun[f"recv:{name}", 1][0].data_ptr() == named[name].data_ptr()
-    arrive(channel, part, 1, "send")
-    thread.join(20)
-    other.optimizer.zero_grad()
-    torch.nn.functional.mse_loss(other.model(BATCHES[0][0]), BATCHES[0][1]).backward()
-    for name in parameters_of(part):
-        assert torch.equal(named[name].grad, dict(other.model.named_parameters())[name].grad)
-    planned.close()
 
 
 def memory_of(channel, op) -> torch.UntypedStorage:

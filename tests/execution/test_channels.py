@@ -179,17 +179,6 @@ def test_an_arrival_may_come_one_step_ahead_and_not_before_its_memory_is_free(wo
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_running_ahead_nothing_of_the_next_step_is_begun(worker, kind):
-    planned, channel, part = begun_executor(worker, kind)
-    thread, _ = in_thread(lambda: planned(BATCHES[0]))
-    arrive(channel, part, 1, "recv")
-    arrive(channel, part, 1, "send")
-    thread.join(20)
-    assert {epoch for _, epoch in channel.begun} == {1}
-    planned.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_transfers_are_begun_in_the_order_of_their_lane(worker, kind):
     planned, channel, part = begun_executor(worker, kind)
     thread, _ = in_thread(lambda: planned(BATCHES[0]))
@@ -238,37 +227,6 @@ def test_transfers_of_a_lane_may_arrive_in_any_order(worker, kind):
     thread.join(20)
     x, y = BATCHES[0]
     assert torch.equal(results[0], torch.nn.functional.mse_loss(other.model(x), y))
-    planned.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_channel_that_refuses_to_begin(worker, kind):
-    _, part = worker
-
-    class Refuses:
-        runs_ahead = False
-        runs_behind = False
-
-        def begin(self, op, tensor, epoch, done):
-            raise OSError("no route")
-
-    plan = plan_of(part, "worker0", "server")
-    planned = executor(part, plan, kind=kind, channels=both_ways("worker0", "server", Refuses()))
-    with pytest.raises(ExecutionError, match=r"channel op 'recv:0.weight' from 'server' failed: OSError: no route"):
-        planned(BATCHES[0])
-    planned.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_was_left_with_transfers_under_way_is_the_last(worker, kind):
-    planned, channel, part = begun_executor(worker, kind)
-    thread, found = in_thread(lambda: planned((BATCHES[0][0][:, :3], BATCHES[0][1])))  # too narrow for the first layer
-    all_begun(channel, part)
-    arrive(channel, part, 1, "recv")
-    thread.join(20)
-    assert isinstance(found[0], RuntimeError)
-    with pytest.raises(ExecutionError, match="a step was left while transfers were under way"):
-        planned(BATCHES[0])
     planned.close()
 
 

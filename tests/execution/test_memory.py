@@ -84,32 +84,6 @@ def test_every_value_is_freed_once_and_after_its_last_reader(name):
         assert program.kept & set(program.by_name[plan.lanes[0].ops[0]].fills) <= watched.filled()
 
 
-def test_on_one_lane_a_value_is_freed_by_the_very_op_that_reads_it_last():
-    pair, _, captured = captured_twins(JOBS["small net"], False)
-    frame = captured.begin(pair.planned.batch(1))
-    readers = captured.program.readers()
-    order = captured.graph.order
-    release = releases(captured.program, synchronisation(captured.graph, serial(captured)))
-    assert not release.shared, "on one lane somebody is always the last"
-    for name, slots in release.frees.items():
-        for slot in slots:
-            users = [*readers.get(slot, ()), *(a.name for a in captured.program.actions if slot in a.fills)]
-            assert name == max(users, key=order.index)
-    assert frame is not None
-
-
-def test_readers_on_lanes_without_an_order_count_themselves_off():
-    pair, _, captured = captured_twins(JOBS["dcgan"], True)
-    chance = random.Random(3)
-    plan = on_lanes(random_order(captured.graph, chance), 3, chance)
-    sync = synchronisation(captured.graph, plan)
-    release = releases(captured.program, sync)
-    assert release.shared, "three lanes at random leave some readers unordered"
-    for users in release.shared.values():
-        assert not any(all(sync.before(other, op) for other in users) for op in users)
-    assert pair
-
-
 @pytest.mark.parametrize(("lanes", "kind"), covering([1, 2], KINDS))
 def test_steps_leave_nothing_behind(kind, lanes, own_objects):
     pair, _, captured = captured_twins(JOBS["small net"], True)
@@ -195,3 +169,17 @@ def test_what_a_step_leaves_behind_outlives_the_lanes_that_made_it():
     for gradient, value in zip(gradients, before, strict=True):
         assert torch.equal(gradient, value)
     again.close()
+
+
+def test_on_one_lane_a_value_is_freed_by_the_very_op_that_reads_it_last():
+    pair, _, captured = captured_twins(JOBS["small net"], False)
+    frame = captured.begin(pair.planned.batch(1))
+    readers = captured.program.readers()
+    order = captured.graph.order
+    release = releases(captured.program, synchronisation(captured.graph, serial(captured)))
+    assert not release.shared, "on one lane somebody is always the last"
+    for name, slots in release.frees.items():
+        for slot in slots:
+            users = [*readers.get(slot, ()), *(a.name for a in captured.program.actions if slot in a.fills)]
+            assert name == max(users, key=order.index)
+    assert frame is not None

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from execution.probe import KINDS, captured_job, probing_job, spread
 from hocket.errors import ExecutionError, InputError
 from hocket.execution import executor
-from hocket.execution.process import forked, unavailable_reason
 from hocket.ir import Device, Lane, Machine
 from hocket.profiling import profile
 from hocket.session import Schedule
 
 HERE = Machine.here()
 MANY = HERE.cores + 1
-
-
-def test_this_machine_is_not_foreign():
-    assert [unavailable_reason(device) for device in HERE.devices] == [""]
-    assert unavailable_reason(Device("cpu0", cores=HERE.cores)) == ""
-    assert unavailable_reason(Device("gpu0", "cuda", cores=100)) == ""
-    assert not forked()
 
 
 @pytest.mark.parametrize(
@@ -56,11 +46,3 @@ def test_profiling_is_refused_at_widths_beyond_the_cores_and_for_another_machine
         profile(captured, widths=[MANY])
     with pytest.raises(ExecutionError, match=f"device 'cpu0' has {MANY} cores"):
         profile(captured, machine=Machine.of(cores=MANY))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_child_knows_that_it_was_forked():
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if forked() else 1)
-    assert os.waitpid(child, 0)[1] == 0

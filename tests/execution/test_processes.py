@@ -95,13 +95,6 @@ def test_an_interpreter_that_was_started_anew_ends_while_lanes_wait():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_interpreter_ends_while_lanes_wait(kind):
-    done = run(kind, "print(planned(batch).item())")
-    assert float(done.stdout) > 0
-    assert not done.stderr
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_lanes_that_outlive_all_modules_end_in_silence(kind):
     """Modules that are held beyond the interpreter's end have their globals set to None, those of `__main__` last."""
     done = run(

@@ -87,31 +87,17 @@ def test_one_lane_as_wide_as_the_caller_runs_on_the_callers_own_thread():
 
 @pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 @pytest.mark.parametrize("kind", KINDS)
-def test_lanes_are_pinned_to_their_cores_and_the_caller_is_not(kind):
+def test_an_op_has_the_same_cores_in_every_step_and_lanes_are_pinned_once(kind):
     machine = Machine((Device("cpu0", cores=2, cpus=((CPUS[0],), (CPUS[1],))),))
-    job = probing_job(2)
+    job = probing_job(4)
     captured = captured_job(job)
     # As wide as no caller is, so that no lane gets the caller's own thread.
     width = torch.get_num_threads() + 1
     pinned = [Lane("first", width=width, cores=(1,)), Lane("second", width=width, cores=(0,))]
     planned = executor(captured, spread(captured, *pinned), machine, kind=kind)
-    planned(job.batch(0))
-    assert {look.number: look.cpus for look in looks} == {0: {CPUS[1]}, 1: {CPUS[0]}}
-    assert os.sched_getaffinity(0) == set(CPUS)
-    planned.close()
-
-
-@pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_op_has_the_same_cores_in_every_step_and_lanes_are_pinned_once(kind):
-    machine = Machine((Device("cpu0", cores=2, cpus=((CPUS[0],), (CPUS[1],))),))
-    job = probing_job(4)
-    captured = captured_job(job)
-    width = torch.get_num_threads() + 1
-    pinned = [Lane("first", width=width, cores=(1,)), Lane("second", width=width, cores=(0,))]
-    planned = executor(captured, spread(captured, *pinned), machine, kind=kind)
     for _ in range(5):
         planned(job.batch(0))
+    assert os.sched_getaffinity(0) == set(CPUS)
     seen = {(look.number, look.thread, look.cpus) for look in looks}
     assert {number: cpus for number, _, cpus in seen} == {number: {CPUS[1 - number % 2]} for number in range(4)}
     assert len(seen) == 4, "each op on one thread, with one set of cores"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from hocket.pystate.step_parts import StepParts, is_end
 
 
 def ways(step: Callable[..., Any], *args: Any) -> list[StepParts]:
+    """The parts of a step that has run, perhaps up to a name that is not bound."""
     executed = ExecutedCode()
-    with executed.watching():
+    with executed.watching(), contextlib.suppress(UnboundLocalError):
         step(*args)
     return split(step, executed.lines)
 

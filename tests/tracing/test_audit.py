@@ -1,11 +1,13 @@
 """Guards the table of undeclared writes: every captured op is run, and nothing but what it declares may change.
 
 And the orders of the graph are held against what the ops were seen to do: of two ops of which one changes what the
-other reads or changes, the earlier one comes before the later one on some path.
+other reads or changes, the earlier one comes before the later one on some path. The memory that the graph says its ops
+touch is enough to prove any of its plans free of hazards.
 """
 
 from __future__ import annotations
 
+import random
 from itertools import combinations
 
 import pytest
@@ -16,6 +18,8 @@ from equivalence.test_layers import LAYERS, layer_job
 from equivalence.test_places import Counting
 from equivalence.test_steps import mse, simple
 from equivalence.test_zoo import load
+from hocket.checking import events_of, hazards
+from hocket.errors import PlanError
 from hocket.execution.base import below_autograd
 from hocket.job import Job
 from hocket.tracing import capture
@@ -23,6 +27,8 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Slot, compile_action
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
+from support.events import all_but_one
+from support.random_plans import on_lanes, random_order
 from tracing.observe import content, observe, storages
 
 WRITING = ["batch norm in both modes", "instance norm", "spectral and weight norm", "embedding with a largest norm"]
@@ -100,3 +106,37 @@ def test_every_two_ops_that_would_notice_an_exchange_are_ordered(captured):
     for before, after in combinations([action.name for action in captured.program.actions], 2):
         if seen[before].conflicts(seen[after]):
             assert before in above[after], f"{before} and {after} are not ordered"
+            one, other = captured.graph[before], captured.graph[after]
+            shared = set(one.writes) & {*other.reads, *other.writes} or set(one.reads) & set(other.writes)
+            assert shared, f"{before} and {after} have no buffer in common"
+
+
+def is_hazard(graph, plan, events) -> bool:
+    try:
+        hazards(graph, plan, events)
+    except PlanError:
+        return True
+    return False
+
+
+def test_what_the_buffers_demand_is_what_edges_and_carried_edges_keep(captured):
+    chance, graph = random.Random(0), captured.graph
+    assert {buffer for op in graph.ops for buffer in (*op.reads, *op.writes)} == {b.name for b in graph.buffers}
+    for lanes in (1, 2, 4):
+        plan = on_lanes(random_order(graph, chance), lanes, chance)
+        hazards(graph, plan)
+    fewer = list(all_but_one(events_of(graph, plan)))
+    assert sum(is_hazard(graph, plan, events) for events in chance.sample(fewer, min(30, len(fewer)))) >= 3
+
+
+def test_lives_and_sizes(captured):
+    buffers = {buffer.name: buffer for buffer in captured.graph.buffers}
+    for place, tensor in captured.state().items():
+        if place in buffers:
+            assert buffers[place].life == "lasting"
+            assert buffers[place].size_bytes == tensor.numel() * tensor.element_size()
+    assert {b.life for b in buffers.values() if b.name.startswith("batch[")} <= {"input"}
+    written = {buffer for op in captured.graph.ops for buffer in op.writes}
+    assert all(buffer in written for buffer, found in buffers.items() if found.life in ("step", "kept"))
+    gradients = {buffer for op in captured.graph.ops if op.role == "weight_grad" for buffer in op.writes}
+    assert {buffers[buffer].life for buffer in gradients} & {"kept", "lasting"}

@@ -35,26 +35,7 @@ def job_of(body, model=None) -> Job:
     return Job(step, model, optimizer, pairs())
 
 
-# In each of these the line marked "here" is at fault.
-
-
-def branches(model, inputs, targets, optimizer):
-    out = model(inputs)
-    if out.sum() > 0:  # here
-        out = out * 2
-    return (out - targets).square().mean()
-
-
-def loops(model, inputs, targets, optimizer):
-    out = model(inputs)
-    while out.norm() > 0.1:  # here
-        out = out / 2
-    return (out - targets).square().mean()
-
-
-def masks(model, inputs, targets, optimizer):
-    out = model(inputs)
-    return out[out > 0].sum()  # here
+# In each of these the line marked "here" is at fault. Further ones: refused_steps.py.
 
 
 def masks_by_select(model, inputs, targets, optimizer):
@@ -73,12 +54,6 @@ def counts_kinds(model, inputs, targets, optimizer):
     return model(inputs).mean() * len(kinds)
 
 
-def computes_with_an_item(model, inputs, targets, optimizer):
-    loss = (model(inputs) - targets).square().mean()
-    scale = loss.item()  # here
-    return loss * (1 / scale)
-
-
 def hands_an_item_to_an_op(model, inputs, targets, optimizer):
     loss = (model(inputs) - targets).square().mean()
     scale = loss.item()  # here
@@ -90,18 +65,6 @@ def prints_an_item(model, inputs, targets, optimizer):
     value = loss.item()  # here
     sys.stdout.write(f"{value}")
     return loss
-
-
-def reads_a_whole_number(model, inputs, targets, optimizer):
-    out = model(inputs)
-    kept = int((out > 0).sum())  # here
-    return out[: kept % 2 + 1].sum()
-
-
-def goes_to_numpy(model, inputs, targets, optimizer):
-    loss = (model(inputs) - targets).square().mean()
-    weight = loss.detach().numpy()  # here
-    return loss * float(weight)
 
 
 def goes_to_a_list(model, inputs, targets, optimizer):
@@ -157,43 +120,9 @@ def splits_by_what_it_computes(model, inputs, targets, optimizer):
     return torch.tensor_split(out, at)[0].mean()  # here
 
 
-def packs(model, inputs, targets, optimizer):
-    lengths = torch.tensor([6, 4, 2, 1])
-    packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True)  # here
-    return model(inputs).mean() + packed.data.mean()
-
-
-def weighs_by_lengths(model, inputs, targets, optimizer):
-    scores = model(inputs).log_softmax(1).unsqueeze(1).repeat(1, 2, 1)
-    lengths = torch.tensor([4, 4])
-    return nn.functional.ctc_loss(scores, torch.ones(2, 2, dtype=torch.int64), lengths, lengths - 2)  # here
-
-
-def resizes(model, inputs, targets, optimizer):
-    scratch = torch.zeros(3)
-    scratch.resize_(4)  # here
-    return (model(inputs) - targets).square().mean() + scratch.sum() * 0
-
-
-def exchanges_memory(model, inputs, targets, optimizer):
-    scratch = torch.zeros(3)
-    scratch.set_(torch.ones(3))  # here
-    return (model(inputs) - targets).square().mean() + scratch.sum()
-
-
 def exchanges_data(model, inputs, targets, optimizer):
     model[0].bias.data = inputs.view(-1)[: len(model[0].bias)]  # here, memory of the batch
     return (model(inputs) - targets).square().mean()
-
-
-def seeds(model, inputs, targets, optimizer):
-    torch.manual_seed(3)
-    return (model(inputs + torch.rand(4, 6)) - targets).square().mean()  # here
-
-
-def draws_from_its_own_generator(model, inputs, targets, optimizer):
-    own = torch.Generator().manual_seed(3)
-    return model(inputs + torch.rand(4, 6, generator=own)).mean()  # here
 
 
 def repeats(model, inputs, targets, optimizer):
@@ -202,11 +131,10 @@ def repeats(model, inputs, targets, optimizer):
 
 
 AT_FAULT = [
-    *(branches, loops, masks, masks_by_select, finds, counts_kinds, computes_with_an_item, hands_an_item_to_an_op),
-    *(prints_an_item, reads_a_whole_number, goes_to_numpy, goes_to_a_list, resizes, exchanges_memory, exchanges_data),
-    *(seeds, draws_from_its_own_generator, repeats, goes_to_a_list_inside_a_function_of_torch, prints_a_tensor),
-    *(goes_to_another_library, computes_element_by_element, makes_a_tensor_of_tensors, indexes_by_what_it_computes),
-    *(fills_with_what_it_computes, splits_by_what_it_computes, packs, weighs_by_lengths),
+    *(masks_by_select, finds, counts_kinds, hands_an_item_to_an_op, prints_an_item, goes_to_a_list),
+    *(exchanges_data, repeats, goes_to_a_list_inside_a_function_of_torch, prints_a_tensor, goes_to_another_library),
+    *(computes_element_by_element, makes_a_tensor_of_tensors, indexes_by_what_it_computes),
+    *(fills_with_what_it_computes, splits_by_what_it_computes),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 
 import pytest
 import torch
@@ -166,56 +167,42 @@ def test_the_gradient_of_a_graph_s_input_does_not_count(setting):
     assert signatures.of(graph, [setting.first]) == before
 
 
-@pytest.mark.parametrize("backend", ["all", "matmul", "conv"])
-def test_precisions_are_seen_and_raise_nothing(setting, backend):
-    signatures = recognised(setting)
-    plain = signatures.of(setting.places, setting.batch)
-    owner = torch.backends if backend == "all" else getattr(torch.backends.mkldnn, backend)
-    usual, owner.fp32_precision = owner.fp32_precision, "tf32" if backend == "all" else "bf16"
-    try:
-        assert signatures.of(setting.places, setting.batch) != plain
-    finally:
-        owner.fp32_precision = usual
-    assert signatures.of(setting.places, setting.batch) is plain
+@contextlib.contextmanager
+def precision(owner, name):
+    usual, owner.fp32_precision = owner.fp32_precision, name
+    yield
+    owner.fp32_precision = usual
 
 
-def test_default_devices_are_told_apart(setting):
-    signatures, found = Signatures(), []
-    try:
-        for device in ("cpu", "meta", "cpu"):
-            torch.set_default_device(device)
-            found.append({signatures.of(setting.places, setting.batch) for _ in range(3)})
-    finally:
-        torch.set_default_device(None)
-    assert [len(each) for each in found] == [1, 1, 1]
-    assert found[0] == found[2] != found[1]
+@contextlib.contextmanager
+def default_dtype():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@contextlib.contextmanager
+def default_device():
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
 
 
 @pytest.mark.parametrize(
     "around",
     [
-        lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-        lambda: torch.autocast("cpu", dtype=torch.float16),
-        torch.no_grad,
+        *(lambda: precision(torch.backends, "tf32"), lambda: precision(torch.backends.mkldnn.matmul, "bf16")),
+        *(lambda: precision(torch.backends.mkldnn.conv, "bf16"), default_dtype, default_device, torch.no_grad),
+        *(lambda: torch.autocast("cpu", dtype=torch.bfloat16), lambda: torch.autocast("cpu", dtype=torch.float16)),
     ],
 )
-def test_modes_around_a_call_are_seen(setting, around):
+def test_settings_around_a_call_are_seen_and_raise_nothing(setting, around):
     signatures = recognised(setting)
     plain = signatures.of(setting.places, setting.batch)
     with around():
-        inside = signatures.of(setting.places, setting.batch)
-        assert inside.parts == signature_of(setting.places, setting.batch) != plain.parts
-    assert signatures.of(setting.places, setting.batch) is plain
-
-
-def test_another_default_dtype_is_seen(setting):
-    signatures = recognised(setting)
-    plain = signatures.of(setting.places, setting.batch)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert signatures.of(setting.places, setting.batch) != plain
-    finally:
-        torch.set_default_dtype(torch.float32)
+        for _ in range(3):
+            inside = signatures.of(setting.places, setting.batch)
+            assert inside.parts == signature_of(setting.places, setting.batch) != plain.parts
     assert signatures.of(setting.places, setting.batch) is plain
 
 

@@ -42,7 +42,7 @@ from hocket.planning import plan
 from hocket.planning.base import misplaced
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured, relowered
-from hocket.tracing.lowering.conv_backward import has_joint_backward
+from hocket.tracing.lowering.passes import has_joint_backward
 from hocket.tracing.variants import plain_of, reference_of
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ class PythonTable:
 
     def __init__(self) -> None:
         self._tests: list[Callable[[], bool]] = []
-        self._dicts: dict[int, _Dict] = {}
+        self._again: dict[int, Callable[[], Callable[[], bool]]] = {}
 
     def __len__(self) -> int:
         return len(self._tests)
@@ -24,75 +24,52 @@ class PythonTable:
     def add_dict(
         self, table: Mapping[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool, ordered: bool
     ) -> int:
-        made = self._dicts[len(self._tests)] = _Dict(table, keys, values, kinds, whole)
-        return self.add_test(made.holds)
+        def asked(values: list[Any]) -> Callable[[], bool]:
+            size, tests = len(table), _tests(values, kinds)
+
+            def holds() -> bool:
+                if len(table) != size or (whole and list(table) != keys):
+                    return False
+                return all(key in table and test(table[key]) for key, test in zip(keys, tests, strict=True))
+
+            return holds
+
+        self._again[len(self)] = lambda: asked([table.get(key) for key in keys])
+        return self.add_test(asked(values))
 
     def add_class(self, kind: type, keys: list[str], values: list[Any], kinds: list[int]) -> int:
         return self.add_dict(vars(kind), keys, values, kinds, False, False)
 
     def add_cell(self, cell: types.CellType, value: Any, kind: int) -> int:
-        test = _test(value, kind)
-
-        def holds() -> bool:
-            try:
-                return test(cell.cell_contents)
-            except ValueError:
-                return kind == 5  # unbound
-
-        return self.add_test(holds)
+        return self._add_one(lambda: cell.cell_contents, ValueError, value, kind)
 
     def add_list(self, items: list[Any], values: Sequence[Any], kinds: list[int]) -> int:
-        tests = [_test(value, kind) for value, kind in zip(values, kinds, strict=True)]
-
-        def holds() -> bool:
-            return list.__len__(items) == len(tests) and all(
-                test(item) for test, item in zip(tests, list.__iter__(items), strict=True)
-            )
-
-        return self.add_test(holds)
-
-    def add_slot(self, owner: Any, name: str, value: Any, kind: int) -> int:
-        test = _test(value, kind)
-
-        def holds() -> bool:
-            try:
-                return test(object.__getattribute__(owner, name))
-            except AttributeError:
-                return kind == 5
-
-        return self.add_test(holds)
-
-    def add_type(self, owner: Any) -> int:
-        expected = (type(owner), vars(type)["__mro__"].__get__(owner) if is_a(owner, type) else None)
-
-        def holds() -> bool:
-            kind, bases = expected
-            return type(owner) is kind and (bases is None or vars(type)["__mro__"].__get__(owner) is bases)
-
-        return self.add_test(holds)
-
-    def add_function(self, function: types.FunctionType) -> int:
-        parts = (function.__code__, function.__defaults__, function.__kwdefaults__)
+        tests = _tests(values, kinds)
         return self.add_test(
-            lambda: all(
-                now is then
-                for now, then in zip(
-                    (function.__code__, function.__defaults__, function.__kwdefaults__), parts, strict=True
-                )
+            lambda: (
+                list.__len__(items) == len(tests)
+                and all(test(item) for test, item in zip(tests, list.__iter__(items), strict=True))
             )
         )
 
+    def add_slot(self, owner: Any, name: str, value: Any, kind: int) -> int:
+        return self._add_one(lambda: object.__getattribute__(owner, name), AttributeError, value, kind)
+
+    def add_type(self, owner: Any) -> int:
+        bases = vars(type)["__mro__"].__get__
+        return self._add_parts(lambda: (type(owner), bases(owner) if is_a(owner, type) else None))
+
+    def add_function(self, function: types.FunctionType) -> int:
+        return self._add_parts(lambda: (function.__code__, function.__defaults__, function.__kwdefaults__))
+
     def add_tensor(self, tensor: torch.Tensor) -> int:
-        expected = (_meta(tensor), _hooks(tensor))
-        return self.add_test(lambda: (_meta(tensor), _hooks(tensor)) == expected)
+        return self._add_equal(lambda: (_meta(tensor), _hooks(tensor)))
 
     def add_buffer(self, owner: Any) -> int:
-        content = memoryview(owner).tobytes()
-        return self.add_test(lambda: memoryview(owner).tobytes() == content)
+        return self._add_equal(lambda: memoryview(owner).tobytes())
 
     def add_set(self, members: Any) -> int:
-        content = frozenset(members)
-        return self.add_test(lambda: members == content)
+        return self._add_equal(lambda: frozenset(members))
 
     def add_test(self, test: Callable[[], bool]) -> int:
         self._tests.append(test)
@@ -105,26 +82,31 @@ class PythonTable:
         return next((number for number, test in enumerate(self._tests) if not test()), -1)
 
     def accept(self, number: int) -> None:
-        made = self._dicts[number]
-        self._dicts[number] = again = made.renewed()
-        self._tests[number] = again.holds
+        self._tests[number] = self._again[number]()
+
+    def _add_one(self, read: Callable[[], Any], error: type[Exception], value: Any, kind: int) -> int:
+        """A value at one place, which raises `error` where it is empty."""
+        test = _test(value, kind)
+
+        def holds() -> bool:
+            try:
+                return test(read())
+            except error:
+                return kind == 5  # unbound
+
+        return self.add_test(holds)
+
+    def _add_parts(self, read: Callable[[], tuple[Any, ...]]) -> int:
+        parts = read()
+        return self.add_test(lambda: all(now is then for now, then in zip(read(), parts, strict=True)))
+
+    def _add_equal(self, read: Callable[[], Any]) -> int:
+        content = read()
+        return self.add_test(lambda: read() == content)
 
 
-class _Dict:
-    def __init__(
-        self, table: Mapping[Any, Any], keys: list[Any], values: list[Any], kinds: list[int], whole: bool
-    ) -> None:
-        self.table, self.keys, self.kinds, self.whole, self.size = table, keys, kinds, whole, len(table)
-        self.tests = [_test(value, kind) for value, kind in zip(values, kinds, strict=True)]
-
-    def renewed(self) -> _Dict:
-        return _Dict(self.table, self.keys, [self.table.get(key) for key in self.keys], self.kinds, self.whole)
-
-    def holds(self) -> bool:
-        table = self.table
-        if len(table) != self.size or (self.whole and list(table) != self.keys):
-            return False
-        return all(key in table and test(table[key]) for key, test in zip(self.keys, self.tests, strict=True))
+def _tests(values: Sequence[Any], kinds: Sequence[int]) -> list[Callable[[Any], bool]]:
+    return [_test(value, kind) for value, kind in zip(values, kinds, strict=True)]
 
 
 def _test(value: Any, kind: int) -> Callable[[Any], bool]:

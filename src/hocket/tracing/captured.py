@@ -19,7 +19,7 @@ from hocket.ir import Graph
 from hocket.pystate.places import as_it_stands
 from hocket.sinks import run_sinks
 from hocket.tracing.lowering.lower import Lowered, lower
-from hocket.tracing.program import Program, compile_action, compile_tape
+from hocket.tracing.program import Program, compile_action
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
@@ -130,7 +130,7 @@ class Captured:
         """Leaves of the tape that keep the graph from standing for this step, and would not if they were proven."""
         leaves, _ = tree_flatten(batch)
         read = self._read_numbers(leaves)
-        if read is None or self._read_inputs(leaves) is None or self._evaluate(read) is None:
+        if read is None or self._read_inputs(leaves) is None or self.trace.tape.evaluate(read) is None:
             return set()
         return self.trace.tape.moved(read)
 
@@ -143,9 +143,11 @@ class Captured:
         copies = {slot: self._copied(slot, source) for slot, source in self.inputs}
         read = self.trace.batch_guards.evaluate(tree_flatten(self.batch)[0])
         found = zip(self.trace.tape.leaves, self.trace.tape.found, strict=True)
-        numbers = None if read is None else self._evaluate([self._number(x, value, read) for x, value in found])
+        numbers = (
+            None if read is None else self.trace.tape.evaluate([self._number(x, value, read) for x, value in found])
+        )
         if numbers is None:  # the step takes another branch now: as it was recorded
-            numbers = self._evaluate(self.trace.tape.found)
+            numbers = self.trace.tape.evaluate(self.trace.tape.found)
         if numbers is None:
             raise CaptureError("the numbers of the optimizer changed since the step was captured; capture it again")
         values = [copies.get(slot) for slot in range(self.program.num_slots)]
@@ -248,7 +250,7 @@ class Captured:
         read, tape = self._read_numbers(batch), self.trace.tape
         if read is None or (not tape.trusting and tape.moved(read)):
             return None
-        return self._evaluate(read)
+        return self.trace.tape.evaluate(read)
 
     def _started(self, values: list[Any], numbers: list[Any]) -> Frame:
         with torch.no_grad():
@@ -271,10 +273,6 @@ class Captured:
             return _read(leaf, tree_flatten(self.batch)[0], of_batch)
         except KeyError:
             return found  # a step count that is not there yet: the first step is the one being timed
-
-    @cached_property
-    def _evaluate(self) -> Callable[[Sequence[Any]], list[Any] | None]:
-        return compile_tape(self.trace.tape)
 
     @cached_property
     def _prologue(self) -> Callable[[list[Any], list[Any]], None]:
@@ -363,10 +361,10 @@ def captured_from(
     return Captured(lowered.graph, lowered.program, step, ExampleBatch(batch), trace, lowered, signature, stand_ins)
 
 
-def relowered(captured: Captured, *, split: bool, pays: Any = None, native_ops: Any = None) -> Captured:
+def relowered(captured: Captured, *, split: bool, native_ops: Any = None) -> Captured:
     """Lower a captured step again, with its convolutions' backward split, or with native ops."""
     native_ops = captured.lowered.native_ops if native_ops is None else native_ops
-    lowered = lower(captured.trace, split_backward=split, pays=pays, native_ops=native_ops)
+    lowered = lower(captured.trace, split_backward=split, native_ops=native_ops)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
     return replace(captured, graph=lowered.graph, program=lowered.program, lowered=lowered, stand_ins=stand_ins)
 

@@ -7,13 +7,12 @@ parameters and of the batch stand in the `prologue`.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.scalars.tape import TapeRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,42 +160,6 @@ def compile_action(action: Action, frees: tuple[int, ...] = ()) -> Callable[[lis
     text = "def run(v, s):\n" + "".join(f"    {line}\n" for line in body or ["pass"])
     exec(compile(text, f"<hocket action {action.name}>", "exec"), names)
     return names["run"]
-
-
-_INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.pow: "**"}
-
-
-def compile_tape(tape: Tape) -> Callable[[Sequence[Any]], list[Any] | None]:
-    """`tape.evaluate` as one Python function: an Adam step of a hundred parameters has a thousand entries."""
-    names: dict[str, Any] = {}
-
-    def operand(value: Any) -> str:
-        if type(value) is TapeRef:
-            return f"n{value.index}"
-        key = f"k{len(names)}"
-        names[key] = value
-        return key
-
-    body: list[str] = []
-    for number, (function, operands) in enumerate(tape.entries):
-        if function is None:
-            body.append(f"n{number} = x[{operands}]")
-        elif function in _INFIX:
-            first, second = map(operand, operands)
-            body.append(f"n{number} = {first} {_INFIX[function]} {second}")
-        else:
-            names[f"f{number}"] = function
-            body.append(f"n{number} = f{number}({', '.join(map(operand, operands))})")
-    for position, (index, outcome) in enumerate(tape.guards):
-        names[f"g{position}"] = outcome
-        body.append(f"if n{index} != g{position}: return None")
-    body.append(f"return [{', '.join(f'n{number}' for number in range(len(tape.entries)))}]")
-    # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
-    text = "def run(x):\n  try:\n" + "".join(f"    {line}\n" for line in body)
-    text += "  except (ArithmeticError, ValueError): return None\n"
-    exec(compile(text, "<hocket tape>", "exec"), names)
-    run: Callable[[Sequence[Any]], list[Any] | None] = names["run"]
-    return run
 
 
 def _source(value: Any, names: dict[str, Any]) -> str:

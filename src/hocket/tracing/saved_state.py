@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,29 @@ from hocket.tracing.state import Gradient, Inventory
 
 # What torch answers where a stride is 0.
 _OVERLAPS = 1
+
+
+class KnownState:
+    """The random state of the host and of the devices of tensors, and what optimizers have state of."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tensors: Iterable[torch.Tensor]) -> None:
+        self._keys = [(o, {p: set(s) for p, s in o.state.items() if isinstance(s, dict)}) for o in optimizers]
+        self._random = torch.get_rng_state()
+        devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
+        self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in sorted(devices)}
+
+    def restore(self) -> None:
+        """Put the random state back, and forget state that was made since."""
+        for optimizer, known in self._keys:
+            for parameter, state in list(optimizer.state.items()):
+                if parameter not in known:
+                    del optimizer.state[parameter]
+                elif isinstance(state, dict):
+                    for key in set(state) - known[parameter]:
+                        del state[key]
+        torch.set_rng_state(self._random)
+        for device, state in self.random_cuda.items():
+            torch.cuda.set_rng_state(state, device)
 
 
 class Saved:
@@ -28,7 +51,6 @@ class Saved:
     """
 
     def __init__(self, places: Inventory, further: Sequence[torch.Tensor] = ()) -> None:
-        self._places = places
         self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
         self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
         for gradient, tensor, _ in self._gradients:
@@ -39,9 +61,7 @@ class Saved:
         # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
-        self._states = [{p: set(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
-        self._random = torch.get_rng_state()
-        self._cuda = {d: torch.cuda.get_rng_state(d) for d in sorted(_cuda_devices(self._entries))}
+        self._known = KnownState(places.optimizers, (tensor for _, tensor, _ in self._entries))
 
     def restore(self) -> None:
         """Put every value back into the same tensors, and forget state that was made since."""
@@ -58,16 +78,7 @@ class Saved:
         made: dict[int, Any] = {}
         for entry, number in self._numbers:
             entry.set(as_it_stands(number, made))
-        for optimizer, known in zip(self._places.optimizers, self._states, strict=True):
-            for parameter, state in list(optimizer.state.items()):
-                if parameter not in known:
-                    del optimizer.state[parameter]
-                elif isinstance(state, dict):
-                    for key in set(state) - known[parameter]:
-                        del state[key]
-        torch.set_rng_state(self._random)
-        for device, state in self._cuda.items():
-            torch.cuda.set_rng_state(state, device)
+        self._known.restore()
 
     def values(self) -> Iterator[tuple[str, Any]]:
         """Every saved value by name: tensors, gradients (None where there is none) and numbers."""
@@ -99,7 +110,3 @@ def _put(tensor: torch.Tensor, value: torch.Tensor) -> None:
     # A tensor of inference mode may be written only there.
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(value)
-
-
-def _cuda_devices(entries: Sequence[tuple[Any, torch.Tensor, Any]]) -> set[int]:
-    return {tensor.device.index for _, tensor, _ in entries if tensor.device.type == "cuda"}

@@ -31,7 +31,8 @@ from typing import Any, TypeVar
 import torch
 
 from hocket import native
-from hocket.tracing.native_ops import FUSED_NORM, NATIVE_OPS, WINOGRAD, tiles_filters
+from hocket.tracing.lowering.lower import FUSED_NORM, NATIVE_OPS, WINOGRAD
+from hocket.tracing.lowering.winograd import tiles_filters
 from hocket.tracing.rerecording import CHANNELS_LAST, FUSED_UPDATE, has_fused_kernels
 from hocket.tracing.state import Inventory
 

@@ -17,7 +17,6 @@ from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.execution.streams import CudaDevice, GraphedLanes, StreamLanes, as_launched
 from hocket.execution.streams.graph_parts import graph_parts
-from hocket.execution.streams.launch_plan import drops
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan, synchronisation
 from quick import covering
@@ -77,24 +76,6 @@ def test_an_event_only_where_an_edge_crosses_streams_and_no_other_implies_it():
     planned(pair.planned.batch(0))
     needed = sum(map(len, synchronisation(captured.graph, plan).waits.values()))
     assert device.waits == needed + 2 * 3
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_a_value_is_dropped_on_the_stream_that_made_it_after_all_its_readers(name):
-    _, _, captured = captured_twins(JOBS[name], True)
-    chance = random.Random(name)
-    plan = on_streams(on_lanes(random_order(captured.graph, chance), 3, chance))
-    sync, program = synchronisation(captured.graph, plan), captured.program
-    dropped, late = drops(program, sync, plan)
-    maker = {slot: action.name for action in program.actions for slot in action.fills}
-    readers = program.readers()
-    assert {*late, *(slot for slots in dropped.values() for slot in slots)} == set(maker) - program.kept
-    assert len(late) + sum(map(len, dropped.values())) == len(set(maker) - program.kept)
-    for op, slots in dropped.items():
-        for slot in slots:
-            assert sync.place[op][0] == sync.place[maker[slot]][0]
-            for user in (maker[slot], *readers.get(slot, ())):
-                assert user == op or sync.before(user, op)
 
 
 def test_updates_with_numbers_of_their_step_stay_outside_the_graph():

@@ -17,11 +17,6 @@ def test_arguments_read_back() -> None:
     assert decoded(encoded(given, lambda _: None), lambda *_: None) == given
 
 
-def test_references_are_found() -> None:
-    text = encoded(["x", ["y"]], lambda leaf: {"value": 4} if leaf == "y" else None)
-    assert decoded(text, lambda kind, index: (kind, index)) == ["x", [("value", 4)]]
-
-
 @pytest.mark.parametrize("text", [{"dtype": "Tensor"}, {"layout": "float32"}, {"code": "x"}])
 def test_other_text_is_refused(text: Any) -> None:
     with pytest.raises(CaptureError, match="a compiled list holds"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,15 +25,19 @@ def sums(count: int) -> WrittenKernel:
     return WrittenKernel(("const float*",) * count + ("double*",), source)
 
 
-def test_a_kernel_may_have_hundreds_of_arguments(tmp_path: Path) -> None:
-    link(tmp_path / "kernels.so", compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(300)}, 2, is_timed=False))
+def loaded(folder: Path, count: int, symbol: str = "own_sums") -> Any:
+    """The kernel of this name in the library of a folder, which adds up so many tensors."""
     native.load()
     layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
-    order = [*range(300), -1]
-    kernel = torch.classes.hocket.Kernel(
-        str(tmp_path / "kernels.so"), "own_sums", order, [0] * len(order), [layout] * 300, [out], []
+    order = [*range(count), -1]
+    return torch.classes.hocket.Kernel(
+        str(folder / "kernels.so"), symbol, order, [0] * len(order), [layout] * count, [out], []
     )
-    (found,) = torch.ops.hocket.kernel(kernel, [torch.full((1,), float(n)) for n in range(300)])
+
+
+def test_a_kernel_may_have_hundreds_of_arguments(tmp_path: Path) -> None:
+    link(tmp_path / "kernels.so", compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(300)}, 2, is_timed=False))
+    (found,) = torch.ops.hocket.kernel(loaded(tmp_path, 300), [torch.full((1,), float(n)) for n in range(300)])
     assert found.item() == sum(range(300))
 
 
@@ -44,30 +49,20 @@ def test_many_kernels_are_compiled_in_parts(tmp_path: Path, monkeypatch: pytest.
     objects = compile_kernels(tmp_path / "own.cpp", kernels, 2, is_timed=True)
     assert len(objects) == 2
     link(tmp_path / "kernels.so", objects)
-    native.load()
-    layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
     for n in (1, 2, 3):
-        order, symbol = [*range(n), -1], f"own_sums{n}"
-        kernel = torch.classes.hocket.Kernel(
-            str(tmp_path / "kernels.so"), symbol, order, [0] * len(order), [layout] * n, [out], []
-        )
-        (found,) = torch.ops.hocket.kernel(kernel, [torch.ones(1)] * n)
+        (found,) = torch.ops.hocket.kernel(loaded(tmp_path, n, f"own_sums{n}"), [torch.ones(1)] * n)
         assert found.item() == n
 
 
 def test_a_library_stays_loaded_as_long_as_its_kernels(tmp_path: Path) -> None:
     link(tmp_path / "kernels.so", compile_kernels(tmp_path / "own.cpp", {"own_sums": sums(2)}, 2, is_timed=False))
-    native.load()
-    layout, out = ([1], [1], torch.float32), ([1], [1], torch.float64)
-    kernel = torch.classes.hocket.Kernel(
-        str(tmp_path / "kernels.so"), "own_sums", [0, 1, -1], [0, 0, 0], [layout] * 2, [out], []
-    )
-    loaded = Path("/proc/self/maps")
-    if not loaded.exists():
+    kernel = loaded(tmp_path, 2)
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
         pytest.skip("the system does not tell which libraries are loaded")
-    assert str(tmp_path) in loaded.read_text()
+    assert str(tmp_path) in maps.read_text()
     del kernel
-    assert str(tmp_path) not in loaded.read_text()
+    assert str(tmp_path) not in maps.read_text()
 
 
 @pytest.mark.parametrize("source", ["void other()", "#pragma omp parallel\n"])

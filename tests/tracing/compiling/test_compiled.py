@@ -21,7 +21,7 @@ from hocket.ir import Lane, Machine, Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.folder import Compiling
-from hocket.tracing.compiling.listing import FORMAT, load_listings
+from hocket.tracing.compiling.listing import FORMAT
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
 from support.captures import closeness, compiled_step, one_lane
@@ -208,21 +208,6 @@ def test_a_folder_that_may_only_be_read_gives_what_it_has(case: Case, monkeypatc
 
     monkeypatch.setattr("os.utime", refused)
     assert Compiling(case.plain, case.folder, threads=2).found() is not None
-
-
-def test_its_library_is_unloaded_with_the_last_kernel(case: Case) -> None:
-    loaded = Path("/proc/self/maps")
-    if not loaded.exists():
-        pytest.skip("the system does not tell which libraries are loaded")
-    (library,) = case.folder.glob("*/kernels.so")
-    other = case.folder.parent / "other.so"
-    other.write_bytes(library.read_bytes())
-    layouts = ([([1], [1], torch.float32)], [])
-    name = next(call.op for call in load_listings(library.parent)[0].events if call.order is not None)
-    kernel = torch.classes.hocket.Kernel(str(other), name, [0], [0], *layouts, [])
-    assert str(other) in loaded.read_text()
-    del kernel
-    assert str(other) not in loaded.read_text()
 
 
 def test_it_is_kept_and_what_is_damaged_is_compiled_again(case: Case, caplog: pytest.LogCaptureFixture) -> None:

@@ -113,24 +113,8 @@ def test_a_sum_keeps_its_layout() -> None:
     check(function, (16, 2), (2, 16), (16, 16))
 
 
-def test_a_sum_with_other_parts_and_parts_with_other_users() -> None:
-    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Sequence[torch.Tensor]:
-        first, second, third = a @ b, a.cos() @ b, a.sin() @ b.exp()
-        turned = (b.t() @ a.t()).t() + (b.t().neg() @ a.t().sin()).t()
-        return first + second.sin() + third + c + third, first, c + second + third, turned + c + turned, c + c
-
-    check(function, (16, 2), (2, 16), (16, 16))
-
-
 def copies(module: fx.GraphModule) -> int:
     return sum(node.target is aten.cat.default for node in module.graph.nodes)
-
-
-def test_what_several_joined_products_multiply_is_copied_once() -> None:
-    """The gradients of the states: for both weights' gradients, and for those of the inputs."""
-    joined = traced(recurrent(5), *CELL)
-    join_products(joined.graph, is_random)
-    assert copies(joined) == 2 + 1 + 1, "of the inputs, in two orders, of the states, and of their gradients"
 
 
 def test_products_that_nothing_comes_before_are_joined_some_at_a_time() -> None:
@@ -192,3 +176,10 @@ def test_random_graphs(seed: int) -> None:
         return [each.tanh() for each in choose.sample(full, 6)] + [tall[-1], wide[-1]]
 
     check(function, (12, 3), (3, 12), (12, 12), (12,))
+
+
+def test_what_several_joined_products_multiply_is_copied_once() -> None:
+    """The gradients of the states: for both weights' gradients, and for those of the inputs."""
+    joined = traced(recurrent(5), *CELL)
+    join_products(joined.graph, is_random)
+    assert copies(joined) == 2 + 1 + 1, "of the inputs, in two orders, of the states, and of their gradients"

@@ -11,7 +11,7 @@ from torch import nn
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.captured import relowered
-from hocket.tracing.lowering.conv_backward import PARTS, is_joint, parts
+from hocket.tracing.lowering.passes import PARTS, parts
 from hocket.tracing.program import Action, Call, Slot, compile_action
 from support.steps import update
 
@@ -42,21 +42,6 @@ def test_parts_compute_together_what_the_joint_op_computes(wanted, paying):
     assert whole.keys() == apart.keys()
     for slot in whole:
         torch.testing.assert_close(whole[slot], apart[slot], rtol=1e-5, atol=1e-5)
-
-
-def test_what_does_not_pay_stays_in_one_op_that_goes_by_its_first_part():
-    names = {name: sorted(call.outs) for name, call in parts(joint(), lambda part: part == "activation")}
-    assert names == {"activation": [0], "weight": [1, 2]}
-    names = {name: sorted(call.outs) for name, call in parts(joint(), lambda part: part == "weight")}
-    assert names == {"activation": [0, 2], "weight": [1]}
-    names = {name: sorted(call.outs) for name, call in parts(joint(), lambda part: False)}
-    assert names == {"activation": [0, 1, 2]}
-
-
-def test_only_a_backward_of_several_gradients_is_joint():
-    assert is_joint(joint((0, 1)))
-    assert not is_joint(joint((1,)))
-    assert not is_joint(Call(torch.ops.aten.mm.default, (Slot(0), Slot(1)), {}, {0: 1, 1: 2}))
 
 
 def net() -> Job:

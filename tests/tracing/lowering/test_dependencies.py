@@ -104,8 +104,3 @@ def test_what_outlives_the_step_stays_on_its_side_of_an_op_that_may_raise(access
             assert pair in implied
     assert all(first < second for first, second in pairs)
     assert all(raising.intersection(pair) and set(pair) <= kept | raising for pair in pairs)
-
-
-def test_without_an_op_that_may_raise_nothing_is_ordered():
-    accesses = [Access(frozenset(), frozenset({0}), random=True)] * 3
-    assert around_raises(accesses, (), {0}) == []

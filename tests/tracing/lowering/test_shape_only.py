@@ -34,11 +34,6 @@ def test_constants_of_a_shape(func):
     assert without_data(called, value.t()) is None, "a full tensor is contiguous"
 
 
-def test_what_reads_values_is_left_alone():
-    assert without_data(aten.relu.default, torch.zeros(3)) is None
-    assert without_data(aten.empty_like.default, torch.zeros(3).to_sparse()) is None
-
-
 def test_the_masks_of_dropout_wait_for_one_another_alone():
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Dropout(0.5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -21,8 +21,7 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.arguments import decoded, op_named
 from hocket.tracing.compiling.listing import ListedCall, ListedTensor, Listing
 from hocket.tracing.compiling.request import CompileRequest
-from hocket.tracing.lowering.lower import lower
-from hocket.tracing.native_ops import WINOGRAD
+from hocket.tracing.lowering.lower import WINOGRAD, lower
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.recording.op_recorder import Note
 from hocket.tracing.scalars.tape import TapeRef

@@ -40,8 +40,9 @@ from hocket.tracing.compiling.events import arranged
 from hocket.tracing.compiling.functional import functional_graph, plain_op
 from hocket.tracing.compiling.listing import FORMAT, LIBRARY, LISTING
 from hocket.tracing.compiling.products import join_products
-from hocket.tracing.compiling.shortcuts import patched, shortcuts
+from hocket.tracing.compiling.shortcuts import shortcuts
 from hocket.tracing.compiling.wrapper import kernels_of, recorded
+from hocket.tracing.scalars.followed_math import exchanged
 
 _aten = torch.ops.aten
 _EPSILON = float(torch.tensor(1e-12, dtype=torch.float32))
@@ -124,9 +125,9 @@ def _written(document: dict[str, Any], wide: bool) -> tuple[str, list[torch.Tens
     module, given = functional_graph(document, decompositions(), wide=wide)
     join_products(module.graph, _is_random)
     _mark_outputs(module)
-    unbuilt = patched(AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
-    kept = patched(GraphLowering, "save_output_code", staticmethod(sources.append))
-    with unbuilt, kept, torch.no_grad():
+    unbuilt = (AsyncCompile, "cpp_pybinding", lambda *_, **__: None)
+    kept = (GraphLowering, "save_output_code", staticmethod(sources.append))
+    with exchanged([unbuilt, kept]), torch.no_grad():
         compile_fx.compile_fx_inner(module, given)
     if len(sources) != 1:
         raise CaptureError(f"Inductor wrote {len(sources)} wrappers")

@@ -14,42 +14,42 @@ What is not there in another torch is left as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
+from hocket.tracing.scalars.followed_math import exchanged
 
-@contextmanager
-def shortcuts() -> Iterator[None]:
+
+def shortcuts() -> AbstractContextManager[None]:
     """Within this, Inductor takes the shortcuts."""
     from torch._inductor import cpu_vec_isa, dtype_propagation, utils
     from torch._inductor.codegen import cpp
 
-    with ExitStack() as all_of_them:
-        usual_stride = getattr(cpp, "stride_at_vec_range", None)
-        if usual_stride is not None:
+    taken: list[tuple[Any, str, Any]] = []
+    usual_stride = getattr(cpp, "stride_at_vec_range", None)
+    if usual_stride is not None:
 
-            def stride(index: Any, var: Any, *rest: Any, **named: Any) -> Any:
-                found = linear_stride(index, var)
-                return usual_stride(index, var, *rest, **named) if found is None else found
+        def stride(index: Any, var: Any, *rest: Any, **named: Any) -> Any:
+            found = linear_stride(index, var)
+            return usual_stride(index, var, *rest, **named) if found is None else found
 
-            all_of_them.enter_context(patched(cpp, "stride_at_vec_range", stride))
-        table = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
-        rules = getattr(utils, "op_dtype_propagation_rules", None)
-        if table is not None and rules is not None and "_instance" in vars(table):
-            fill, num_filled = table.__init__, -1
+        taken.append((cpp, "stride_at_vec_range", stride))
+    table = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
+    rules = getattr(utils, "op_dtype_propagation_rules", None)
+    if table is not None and rules is not None and "_instance" in vars(table):
+        fill, num_filled = table.__init__, -1
 
-            def fill_once(self: Any) -> None:
-                nonlocal num_filled
-                if num_filled != len(rules):
-                    num_filled = len(rules)
-                    fill(self)
+        def fill_once(self: Any) -> None:
+            nonlocal num_filled
+            if num_filled != len(rules):
+                num_filled = len(rules)
+                fill(self)
 
-            all_of_them.enter_context(patched(table, "__init__", fill_once))
-        instructions = getattr(cpu_vec_isa, "VecISA", None)
-        if instructions is not None and "check_build" in vars(instructions):
-            all_of_them.enter_context(patched(instructions, "check_build", lambda self, _: "amx" not in str(self)))
-        yield
+        taken.append((table, "__init__", fill_once))
+    instructions = getattr(cpu_vec_isa, "VecISA", None)
+    if instructions is not None and "check_build" in vars(instructions):
+        taken.append((instructions, "check_build", lambda self, _: "amx" not in str(self)))
+    return exchanged(taken)
 
 
 def linear_stride(index: Any, var: Any) -> Any:
@@ -74,14 +74,3 @@ def linear_stride(index: Any, var: Any) -> Any:
     if all(term.is_Symbol or term.is_Number or var not in term.free_symbols for term in terms):
         return terms.get(var, sympy.S.Zero)
     return None
-
-
-@contextmanager
-def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within this, an attribute of a class or a module has another value."""
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

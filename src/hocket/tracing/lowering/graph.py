@@ -7,8 +7,9 @@ from typing import Any
 from torch import fx
 
 from hocket.ir import Buffer, Carried, Edge, Graph, Op
-from hocket.tracing.lowering import conv_backward, dependencies
+from hocket.tracing.lowering import dependencies
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable
+from hocket.tracing.lowering.passes import unread
 from hocket.tracing.program import Program
 from hocket.tracing.recording.trace import Trace
 
@@ -21,7 +22,7 @@ def graph_of(pieces: list[AnnotatedCall], program: Program, found: list[str], sl
     buffers = _buffers(pieces, program, slots)
     ops = []
     for piece, action, role in zip(pieces, program.actions, found, strict=True):
-        idle = conv_backward.unread(piece.call)
+        idle = unread(piece.call)
         used = [slot for slot in (*action.reads, *action.fills) if slot not in idle]
         touched = {slots.root[slot]: slots.size_bytes[slot] for slot in used}
         access = piece.access

@@ -19,9 +19,12 @@ from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_ca
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
 from hocket.tracing.lowering.winograd import tile_convolutions
-from hocket.tracing.native_ops import FUSED_NORM, WINOGRAD
 from hocket.tracing.program import Action, Program
 from hocket.tracing.recording.trace import Trace
+
+# Native ops that a step may be lowered with in place of torch's, by the names that forms have for them. They round
+# otherwise than torch's, so only forms that need not be bitwise have them.
+NATIVE_OPS = FUSED_NORM, WINOGRAD = "fused-norm", "winograd"
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,22 @@ from typing import Any
 
 import torch
 
-from hocket.tracing.lowering import conv_backward
 from hocket.tracing.lowering.calls import AnnotatedCall
-from hocket.tracing.program import Call, Slot
+from hocket.tracing.program import Call, Program, Slot, slots_in
 from hocket.tracing.raising import is_foreign
-from hocket.tracing.recording.random_states import READ, WRITE
+from hocket.tracing.recording.exits import READ, WRITE
 
 # Updates of many parameters by one call, each by itself.
 _FUSED_UPDATES = ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_")
 # Of parameters, for a call of its own: some 10 us of work.
 _MIN_UPDATE_BYTES = 128 << 10
+
+# The gradients that `aten.convolution_backward` computes at once, by its output mask. Split they are three ops.
+PARTS = ("activation", "weight", "bias")
+_MASK = 10
+
+# Which of grad_output, input and weight a part's kernel looks at; it is handed all three, for their shapes.
+_LOOKS_AT = ((0, 2), (0, 1), (0,))
 
 
 def drop_dead(pieces: list[AnnotatedCall], kept: frozenset[int]) -> list[AnnotatedCall]:
@@ -45,20 +51,59 @@ def drop_random_states(pieces: list[AnnotatedCall]) -> list[AnnotatedCall]:
 def split_conv_backward(
     pieces: list[AnnotatedCall], names: list[str], pays: Callable[[str, str], bool] | None
 ) -> list[AnnotatedCall]:
-    """Split every backward of a convolution, except for parts that do not pay (see `conv_backward`)."""
+    """Split every backward of a convolution, except for parts that do not pay.
+
+    The next layer waits for the activation gradient alone, and the update for the weight and bias gradients (TurboDL,
+    section III). A split kernel can cost more than the joint one (on CPUs oneDNN computes the bias gradient along with
+    the weight gradient), so the joint op can be kept, and the parts are joined again where that is faster.
+    """
     result: list[AnnotatedCall] = []
     for piece, name in zip(pieces, names, strict=True):
-        if not conv_backward.is_joint(piece.call):
+        if not is_joint(piece.call):
             result.append(piece)
             continue
         wanted = [p for p in piece.call.outs if p is not None and p < 2]
-        worth = {part: pays is None or pays(name, part) for part in conv_backward.PARTS}
-        for part, call in conv_backward.parts(piece.call, worth.__getitem__):
+        worth = {part: pays is None or pays(name, part) for part in PARTS}
+        for part, call in parts(piece.call, worth.__getitem__):
             returns = tuple(r if p in call.outs else None for p, r in enumerate(piece.note.returns))
             share = sum(p in call.outs for p in wanted) / max(1, len(wanted))
             size = piece.flops * share
             result.append(replace(piece, call=call, note=replace(piece.note, returns=returns), flops=size, part=part))
     return result
+
+
+def is_joint(call: Call) -> bool:
+    """Return True if `call` is a convolution's backward that computes more than one gradient."""
+    return call.func is torch.ops.aten.convolution_backward.default and len(call.outs) > 1
+
+
+def has_joint_backward(program: Program) -> bool:
+    """Return True if an op of the program can be split."""
+    return any(is_joint(call) for action in program.actions for call in action.calls)
+
+
+def parts(call: Call, pays: Callable[[str], bool] = lambda part: True) -> Iterator[tuple[str, Call]]:
+    """Split `call` into ops, each with its name.
+
+    `pays(part)` returns True if the part (one of `PARTS`) is worth an op of its own. The others stay together in one
+    op with the name of its first part.
+    """
+    together = [position for position in call.outs if position is not None and not pays(PARTS[position])]
+    groups = [[position] for position in call.outs if position is not None and position not in together]
+    if together:
+        groups.append(together)
+    for group in sorted(groups):
+        mask = [position in group for position in range(3)]
+        args = (*call.args[:_MASK], mask)
+        yield PARTS[group[0]], Call(call.func, args, call.kwargs, {p: call.outs[p] for p in group})
+
+
+def unread(call: Call) -> frozenset[int]:
+    """SlotTable that a convolution's backward is handed, but whose content none of the gradients it computes needs."""
+    if call.func is not torch.ops.aten.convolution_backward.default:
+        return frozenset()
+    looked_at = {argument for part in call.outs if part is not None for argument in _LOOKS_AT[part]}
+    return frozenset(slots_in(call.args)) - {slot for at in looked_at for slot in slots_in(call.args[at])}
 
 
 def split_updates(

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from hocket.tracing.lowering.calls import AnnotatedCall
-from hocket.tracing.lowering.conv_backward import PARTS
-from hocket.tracing.native_ops import tiles_filters
+from hocket.tracing.lowering.passes import PARTS
 from hocket.tracing.program import Call, Slot
 
 _aten = torch.ops.aten
@@ -25,7 +24,24 @@ _aten = torch.ops.aten
 # Filters are transformed in each call, which takes as long as the products of some 30 tiles. Measured with two threads:
 # 32 tiles of 512 channels 0.95 of torch's speed, 64 tiles of 64 channels 1.2 to 1.6, 98 of 512 channels 1.4 to 1.6.
 _MIN_TILES = 64
+# Of a convolution, on both sides: with fewer, most of a vector would be zeros.
+_MIN_CHANNELS = 8
+# Vectors of every second pixel end with it: channels fill them.
+_LANES = 16
 _DEVICES = ("cpu", "meta")  # values of a compiled listing, which is for the CPU, are known without data
+
+
+def tiles_filters(shape: Sequence[int], stride: int | None = None) -> bool:
+    """Return True if there is a convolution by Winograd's algorithm for filters of this shape and this stride.
+
+    Example:
+        >>> tiles_filters((16, 8, 3, 3)), tiles_filters((16, 8, 4, 4)), tiles_filters((64, 32, 4, 4), stride=1)
+        (True, False, False)
+    """
+    *channels, rows, columns = shape
+    if (rows, columns) == (3, 3):
+        return stride in (1, None) and min(channels) >= _MIN_CHANNELS
+    return (rows, columns) == (4, 4) and stride in (2, None) and not any(each % _LANES for each in channels)
 
 
 def tile_convolutions(

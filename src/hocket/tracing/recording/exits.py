@@ -1,13 +1,20 @@
-"""Methods that take a step out of the recorder's sight: a scheduler's `step`, the text of a tensor, DLPack.
+"""Functions that are exchanged while a step is recorded: those that leave the recorder's sight, and the random state's.
 
-While a step is recorded they note a reason not to capture it, and do what they always do.
+A scheduler's `step`, the text of a tensor and DLPack note a reason not to capture the step, and do what they always do.
+
+Reads and writes of the random state are ops, so that a graph holds them. A checkpoint reads the state before its
+forward, and puts it back before it makes the same forward again::
+
+    get_rng_state() ──> state ·· dropout ·· backward ·· set_rng_state(state) ·· dropout, with the same numbers
+
+Both ops are among those that draw random numbers, which a plan leaves in their order.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,10 +22,10 @@ from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.tracing.reasons import Reasons
+from hocket.tracing.scalars.followed_math import exchanged
 
 
-@contextmanager
-def exits_noted(reasons: Reasons) -> Iterator[None]:
+def exits_noted(reasons: Reasons) -> AbstractContextManager[None]:
     """Note calls of such methods by this thread while the block lasts."""
     kinds = [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type) and issubclass(kind, LRScheduler)]
 
@@ -31,14 +38,7 @@ def exits_noted(reasons: Reasons) -> Iterator[None]:
     methods: list[tuple[type, str, Callable[[Any], None]]]
     methods = [(kind, "step", schedules) for kind in kinds if "step" in vars(kind)]
     methods += [(torch.Tensor, "__repr__", leaves), (torch.Tensor, "__dlpack__", leaves)]
-    usual = [(kind, name, vars(kind)[name]) for kind, name, _ in methods]
-    try:
-        for kind, name, note in methods:
-            setattr(kind, name, _noting(vars(kind)[name], note))
-        yield
-    finally:
-        for kind, name, method in usual:
-            setattr(kind, name, method)
+    return exchanged((kind, name, _noting(vars(kind)[name], note)) for kind, name, note in methods)
 
 
 def _noting(method: Any, note: Callable[[Any], None]) -> Any:
@@ -50,3 +50,34 @@ def _noting(method: Any, note: Callable[[Any], None]) -> Any:
         return method(self, *args, **kwargs)
 
     return noted
+
+
+def _write(state: torch.Tensor) -> None:
+    torch.default_generator.set_state(state)
+
+
+_LIBRARY = torch.library.Library("hocket", "FRAGMENT")
+for _schema in ("read_random_state() -> Tensor", "write_random_state(Tensor state) -> ()"):
+    _LIBRARY.define(_schema, tags=(torch.Tag.nondeterministic_seeded,))
+# Without a tensor among its arguments an op has no device to choose a kernel by.
+_LIBRARY.impl("read_random_state", torch.default_generator.get_state, "CompositeExplicitAutograd")
+_LIBRARY.impl("write_random_state", _write, "CompositeExplicitAutograd")
+READ, WRITE = (getattr(torch.ops.hocket, name).default for name in ("read_random_state", "write_random_state"))
+
+
+def random_as_ops(on_cpu: bool) -> AbstractContextManager[None]:
+    """While this lasts, `torch.get_rng_state` and `torch.set_rng_state` are ops where this thread calls them.
+
+    Only `on_cpu`: a graph of a device holds no op of the host.
+    """
+    here = threading.get_ident()
+    usual = torch.get_rng_state, torch.set_rng_state
+
+    def read() -> torch.Tensor:
+        return READ() if threading.get_ident() == here else usual[0]()
+
+    def write(state: torch.Tensor) -> None:
+        (WRITE if threading.get_ident() == here else usual[1])(state)
+
+    functions = (("get_rng_state", read), ("set_rng_state", write)) if on_cpu else ()
+    return exchanged((owner, name, function) for owner in (torch, torch.random) for name, function in functions)

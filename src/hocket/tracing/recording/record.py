@@ -31,17 +31,17 @@ from hocket.pystate.places import Place, as_it_stands, is_empty, is_number, is_p
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import ArrayReads, plain_arrays
-from hocket.tracing.recording.exits import exits_noted
+from hocket.tracing.recording.exits import exits_noted, random_as_ops
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.held_numbers import HeldNumbers
 from hocket.tracing.recording.leaves import OutsideLeaves
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.recording.outcomes import Outcomes
-from hocket.tracing.recording.random_states import random_as_ops
 from hocket.tracing.recording.returned import returned_leaf
 from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
+from hocket.tracing.saved_state import KnownState
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import LateFloat, Live
@@ -138,10 +138,7 @@ class _Recording:
         self.keys = places.state_keys()
         self.updates: list[UpdateCall] = []
         self.outside = OutsideLeaves(self.leaves, self.before)
-        self.random = torch.get_rng_state()
-        devices = {t.device.index for t in self.tensors if t.device.type == "cuda"}
-        self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
-        self.states = [{p: dict(s) for p, s in o.state.items() if isinstance(s, dict)} for o in places.optimizers]
+        self.known = KnownState(places.optimizers, self.tensors)
 
     def _line_of(self, entry: Entry) -> str:
         """The line of the step that writes a place, or that of the step."""
@@ -181,7 +178,7 @@ class _Recording:
                     recorded_lists(self.appended, note) as added,
                     ops,
                     recorder,
-                    random_as_ops(not self.random_cuda),
+                    random_as_ops(not self.known.random_cuda),
                     ExitStack() as rest,
                 ):
                     ops.rest = None if self.undoes else rest  # else all that it writes has to be seen
@@ -376,14 +373,5 @@ class _Recording:
                 source.set(tensor)
         for entry, value in self.kept.items():
             entry.set(value)
-        for optimizer, saved in zip(self.places.optimizers, self.states, strict=True):
-            for parameter, state in list(optimizer.state.items()):
-                if parameter not in saved:
-                    del optimizer.state[parameter]
-                elif isinstance(state, dict):
-                    for key in [key for key in state if key not in saved[parameter]]:
-                        del state[key]
         ops.undo()
-        torch.set_rng_state(self.random)
-        for device, state in self.random_cuda.items():
-            torch.cuda.set_rng_state(state, device)
+        self.known.restore()

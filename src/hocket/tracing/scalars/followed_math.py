@@ -9,8 +9,8 @@ from __future__ import annotations
 import builtins
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch.utils._pytree import tree_leaves
@@ -23,20 +23,28 @@ _pow = pow
 
 
 @contextmanager
-def followed_math() -> Iterator[None]:
-    """While this lasts, the functions of `math` follow live numbers."""
-    functions = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
-    power = builtins.pow
+def exchanged(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """While this lasts, attributes of classes and modules have other values: owner, name and value of each."""
+    others = list(attributes)
+    usual = [(owner, name, vars(owner)[name]) for owner, name, _ in others]
     try:
-        for name, function in functions.items():
-            if name not in _FOLLOWS_ALREADY:
-                setattr(math, name, _followed(function, asks=name.startswith("is") and name != "isqrt"))
-        builtins.pow = _power
+        for owner, name, value in others:
+            setattr(owner, name, value)
         yield
     finally:
-        builtins.pow = power
-        for name, function in functions.items():
-            setattr(math, name, function)
+        for owner, name, value in usual:
+            setattr(owner, name, value)
+
+
+def followed_math() -> AbstractContextManager[None]:
+    """While this lasts, the functions of `math` follow live numbers."""
+    functions = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
+    followed = [
+        (math, name, _followed(function, asks=name.startswith("is") and name != "isqrt"))
+        for name, function in functions.items()
+        if name not in _FOLLOWS_ALREADY
+    ]
+    return exchanged([*followed, (builtins, "pow", _power)])
 
 
 def _power(base: Any, exp: Any, mod: Any = None) -> Any:

@@ -17,6 +17,7 @@ sight shows then, and not before.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from typing import Any
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.live import Live, wrap
 from hocket.tracing.scalars.plain import replace_by_plain
+
+_INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.pow: "**"}
+_Evaluate = Callable[[Sequence[Any]], list[Any] | None]
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Tape:
     _plain: list[Any] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
     _guarded: set[Any] = field(default_factory=set)
+    _compiled: tuple[tuple[int, int], _Evaluate] | None = field(default=None, repr=False, compare=False)
 
     def leaf(self, source: Any, value: Any, *, is_seen: bool = True) -> Any:
         """A number with this value that is read from `source` at the start of every step.
@@ -121,14 +126,10 @@ class Tape:
 
     def evaluate(self, leaves: Sequence[float]) -> list[Any] | None:
         """The value of every entry for these leaves, or None where a guard turned out differently."""
-        values = self._computed(leaves)
-        if len(values) < len(self.entries):
-            # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
-            return None
-        for index, outcome in self.guards:
-            if values[index] != outcome:
-                return None
-        return values
+        size = (len(self.entries), len(self.guards))
+        if self._compiled is None or self._compiled[0] != size:
+            self._compiled = (size, _compiled(self))
+        return self._compiled[1](leaves)
 
     @property
     def asked(self) -> frozenset[int]:
@@ -180,20 +181,6 @@ class Tape:
         made._plain, made._known, made._guarded = list(self._plain), dict(self._known), set(self._guarded)
         return made
 
-    def _computed(self, leaves: Sequence[float]) -> list[Any]:
-        """The values of the entries, up to the first one that cannot be computed."""
-        values: list[Any] = []
-        append = values.append
-        try:
-            for function, operands in self.entries:
-                if function is None:
-                    append(leaves[operands])
-                else:
-                    append(function(*[values[o.index] if type(o) is TapeRef else o for o in operands]))
-        except (ArithmeticError, ValueError):
-            pass
-        return values
-
     def _guard(self, index: int, outcome: Any) -> None:
         key = (index, type(outcome), outcome)
         if key not in self._guarded:
@@ -219,3 +206,36 @@ class Tape:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _compiled(tape: Tape) -> _Evaluate:
+    """`tape.evaluate` as one Python function: an Adam step of a hundred parameters has a thousand entries."""
+    names: dict[str, Any] = {}
+
+    def operand(value: Any) -> str:
+        if type(value) is TapeRef:
+            return f"n{value.index}"
+        key = f"k{len(names)}"
+        names[key] = value
+        return key
+
+    body: list[str] = []
+    for number, (function, operands) in enumerate(tape.entries):
+        if function is None:
+            body.append(f"n{number} = x[{operands}]")
+        elif function in _INFIX:
+            first, second = map(operand, operands)
+            body.append(f"n{number} = {first} {_INFIX[function]} {second}")
+        else:
+            names[f"f{number}"] = function
+            body.append(f"n{number} = f{number}({', '.join(map(operand, operands))})")
+    for position, (index, outcome) in enumerate(tape.guards):
+        names[f"g{position}"] = outcome
+        body.append(f"if n{index} != g{position}: return None")
+    body.append(f"return [{', '.join(f'n{number}' for number in range(len(tape.entries)))}]")
+    # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
+    text = "def run(x):\n  try:\n" + "".join(f"    {line}\n" for line in body)
+    text += "  except (ArithmeticError, ValueError): return None\n"
+    exec(compile(text, "<hocket tape>", "exec"), names)
+    run: _Evaluate = names["run"]
+    return run
