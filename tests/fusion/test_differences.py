@@ -98,16 +98,6 @@ def test_each_model_computes_with_its_own(name, backend):
     check(models, torch.randn(5, 4, dtype=D), shared=True, backend=backend)
 
 
-@pytest.mark.parametrize("num_models", [2, 4])
-def test_groups_of_models_take_their_own_numbers(num_models, monkeypatch):
-    from tests.fusion.prefer import prefer
-
-    index = iter(range(num_models))
-    models = made(lambda: DIFFERENT["closure"](next(index)), num_models)
-    prefer(monkeypatch, forward="1 at a time")
-    check(models, torch.randn(5, 4, dtype=D), shared=True, backend="auto")
-
-
 class Other(Calls):
     """Another op in one model."""
 

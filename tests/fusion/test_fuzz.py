@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.fusion.oracle import grad_of
 from tests.fusion.pieces import PIECES
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -99,17 +100,8 @@ def run(seed: int, backend: str) -> str:
         for (name, buffer), own in zip(model.named_buffers(), unfused.buffers(), strict=True):
             check_close(own, buffer, f"{name} of model {index}")
         for name, parameter in model.named_parameters():
-            check_close(_grad(array, name, index), parameter.grad, f"gradient of {name}, model {index}")
+            check_close(grad_of(array, name, index), parameter.grad, f"gradient of {name}, model {index}")
     return "right"
-
-
-def _grad(array: Any, name: str, index: int) -> Tensor | None:
-    if name in array._store.places:
-        whole = array._store.tensor(name).tensor.grad
-        return None if whole is None else whole[index]
-    block = next(block for block in array._store.separate_index if name.startswith(block + "."))
-    own = array.separate[array._store.separate_index[block]][index].get_parameter(name.removeprefix(block + "."))
-    return own.grad
 
 
 def fuzz(seeds: range, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
-from hocket.fusion import programs
 
 D = torch.float64
 LENGTHS = range(4, 15)
@@ -74,28 +73,6 @@ def test_losses_of_many_lengths_go_as_most_of_them_did(way, monkeypatch):
             for name, parameter in model.named_parameters():
                 assert_close(dict(array.fused.named_parameters())[name].grad[index], parameter.grad, name)
     assert winners(array) == [way]
-
-
-def test_another_loss_function_is_looked_at_first(monkeypatch):
-    """What it brings along may train, and then models cannot go in one go."""
-    prefer(monkeypatch, "1 at a time with backward")
-    array = hocket.fuse(made(Words, 2), shared=True)
-    for length in LENGTHS:
-        array.losses(F.cross_entropy, batch(length), Y)
-    temperature = torch.ones((), dtype=D, requires_grad=True)
-    array.losses(lambda out, y: F.cross_entropy(out * temperature, y), batch(3), Y).sum().backward()
-    assert temperature.grad is not None
-
-
-def test_what_is_remembered_has_a_bound(monkeypatch):
-    prefer(monkeypatch, "1 at a time with backward")
-    monkeypatch.setattr(programs, "MAX_PROGRAMS", 10)
-    array = hocket.fuse(made(Words, 2), shared=True)
-    for length in range(2, 40):
-        array(batch(length))
-        array.losses(F.cross_entropy, batch(length), Y).backward()
-        assert len(array._calls.programs.world().calls.values()) <= 10
-    assert len(array._calls.programs.world().calls.values()) == 10
 
 
 def test_models_that_come_and_differ_in_more_than_values_have_turns_anew(monkeypatch):

@@ -72,19 +72,6 @@ def test_a_spoilt_model_leaves_the_others_bit_identical(name, way, spoilt, monke
             assert torch.equal(found[2][key], tensor), key
 
 
-@pytest.mark.parametrize("way", ways(images=True))
-def test_permuted_models_give_permuted_losses(way, monkeypatch):
-    prefer(monkeypatch, way)
-    models = made(Residual, 4)
-    x, y, order = torch.randn(4, 3, 3, 6, 6, dtype=D), torch.randint(0, 5, (4, 3)), [2, 0, 3, 1]
-    found = trained(hocket.fuse([copy.deepcopy(models[i]) for i in order], shared=False), x[order], y[order], 1)
-    expected = trained(hocket.fuse(models, shared=False), x, y, 1)
-    assert_close(found[0], expected[0][order], "losses")
-    for index, number in enumerate(order):
-        for name in ("stem.weight", "norm.weight", "block.0.weight", "head.bias", "norm.running_var"):
-            assert torch.allclose(found[2][f"{index}.{name}"], expected[2][f"{number}.{name}"], rtol=1e-11), name
-
-
 @pytest.mark.parametrize("fault", ["gradient", "loss", "order"])
 def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
     prefer(monkeypatch, GO)
