@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -172,17 +173,11 @@ def test_hooks_on_the_array_run(kind, monkeypatch):
         ),
     }[kind]()
     try:
-        with pytest.warns(UserWarning, match="Full backward hook is firing") if kind == "backward" else _quiet():
+        with pytest.warns(UserWarning, match="Full backward hook is firing") if kind == "backward" else nullcontext():
             array.losses(F.cross_entropy, X, Y).backward()
         assert seen == [1]
     finally:
         handle.remove()
-
-
-def _quiet():
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 @pytest.mark.parametrize("way", [ALL, GO])

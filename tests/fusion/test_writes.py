@@ -169,32 +169,6 @@ def test_every_write_is_seen(function, backend, shared):
     check(made(lambda: Image(function), 3), x, shared=shared, backend=backend)
 
 
-class WritesItsInput(nn.Module):
-    """Writes over what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x):
-        x += 1
-        return self.fc(x)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_models_do_not_write_over_each_others_input(backend, shared):
-    models = made(WritesItsInput, 3)
-    array = hocket.fuse(models, backend=backend, shared=shared)
-    for _ in range(3):
-        x = torch.randn((5, 4) if shared else (3, 5, 4), dtype=D)
-        given = x.clone()
-        out = array(given)
-        assert torch.equal(given, x + 1), "once, as one model writes"
-        for index, model in enumerate(models):
-            assert_close(out[index], model((x if shared else x[index]).clone()), "output")
-
-
 class Takes(nn.Module):
     """A linear layer times something that is no tensor."""
 

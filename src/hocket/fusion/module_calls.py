@@ -3,10 +3,9 @@
 Torch has no hook around a whole call of a module that may give another result, so its methods are exchanged while a
 thread listens. Several threads may listen, and the methods are put back when the last of them is done.
 
-Activation checkpointing inside of models that are fused.
-
-`torch.utils.checkpoint` calls its function again in the backward. In a graph it would be one op that nothing fuses. A
-module that gets its tensors for the time of a call only would have none when the function is called again.
+`torch.utils.checkpoint` is exchanged in the same way inside of models that are fused. It calls its function again in
+the backward. In a graph it would be one op that nothing fuses. A module that gets its tensors for the time of a call
+only would have none when the function is called again.
 """
 
 from __future__ import annotations
@@ -74,23 +73,21 @@ def _exchange() -> tuple[Any, Any]:
     return usual, usual_apply
 
 
-_checkpoint_lock = threading.Lock()
-_inside: list[
-    int
-] = []  # threads, each as often as it has entered; while there are any, torch's functions are exchanged
+# Threads, each as often as it has entered; while there are any, torch's functions are exchanged.
+_inside: list[int] = []
 
 
 @contextmanager
 def without_checkpoints() -> Iterator[None]:
     """Call a checkpoint's function once and keep what its backward needs, in this thread only."""
-    with _checkpoint_lock:
+    with _lock:
         if not _inside:
             _exchange_checkpoints()
         _inside.append(threading.get_ident())
     try:
         yield
     finally:
-        with _checkpoint_lock:
+        with _lock:
             _inside.remove(threading.get_ident())
             if not _inside:
                 checkpoint._checkpoint_without_reentrant_generator = _around.usual

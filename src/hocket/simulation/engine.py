@@ -30,7 +30,7 @@ of the graph are launched one by one::
     device       [a]   [ b  ][c] [d][e]       too short to hide the launches that follow
 
 The first launch begins with the step. To see the gain of a host that runs ahead into the next step, simulate several
-steps in a row (`hocket.simulation.engine`).
+steps in a row.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ Times are whole nanoseconds, so that sums are exact and equal paths are equal.
 Dependency distance: the distance from an op to the first use of its output.
 
 TurboDL's measure of how long an op may be postponed (section 2.4 and Algorithm 1): "the distance from a certain node to
-its first reused node across iterations". A use is an op of the backbone (`hocket.planning.critical_path.backbone`). An
-update is no use, but the forward of the next step that reads the parameter is. Distance is counted in levels: an op's
-level is the length of the longest path to it from the step's start, and the next step begins after the last level::
+its first reused node across iterations". A use is an op of the backbone. An update is no use, but the forward of the
+next step that reads the parameter is. Distance is counted in levels: an op's level is the length of the longest path to
+it from the step's start, and the next step begins after the last level::
 
     level   0        1        2        3        4        5        6    | 7 (the next step's 0)
             conv1 -> conv2 -> conv3 -> dA3 ---> dA2 ---> dW1 ---> u1 --|-> conv1'

@@ -1,10 +1,4 @@
-"""Contiguous parts of a topological order with the least largest load, by dynamic programming: a start for `load`.
-
-The parts are intervals of one order, a special case of the contiguous parts of Tarnawski et al. ("Efficient algorithms
-for device placement of DNN graph operators", NeurIPS 2020). The time is quadratic in the number of groups instead of
-linear in the number of ideals of the graph. Trying several orders makes up for some of the loss.
-
-Contiguous parts with the least largest load, over all ideals of the graph: a start for acyclic `load`.
+"""Contiguous parts with the least largest load, by dynamic programming: starts for `load`.
 
 An ideal is a set of ops that holds all ops before each of its own. The parts of an acyclic partition are the
 differences of a chain of ideals, so dynamic programming over pairs of ideals finds the best one (Tarnawski et al.,
@@ -12,12 +6,13 @@ differences of a chain of ideals, so dynamic programming over pairs of ideals fi
 
     ideals {} < {a} < {a, b} < {a, b, c}    parts {a}, {b, c} from {} < {a} < {a, b, c}
 
-Wide graphs have too many ideals. There `contiguous_start` tries intervals of some topological orders.
+Wide graphs have too many ideals. There `contiguous_start` takes the intervals of one topological order, in time that is
+quadratic in the number of groups. Trying several orders makes up for some of the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice, permutations
 
 import numpy as np
@@ -55,30 +50,40 @@ def contiguous_start(problem: PartitionProblem, seed: int | None = None) -> NDAr
     takes_us = _sums(problem.duration_us, at, count)
     held = _sums(problem.memory_bytes[:, None], at, count)[:, 0]
     behind = np.tri(count + 1, k=-1, dtype=np.bool_)  # intervals that end before they begin
-    best = np.where(np.arange(count + 1) == 0, 0.0, np.inf)
-    choices = []
-    for device in range(problem.num_parts):
+
+    def load_of(device: int) -> NDArray[np.float64]:
         load = moved_us * problem.transfer_price[device] + takes_us[None, :, device] - takes_us[:, None, device]
         load[behind | (held[None, :] - held[:, None] > problem.memory_limit_bytes[device])] = np.inf
+        return load
+
+    least_us, borders = least_largest(map(load_of, range(problem.num_parts)), count + 1)
+    if not np.isfinite(least_us):
+        return None
+    return np.repeat(np.arange(problem.num_parts, dtype=np.int32), np.diff(borders))[at]
+
+
+def least_largest(loads: Iterable[NDArray[np.float64]], places: int) -> tuple[float, list[int]]:
+    """The least largest load of intervals that follow each other, and the places where they begin and end.
+
+    Args:
+        loads: for each interval its load, by begin and end, infinite where it may not be.
+        places: the number of places; the first interval begins at the first, and the last one ends at the last.
+    """
+    best = np.where(np.arange(places) == 0, 0.0, np.inf)
+    choices = []
+    for load in loads:
         worst = np.maximum(best[:, None], load)
         choices.append(worst.argmin(axis=0))
         best = worst.min(axis=0)
-    if not np.isfinite(best[count]):
-        return None
-    part = np.empty(count, np.int32)
-    end = count
-    for device in range(problem.num_parts - 1, -1, -1):
-        begin = int(choices[device][end])
-        part[begin:end] = device
-        end = begin
-    return part[at]
+    borders = [places - 1]
+    for choice in reversed(choices):
+        borders.append(int(choice[borders[-1]]))
+    return float(best[-1]), borders[::-1]
 
 
 def _sums(values: NDArray[np.float64], at: NDArray[np.int64], count: int) -> NDArray[np.float64]:
     """Sums over all places before each one, for each column."""
-    found = np.zeros((count + 1, values.shape[1]))
-    np.add.at(found, at + 1, values)
-    return np.cumsum(found, axis=0)
+    return np.cumsum(np.concatenate([np.zeros((1, values.shape[1])), _summed(values, at, count)]), axis=0)
 
 
 def _border_us(problem: PartitionProblem, at: NDArray[np.int64], count: int) -> NDArray[np.float64]:
