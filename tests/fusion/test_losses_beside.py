@@ -101,9 +101,9 @@ def test_a_fault_in_one_group_is_caught(fault, monkeypatch):
     monkeypatch.setattr(executor.SingleExecutor, "_loss", loss)
     runs = Runs(linears(), shared=True)
     named = "loss of model 1" if fault == "loss" else "gradient of .*, model 0" if fault == "order" else "model 1"
-    runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))  # the plain models, recorded
+    runs.step(F.cross_entropy, X, (Y,))  # the plain models, recorded
     with pytest.raises(AssertionError, match=named):
-        runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
+        runs.step(F.cross_entropy, X, (Y,))
 
 
 # ---------------------------------------------------------------- what the contest leaves, what it does not
@@ -224,7 +224,7 @@ def test_frozen_unused_tied_large_and_small_parameters(way, monkeypatch):
             each.get_submodule("frozen").requires_grad_(number in (1, 3))  # on and off in mid-training
             each.get_submodule("head").requires_grad_(number != 2)
             each.get_submodule("table").requires_grad_(number != 3)
-        runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
+        runs.step(F.cross_entropy, X, (Y,))
         grads = {name: p.grad is not None for name, p in runs.array.named_parameters()}
         assert not grads["fused.unused.weight"]
         assert grads["fused.frozen.weight"] is (number in (1, 3))
@@ -240,7 +240,7 @@ def test_large_parameters_only(way, monkeypatch):
     runs = Runs(made(lambda: nn.Sequential(nn.Linear(370, 370, bias=False), nn.Tanh()), 3), shared=True)
     for _ in range(3):
         x, y = torch.randn(4, 370, dtype=D), torch.randn(4, 370, dtype=D)
-        runs.step(F.mse_loss, x, (y,), lambda _, x=x: (x,), lambda _, y=y: (y,))
+        runs.step(F.mse_loss, x, (y,))
     assert winner(runs.array) == way
 
 
@@ -327,7 +327,7 @@ def test_parameters_that_change(name, way, monkeypatch):
     for number in range(4):
         if number == 2:
             CHANGES[name](runs)
-        runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
+        runs.step(F.cross_entropy, X, (Y,))
 
 
 @pytest.mark.parametrize("way", [ALL, GO, "rule", "partly"])
