@@ -240,9 +240,8 @@ class CoreAllocator:
         self.num_cores = self.num_idle = num_cores
         self._wait_us = wait_us
         self._idle = (1 << num_cores) - 1
-        self._freed: list[
-            tuple[int, float, int]
-        ] = []  # idle cores, the time at which they were given back, and the lane
+        # Idle cores, the time at which they were given back, and the lane.
+        self._freed: list[tuple[int, float, int]] = []
         self._lanes: dict[int, list[int]] = {}  # by width
 
     def choose(self, width: int, near: Iterable[int] = ()) -> int:
