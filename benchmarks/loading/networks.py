@@ -15,7 +15,7 @@ from hocket.ir import Edge, Graph, Link, Machine, Op
 from hocket.job import Job
 from hocket.loading.ordering import with_siblings
 from hocket.loading.targets import named_tensors
-from hocket.planning.transfers.insertion import searched_order
+from hocket.planning.transfers.orders import searched_order
 from hocket.planning.transfers.receives import receives_of
 from hocket.profiling.analytic import estimate
 from hocket.tracing import capture

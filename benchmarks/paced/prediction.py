@@ -1,8 +1,8 @@
 """Predict the step of several paced workers by simulation of all their transfers over shared network cards.
 
 A worker's card carries what all servers send it, and a server's what it sends all workers, each transfer a max-min fair
-part (`hocket.simulation.cards`). Workers in the same order want the same value of the same server at the same moment;
-by links of a fixed rate for each pair that would cost nothing.
+part (`hocket.simulation.contention`). Workers in the same order want the same value of the same server at the same
+moment; by links of a fixed rate for each pair that would cost nothing.
 """
 
 from __future__ import annotations

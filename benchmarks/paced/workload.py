@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.transfers import Cluster, with_transfers, worker_machine
 from hocket.ir import Edge, Graph, Op
-from hocket.planning.transfers.insertion import searched_order
+from hocket.planning.transfers.orders import searched_order
 from hocket.planning.transfers.receives import Receives, receives_of
 from hocket.profiling import profile
 from hocket.tracing import capture

@@ -37,9 +37,8 @@ def test_what_this_process_used_itself_is_not_of_others(monkeypatch):
     hertz, cpus = 100, 2
     monkeypatch.setattr(os, "sysconf", lambda name: hertz)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(cpus))
-    ticks = iter(
-        [(0, 0), (150, 200), (150, 200), (150, 204)]
-    )  # a second of two CPUs, of which one and a half were busy
+    # A second of two CPUs, of which one and a half were busy.
+    ticks = iter([(0, 0), (150, 200), (150, 200), (150, 204)])
     monkeypatch.setattr(cpu_use, "cpu_ticks", lambda cpus: next(ticks))
     own_s = iter([0.0, 1.2, 1.2, 1.2])
     monkeypatch.setattr(cpu_use, "process_time", lambda: next(own_s))

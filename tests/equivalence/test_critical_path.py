@@ -17,7 +17,7 @@ from hocket.execution import executor
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Costs, Lane, Machine, Plan
 from hocket.planning import plan
-from hocket.planning.critical_path.priority_levels import METHODS
+from hocket.planning.critical_path.streams import METHODS
 from hocket.tracing.captured import Captured, Frame
 from quick import covering
 

@@ -57,17 +57,19 @@ class Runs:
         self.optimizer = fused(self.array.parameters(), len(models))
         self.alone = [alone(model.parameters(), index) for index, model in enumerate(models)]
 
-    def step(self, fn: Any, inputs: Any, targets: tuple[Any, ...], own_inputs: Any, own_targets: Any) -> None:
-        """`own_inputs` and `own_targets` give what model i takes."""
+    def step(
+        self, fn: Any, inputs: Any, targets: tuple[Any, ...] = (), own_inputs: Any = None, own_targets: Any = None
+    ) -> None:
+        """`own_inputs` and `own_targets` give what model i takes; by default all models take the same."""
         self.optimizer.zero_grad()
         losses = self.array.losses(fn, inputs, *targets)
         assert losses.shape == (len(self.models),)
         losses.backward()
         for index, (model, optimizer) in enumerate(zip(self.models, self.alone, strict=True)):
             optimizer.zero_grad()
-            given = own_inputs(index)
+            given = own_inputs(index) if own_inputs else (inputs,) if isinstance(inputs, Tensor) else inputs
             out = model(**given) if isinstance(given, dict) else model(*given)
-            loss = fn(out, *own_targets(index)).sum()
+            loss = fn(out, *(own_targets(index) if own_targets else targets)).sum()
             loss.backward()
             assert_close(plain(losses)[index], loss.detach(), f"loss of model {index}")
         check_state(self.array, self.models, self.vanishing)

@@ -127,6 +127,21 @@ def check(
     return array
 
 
+def check_step(
+    array: Any, models: list[nn.Module], run: Callable[[Any], Tensor], vanishing: Set[str] = frozenset()
+) -> None:
+    """Outputs, gradients and buffers of one step; the models are compared as they are."""
+    out = run(array)
+    assert out.shape[0] == len(models)
+    weight = torch.randn_like(out[0])
+    (out * weight).sum().backward()
+    for index, model in enumerate(models):
+        own = run(model)
+        (own * weight).sum().backward()
+        assert_close(out[index].detach(), own.detach(), f"output of model {index}")
+    check_state(array, models, vanishing)
+
+
 def biases_before_norm(model: nn.Module) -> set[str]:
     """Biases that a batch norm takes out again right behind them: their gradients are zero, and in torch rounding."""
     found = set()

@@ -98,31 +98,6 @@ def test_each_model_computes_with_its_own(name, backend):
     check(models, torch.randn(5, 4, dtype=D), shared=True, backend=backend)
 
 
-@pytest.mark.parametrize("num_models", [2, 4])
-def test_groups_of_models_take_their_own_numbers(num_models, monkeypatch):
-    from tests.fusion.prefer import prefer
-
-    index = iter(range(num_models))
-    models = made(lambda: DIFFERENT["closure"](next(index)), num_models)
-    prefer(monkeypatch, forward="1 at a time")
-    check(models, torch.randn(5, 4, dtype=D), shared=True, backend="auto")
-
-
-class Other(Calls):
-    """Another op in one model."""
-
-    def forward(self, x):
-        return torch.sin(self.fc(x)) if self.odd else torch.cos(self.fc(x))
-
-
-@pytest.mark.parametrize("backend", ["rule", "auto"])
-def test_another_op_is_named_and_the_models_run_one_after_another(backend):
-    models = [Other(None, odd=odd).double() for odd in (False, True)]
-    reason = r"the model itself: cos in model 0, the model itself: sin in model 1 \(odd: F"
-    with pytest.warns(UserWarning, match=reason):
-        check(models, torch.ones(5, 4, dtype=D), shared=True, backend=backend, steps=4)
-
-
 class Counts(Calls):
     """Changes what it reads."""
 
@@ -182,31 +157,6 @@ def test_a_global_that_changes_between_calls_is_seen(backend, monkeypatch):
         out = array(x)
         for index, model in enumerate(models):
             assert_close(out[index], model(x), f"by {by}")
-
-
-class Rounds(torch.autograd.Function):
-    """A function whose backward is not the derivative of its forward."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 3 * grad
-
-
-class Penalised(Calls):
-    """Computes with its parameters where no value of the input is in sight."""
-
-    def forward(self, x):
-        return self.fc(x), sum(parameter.square().sum() for parameter in self.parameters())
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("make", [lambda: Calls(lambda m, x: Rounds.apply(x)), lambda: Penalised(None)])
-def test_functions_and_parameters_are_followed(make, backend):
-    check(made(make, 3), torch.randn(5, 4, dtype=D), shared=True, backend=backend)
 
 
 DRAWS = [lambda: torch.rand(4), random.random, np.random.rand]

@@ -61,117 +61,43 @@ class SharedHelper(Helper):
         return self
 
 
-class BoundMethod(Net):
-    def hold(self):
-        self.inner = self.layer.forward
+def kind(name, inner=None, through=None):
+    """A class of models that hold `inner`, and go through it another way if need be."""
+    own = {} if inner is None else {"hold": lambda model: setattr(model, "inner", inner(model))}
+    return type(name, (Net,), own if through is None else {**own, "through": through})
 
 
-class PartialOfAHelper(Net):
-    def hold(self):
-        self.inner = functools.partial(Helper(self.layer).run)
+def over(value, call):
+    """A closure of a value."""
+    return lambda x: call(value, x)
 
 
-class Lambda(Net):
-    def hold(self):
-        self.inner = lambda x: self.layer(x)
+def with_an_attribute(m):
+    def inner(x):
+        return inner.layer(x)
+
+    inner.layer = m.layer
+    return inner
 
 
-class ClosureOfALayer(Net):
-    def hold(self):
-        layer = self.layer
+def of_a_local_class(m):
+    layer = m.layer
 
-        def inner(x):
+    class Inner:
+        def __call__(self, x):
             return layer(x)
 
-        self.inner = inner
+    return Inner()
 
 
-class ClosureOfAParameter(Net):
-    def hold(self):
-        weight = self.layer.weight
-        self.inner = lambda x: x @ weight
+def in_a_context(m):
+    found = contextvars.ContextVar("layer")
+    found.set(m.layer)
+    return found
 
 
-class ClosureOfAList(Net):
-    def hold(self):
-        layers = [self.layer]
-        self.inner = lambda x: layers[0](x)
-
-
-class ClosureOfAHelper(Net):
-    def hold(self):
-        helper = Helper(self.layer)
-        self.inner = lambda x: helper.run(x)
-
-
-class DefaultArgument(Net):
-    def hold(self):
-        self.inner = lambda x, layer=self.layer: layer(x)
-
-
-class PartialOfAClosure(Net):
-    def hold(self):
-        self.inner = functools.partial(lambda f, x: f(x), lambda x, layer=self.layer: layer(x))
-
-
-class InADeque(Net):
-    def hold(self):
-        self.steps = deque([lambda x, layer=self.layer: layer(x)])
-
-    def through(self, x):
-        return self.steps[0](x)
-
-
-class AttributeOfAFunction(Net):
-    def hold(self):
-        def inner(x):
-            return inner.layer(x)
-
-        inner.layer = self.layer
-        self.inner = inner
-
-
-class LocalClass(Net):
-    def hold(self):
-        layer = self.layer
-
-        class Inner:
-            def __call__(self, x):
-                return layer(x)
-
-        self.inner = Inner()
-
-
-class Cached(Net):
-    def hold(self):
-        self.inner = functools.lru_cache(2)(self.layer.forward)
-
-
-class Weakly(Net):
-    def hold(self):
-        self.inner = weakref.ref(self.layer)
-
-    def through(self, x):
-        return self.inner()(x)
-
-
-class WeaklyItself(Net):
-    """A child that knows its model, whose mode it reads."""
-
-    def hold(self):
-        self.model = weakref.ref(self)
-
-    def through(self, x):
-        return self.layer(x) if self.model().training else x
-
-
-class InAContext(Net):
-    def hold(self):
-        self.inner = contextvars.ContextVar("layer")
-        self.inner.set(self.layer)
-
-    def through(self, x):
-        return self.inner.get()(x)
+def registered(take):
+    return lambda m: REGISTRY.update({m.number: take(m)})
 
 
 class OwnForward(Net):
@@ -180,14 +106,6 @@ class OwnForward(Net):
             return self.layer(torch.tanh(model.first(x)))
 
         self.forward = types.MethodType(forward, self)
-
-
-class InAGlobal(Net):
-    def hold(self):
-        REGISTRY[self.number] = self.layer
-
-    def through(self, x):
-        return REGISTRY[self.number](x)
 
 
 class InAClass(Net):
@@ -200,48 +118,9 @@ class InAClass(Net):
         return type(self).layers[self.number](x)
 
 
-class LastInAClass(Net):
-    """All models go through the layer of the last one."""
-
-    last = None
-
-    def hold(self):
-        type(self).last = [self.layer]
-
-    def through(self, x):
-        return type(self).last[0](x)
-
-
-class DataInAGlobal(Net):
-    """A view of a parameter, which follows it as it trains."""
-
-    def hold(self):
-        REGISTRY[self.number] = self.layer.weight.detach()
-
-    def through(self, x):
-        return self.layer(x) @ REGISTRY[self.number]
-
-
-class WritesAGlobal(Net):
-    def hold(self):
-        REGISTRY[self.number] = self.calls
-
-    def through(self, x):
-        REGISTRY[self.number].add_(1)
-        return self.layer(x)
-
-
-class HelperWithoutCopies(Net):
-    def hold(self):
-        self.inner = SharedHelper(self.layer).run
-
-
-class HeldByAHelper(Net):
-    def hold(self):
-        self.inner = SharedHelper(self.layer)
-
-    def through(self, x):
-        return self.inner.run(x)
+def counted_in_a_global(m, x):
+    REGISTRY[m.number].add_(1)
+    return m.layer(x)
 
 
 class CopyShares(Net):
@@ -308,13 +187,34 @@ class LayerShares(Net):
         return self.layer(x)
 
 
-RIGHT = (BoundMethod, PartialOfAHelper)
+RIGHT = (
+    kind("BoundMethod", lambda m: m.layer.forward),
+    kind("PartialOfAHelper", lambda m: functools.partial(Helper(m.layer).run)),
+)
 REFUSED = (
-    Lambda, ClosureOfALayer, ClosureOfAParameter, ClosureOfAList, ClosureOfAHelper, DefaultArgument, PartialOfAClosure,
-    InADeque, AttributeOfAFunction, LocalClass, Cached, Weakly, WeaklyItself, InAContext, OwnForward, InAGlobal,
-    InAClass, LastInAClass, DataInAGlobal, WritesAGlobal, HelperWithoutCopies, HeldByAHelper, CopyShares, CopyIsItself,
-    CopyIsNew, StateWithoutLayer, StateWithoutBuffer, LayerShares,
-)  # fmt: skip
+    kind("Lambda", lambda m: lambda x: m.layer(x)),
+    kind("ClosureOfALayer", lambda m: over(m.layer, lambda layer, x: layer(x))),
+    kind("ClosureOfAParameter", lambda m: over(m.layer.weight, lambda weight, x: x @ weight)),
+    kind("ClosureOfAList", lambda m: over([m.layer], lambda layers, x: layers[0](x))),
+    kind("ClosureOfAHelper", lambda m: over(Helper(m.layer), lambda helper, x: helper.run(x))),
+    kind("DefaultArgument", lambda m: lambda x, layer=m.layer: layer(x)),
+    kind("PartialOfAClosure", lambda m: functools.partial(lambda f, x: f(x), lambda x, layer=m.layer: layer(x))),
+    kind("InADeque", lambda m: deque([lambda x, layer=m.layer: layer(x)]), lambda m, x: m.inner[0](x)),
+    kind("AttributeOfAFunction", with_an_attribute),
+    kind("LocalClass", of_a_local_class),
+    kind("Cached", lambda m: functools.lru_cache(2)(m.layer.forward)),
+    kind("Weakly", lambda m: weakref.ref(m.layer), lambda m, x: m.inner()(x)),
+    kind("WeaklyItself", weakref.ref, lambda m, x: m.layer(x) if m.inner().training else x),
+    kind("InAContext", in_a_context, lambda m, x: m.inner.get()(x)),
+    kind("InAGlobal", registered(lambda m: m.layer), lambda m, x: REGISTRY[m.number](x)),
+    kind("LastInAGlobal", lambda m: REGISTRY.update(last=[m.layer]), lambda m, x: REGISTRY["last"][0](x)),
+    # a view of a parameter, which follows it as it trains
+    kind("DataInAGlobal", registered(lambda m: m.layer.weight.detach()), lambda m, x: m.layer(x) @ REGISTRY[m.number]),
+    kind("WritesAGlobal", registered(lambda m: m.calls), counted_in_a_global),
+    kind("HelperWithoutCopies", lambda m: SharedHelper(m.layer).run),
+    kind("HeldByAHelper", lambda m: SharedHelper(m.layer), lambda m, x: m.inner.run(x)),
+    *(OwnForward, InAClass, CopyShares, CopyIsItself, CopyIsNew, StateWithoutLayer, StateWithoutBuffer, LayerShares),
+)
 
 
 def made(kind):

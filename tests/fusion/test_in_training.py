@@ -133,19 +133,6 @@ def test_each_models_gradients_are_clipped_by_its_own_norm():
     fused.check(singles)
 
 
-def test_permuted_models_train_to_permuted_models():
-    order = [2, 0, 1]
-    models = made(net, 3)
-    fused, permuted = Fused(models, RATES), Fused([models[i] for i in order], [RATES[i] for i in order])
-    for number in range(10):
-        fused.step(number)
-        permuted.step(number)
-    ours, theirs = fused.array.unfuse(), permuted.array.unfuse()
-    for place, index in enumerate(order):
-        for name, tensor in ours[index].state_dict().items():
-            torch.testing.assert_close(theirs[place].state_dict()[name], tensor, rtol=1e-9, atol=1e-12)
-
-
 def test_an_overflow_costs_only_its_own_model_a_step():
     """As `torch.amp.GradScaler` decides for each model alone: one skips the step and halves its scale."""
     models = made(net, 3)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+import functools
+from types import CodeType, ModuleType
 
+import numpy as np
 import pytest
 import torch
 from tests.fusion.oracle import assert_close, made
 from tests.fusion.prefer import ALL, prefer, winners
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.functional import mse_loss
 
 import hocket
-from hocket.fusion import programs
+from hocket.fusion import calls, programs
+
+pytestmark = pytest.mark.filterwarnings("ignore:hocket.fuse")
+
 
 D = torch.float64
 LENGTHS = range(4, 15)
@@ -76,28 +83,6 @@ def test_losses_of_many_lengths_go_as_most_of_them_did(way, monkeypatch):
     assert winners(array) == [way]
 
 
-def test_another_loss_function_is_looked_at_first(monkeypatch):
-    """What it brings along may train, and then models cannot go in one go."""
-    prefer(monkeypatch, "1 at a time with backward")
-    array = hocket.fuse(made(Words, 2), shared=True)
-    for length in LENGTHS:
-        array.losses(F.cross_entropy, batch(length), Y)
-    temperature = torch.ones((), dtype=D, requires_grad=True)
-    array.losses(lambda out, y: F.cross_entropy(out * temperature, y), batch(3), Y).sum().backward()
-    assert temperature.grad is not None
-
-
-def test_what_is_remembered_has_a_bound(monkeypatch):
-    prefer(monkeypatch, "1 at a time with backward")
-    monkeypatch.setattr(programs, "MAX_PROGRAMS", 10)
-    array = hocket.fuse(made(Words, 2), shared=True)
-    for length in range(2, 40):
-        array(batch(length))
-        array.losses(F.cross_entropy, batch(length), Y).backward()
-        assert len(array._calls.programs.world().calls.values()) <= 10
-    assert len(array._calls.programs.world().calls.values()) == 10
-
-
 def test_models_that_come_and_differ_in_more_than_values_have_turns_anew(monkeypatch):
     prefer(monkeypatch, "1 at a time with backward")
     array = hocket.fuse(made(Words, 2), shared=True)
@@ -113,3 +98,80 @@ def test_models_that_come_and_differ_in_more_than_values_have_turns_anew(monkeyp
     for _ in range(2):
         array(batch(3))
     assert len(array.choices) == before + 1
+
+
+KEPT = 2
+
+
+class Scaled(nn.Linear):
+    """A layer whose output is scaled by what it is handed."""
+
+    def forward(self, x, scale):
+        return super().forward(x) * scale
+
+
+class ScaledByArray(Scaled):
+    """The scale is an array, which becomes a tensor in the forward."""
+
+    def forward(self, x, scale):
+        return super().forward(x, torch.from_numpy(scale))
+
+
+@functools.lru_cache(8)
+def table(_, scale):
+    return torch.full((2,), scale)
+
+
+class ScaledByTable(Scaled):
+    """The scale is looked up, for each model in a table of its own that outlives the call."""
+
+    def forward(self, x, scale):
+        return super().forward(x, table(self.number, scale))
+
+
+def as_number(value):
+    return value
+
+
+def as_array(value):
+    return np.full(2, value, dtype=np.float32)
+
+
+def num_entries(root):
+    """The entries of all containers that are reached from an object."""
+    seen, todo, found = set(), [root], 0
+    while todo:
+        value = todo.pop()
+        if id(value) in seen or isinstance(value, (type, ModuleType, CodeType)):
+            continue
+        seen.add(id(value))
+        inner = []
+        if isinstance(value, dict) and "__builtins__" not in value:
+            inner = [*value, *value.values()]
+        elif isinstance(value, (list, tuple, set)):
+            inner = list(value)
+        elif isinstance(value, functools.partial):
+            inner = [value.func, value.args, value.keywords]
+        found += len(inner)
+        todo += inner if hasattr(value, "__len__") else [*inner, getattr(value, "__dict__", None)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "lasts"),
+    [(Scaled, as_number, 1), (Scaled, as_number, 2), (ScaledByArray, as_array, 1), (ScaledByTable, as_number, 3)],
+)
+def test_contents_that_do_not_return_are_forgotten(kind, content, lasts, monkeypatch):
+    for module in (programs, calls):
+        monkeypatch.setattr(module, "MAX_PROGRAMS", KEPT)
+    models = [kind(3, 2) for _ in range(2)]
+    for number, model in enumerate(models):
+        model.number = number
+    array = hocket.fuse(models, shared=True)
+    x, y, entries = torch.ones(4, 3), torch.zeros(4, 2), []
+    for number in range(1, 33):
+        for _ in range(lasts):
+            array.loss(mse_loss, array(x, content(1.0 / number)), y).sum().backward()
+            array.zero_grad()
+        entries.append(num_entries(array))
+    assert max(entries[-8:]) <= max(entries[:-8])

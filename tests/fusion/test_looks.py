@@ -1,11 +1,17 @@
-"""What a forward looks at, and what it writes: fused models see what plain ones see. See `loops.fuzz_looks`."""
+"""What a forward looks at, and what it writes: fused models see what plain ones see. See `loops.fuzz_looks`.
+
+By which plan ``backend="auto"`` runs is left to chance, so that every way in which models may run has its turn.
+"""
 
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
+from hocket.fusion import calls
+from hocket.fusion.contest import plans_for
 from loops.fuzz_looks import judge, report
 from loops.held_numbers import HOLDERS, PLACEMENTS, held_number
 from loops.looking_programs import Program, looking_program, program_of
@@ -22,6 +28,12 @@ for place, holder in enumerate(HOLDERS):
     held = held_number(holder, placements[place % len(placements)])
     assert held is not None
     WAYS[f"{held.group}: {held.name}"] = held
+
+
+@pytest.fixture(autouse=True)
+def chance(request, monkeypatch):
+    draw = random.Random(request.node.name)
+    monkeypatch.setattr(calls, "plans_for", lambda *given, **options: [draw.choice(plans_for(*given, **options))])
 
 
 def check(program: Program) -> None:

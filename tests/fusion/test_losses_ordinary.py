@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -172,17 +173,11 @@ def test_hooks_on_the_array_run(kind, monkeypatch):
         ),
     }[kind]()
     try:
-        with pytest.warns(UserWarning, match="Full backward hook is firing") if kind == "backward" else _quiet():
+        with pytest.warns(UserWarning, match="Full backward hook is firing") if kind == "backward" else nullcontext():
             array.losses(F.cross_entropy, X, Y).backward()
         assert seen == [1]
     finally:
         handle.remove()
-
-
-def _quiet():
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 @pytest.mark.parametrize("way", [ALL, GO])
@@ -271,7 +266,7 @@ def test_a_loss_that_gives_no_tensor(way, monkeypatch):
 def test_one_model_goes_the_ordinary_way():
     runs = Runs(linears(1), shared=True)
     for _ in range(2):
-        runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
+        runs.step(F.cross_entropy, X, (Y,))
     assert all(not choice.winner.per_group_backward for choice in runs.array.choices)
 
 
@@ -279,14 +274,14 @@ def test_one_model_goes_the_ordinary_way():
 def test_other_backends_go_the_ordinary_way(backend):
     runs = Runs(made(mlp, 3), backend=backend, shared=True)
     for _ in range(2):
-        runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
+        runs.step(F.cross_entropy, X, (Y,))
     assert not runs.array.choices
 
 
 def test_the_real_contest_times_all_and_keeps_what_won():
     runs = Runs(linears(4), shared=True)
     for _ in range(24):
-        runs.step(F.cross_entropy, X, (Y,), lambda _: (X,), lambda _: (Y,))
+        runs.step(F.cross_entropy, X, (Y,))
     [choice] = runs.array.choices
     assert {str(plan) for plan in choice.times_us} == {"4 at a time", GO}
     assert choice.times_us[choice.winner] <= HANDICAP * min(choice.times_us.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import pytest
 import torch
@@ -271,41 +272,23 @@ def test_outputs_in_objects_are_refused_rather_than_those_of_one_model(backend):
         array(torch.randn(5, 4).double())
 
 
-class Branches(nn.Module):
-    """Looks at shapes, and at nothing else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 3)
-
-    def forward(self, x):
-        n, _ = x.shape
-        if n > 3:
-            x = x * 2
-        return self.fc(x).reshape(n, 3)
+@pytest.mark.parametrize("name", ["LBFGS", "Adafactor"])
+def test_optimizers_that_couple_models_are_named(name):
+    array = hocket.fuse([nn.Linear(3, 2), nn.Linear(3, 2)])
+    with pytest.warns(UserWarning, match=f"torch.optim.{name} takes"):
+        getattr(torch.optim, name)(array.parameters())
 
 
-class Looks(Branches):
-    """Looks at values."""
-
-    def forward(self, x):
-        x = self.fc(x)
-        return x * 2 if x.sum() > 0 else x
+def test_parameters_in_a_group_are_seen_too():
+    array = hocket.fuse([nn.Linear(3, 2), nn.Linear(3, 2)])
+    with pytest.warns(UserWarning, match="as they do alone"):
+        torch.optim.Adafactor([{"params": array.parameters()}])
 
 
-def test_a_forward_that_looks_at_shapes_has_a_graph_for_each():
-    array = check(made(Branches, 3), torch.randn(3, 5, 4).double(), shared=False, strict=True, backend="rule")
-    small = torch.randn(3, 2, 4).double()
-    for _ in range(2):
-        out = array(small)
-        for index, model in enumerate(array.unfuse()):
-            assert torch.allclose(out[index], model(small[index]))
-    assert "linear" in array.report()
-
-
-@pytest.mark.parametrize("backend", ["rule", "auto"])
-def test_a_forward_that_looks_at_values_goes_model_by_model_and_says_so(backend):
-    with pytest.warns(UserWarning, match="Looks: the forward looks at values, by __bool__"):
-        check(made(Looks, 3), torch.randn(3, 5, 4).double(), shared=False, backend=backend, steps=3)
-    with pytest.raises(InputError, match="strict"):
-        hocket.fuse(made(Looks, 3), strict=True, shared=False)(torch.randn(3, 5, 4).double())
+def test_optimizers_that_go_element_by_element_are_not():
+    array = hocket.fuse([nn.Linear(3, 2), nn.Linear(3, 2)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, hocket.optim.Adam):
+            kind(array.parameters(), lr=0.1)
+        torch.optim.LBFGS(nn.Linear(3, 2).parameters())

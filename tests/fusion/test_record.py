@@ -7,14 +7,18 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests.fusion.oracle import check, made
+from tests.fusion.oracle import assert_close, check, made
 from torch import nn
+from torch.nn import functional
 from torch.nn.functional import cross_entropy, softmax
+from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.errors import InputError
+from quick import covering
 
 D = torch.float64
+BACKENDS = ["rule", "vmap", "loop", "auto"]
 
 
 class Layer(nn.Module):
@@ -115,11 +119,6 @@ def weight_without_gradient(m, x):
     return softmax(m.a(x), dim=-1) * fixed + m.b(x)
 
 
-def assigns(m, x):
-    m.mean = m.mean + 1
-    return m.a(x) + m.mean
-
-
 def written_without_gradient(m, x):
     h = m.a(x)
     with torch.no_grad():
@@ -127,15 +126,97 @@ def written_without_gradient(m, x):
     return h * 2
 
 
+def alias(m, x):
+    x = m.a(x)
+    y = x
+    y += 1
+    y *= m.b.weight[0]
+    y -= x.mean()
+    y /= 2
+    return x + y
+
+
+def of_the_input(m, x):
+    x = x * 1  # shared by all models until here
+    y = x
+    y += m.b.bias
+    return m.a(y)
+
+
+def into_a_part(m, x):
+    x = m.a(x)
+    x[:, 1:3] += m.b(x)[:, 1:3].detach()
+    x[0] = 0
+    return x
+
+
+def counting(m, x):
+    m.mean += 1
+    return m.a(x) * m.mean.clone()  # each model's own would do for plain ones; here they are parts of one tensor
+
+
+def averaging(m, x):
+    m.mean = 0.9 * m.mean + 0.1 * x.detach().mean(0)
+    return m.a(x - m.mean)
+
+
+def averaging_without_gradient(m, x):
+    with torch.no_grad():
+        m.mean = 0.9 * m.mean + 0.1 * m.b(x).mean(0)
+    return m.a(x - m.mean)
+
+
+def copying(m, x):
+    m.mean.copy_(x.detach().mean(0))
+    return m.a(x) + m.mean
+
+
+def without_gradient(m, x):
+    with torch.no_grad():
+        target = m.b(x)
+    return m.a(x) * target
+
+
+def checkpointed(m, x, use_reentrant=False):
+    x = m.a(x)
+    return x + checkpoint(lambda hidden: torch.tanh(m.b(hidden)), x, use_reentrant=use_reentrant)
+
+
+def checkpointed_from_within(m, x):
+    return checkpointed(m, x, use_reentrant=True)
+
+
+def checkpointed_on_a_branch(m, x):
+    return checkpointed(m, x, use_reentrant=True) if x.sum() < 1e9 else x  # no tracer follows values
+
+
+def by_its_own_flag(m, x):
+    return m.a(x) * (2 if m.b.training else 1)
+
+
+def penalised(m, x):
+    return m.a(x), sum(parameter.square().sum() for parameter in m.parameters())
+
+
 FOLLOWED = [indexed, written, several, attributes, table, factories, function, iterated, averaged]
-FOLLOWED += [weight_without_gradient, written_without_gradient, reflected, assigns]
+FOLLOWED += [weight_without_gradient, written_without_gradient, reflected]
+OTHERS = [checkpointed, checkpointed_from_within, checkpointed_on_a_branch, penalised]
+OTHERS += [alias, of_the_input, into_a_part, counting, averaging, averaging_without_gradient, copying]
+OTHERS += [without_gradient]
 
 
 @pytest.mark.parametrize("act", FOLLOWED, ids=lambda act: act.__name__)
-def test_followed_and_the_same_as_alone(act, recwarn):
-    models = made(lambda: Layer(act), 3)
-    check(models, torch.randn(5, 4, dtype=D), shared=True, backend="rule", steps=3)
+def test_followed_by_a_graph(act, recwarn):
+    check(made(lambda: Layer(act), 3), torch.randn(5, 4, dtype=D), shared=True, backend="rule", steps=3)
     assert not [each for each in recwarn if "hocket.fuse: Layer" in str(each.message)]
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize(("backend", "shared"), covering(BACKENDS, [True, False]))
+@pytest.mark.parametrize("act", [*FOLLOWED, *OTHERS], ids=lambda act: act.__name__)
+def test_a_forward_does_in_fused_models_what_it_does_alone(act, backend, shared):
+    x = torch.randn((5, 4) if shared else (3, 5, 4), dtype=D)
+    check(made(lambda: Layer(act), 3), x, shared=shared, backend=backend, steps=3)
 
 
 def test_numbers_that_differ_are_each_models_own():
@@ -312,13 +393,14 @@ def test_another_graph_for_other_shapes():
         torch.testing.assert_close(array(x), torch.stack([model(x) for model in models]))
 
 
-def test_models_whose_graphs_differ_go_one_after_another_and_the_ops_are_named():
+@pytest.mark.parametrize("backend", ["rule", "auto"])
+def test_models_whose_graphs_differ_go_one_after_another_and_the_ops_are_named(backend):
     functions = iter([torch.sin, torch.cos])
     models = made(lambda: Layer(functools.partial(lambda act, m, x: act(m.a(x)), next(functions))), 2)
     reason = "the model itself: sin in model 0, the model itself: cos in model 1"
     with pytest.warns(UserWarning, match=reason):
-        check(models, torch.ones(5, 4, dtype=D), shared=True, backend="rule", steps=4)
-    array = hocket.fuse(models, backend="rule", shared=True, strict=True)
+        check(models, torch.ones(5, 4, dtype=D), shared=True, backend=backend, steps=4)
+    array = hocket.fuse(models, backend=backend, shared=True, strict=True)
     with pytest.raises(InputError, match=reason):
         called_thrice(array, torch.ones(5, 4, dtype=D))
 
@@ -326,3 +408,93 @@ def test_models_whose_graphs_differ_go_one_after_another_and_the_ops_are_named()
 def test_a_model_that_computes_its_own_loss():
     models = made(lambda: Layer(lambda m, x: cross_entropy(m.a(x), x.argmax(1))), 3)
     check(models, torch.randn(5, 4, dtype=D), shared=True, backend="rule")
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_first_call_without_gradients_does_not_hide_a_part_that_never_has_any(backend):
+    models = made(lambda: Layer(without_gradient), 2)
+    array = hocket.fuse(models, backend=backend, shared=True)
+    x = torch.randn(5, 4).double()
+    with torch.inference_mode():
+        array(x)
+    with torch.no_grad():
+        array(x)
+    for _ in range(2):
+        array.zero_grad()
+        array(x).sum().backward()
+    assert array._store.tensor("b.weight").tensor.grad is None
+    for index, model in enumerate(models):
+        model(x).sum().backward()
+        assert torch.allclose(array._store.tensor("a.weight").tensor.grad[index], model.a.weight.grad, rtol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_layer_that_was_not_in_training_is_so_after_train(backend):
+    models = made(lambda: Layer(by_its_own_flag), 2)
+    for model in models:
+        model.b.eval()
+    array = hocket.fuse(models, backend=backend, shared=True)
+    x = torch.randn(5, 4).double()
+    for mode in (None, True, False, True):
+        if mode is not None:
+            for each in (array, *models):
+                each.train(mode)
+        for _ in range(2):
+            assert torch.allclose(array(x)[1], models[1](x), rtol=1e-12)
+
+
+class WritesOver(nn.Module):
+    """Begins with an activation in place, on the input that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LeakyReLU(0.5, inplace=True)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.first(x))
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_a_model_that_begins_with_dropout_in_place_can_be_called(num_models):
+    models = made(lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3)), num_models)
+    array = hocket.fuse(models, shared=True)
+    for _ in range(3):
+        x = torch.ones(5, 4).double()
+        array.losses(functional.mse_loss, x, torch.zeros(5, 3).double()).backward()
+        assert all(p.grad.isfinite().all() for p in array.parameters())
+        assert set(x.unique().tolist()) <= {0.0, 1.0, 2.0}, "dropped once at most"
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize(("backend", "shared"), covering(BACKENDS, [True, False]))
+def test_a_model_that_writes_over_its_input_does_so_once(backend, shared, num_models):
+    models = made(WritesOver, num_models)
+    array = hocket.fuse(models, backend=backend, shared=shared)
+    for _ in range(3):
+        x = torch.randn((5, 4) if shared else (num_models, 5, 4), dtype=D)
+        given = x.clone()
+        out = array(given)
+        assert torch.equal(given, functional.leaky_relu(x, 0.5))
+        for index, model in enumerate(models):
+            assert_close(out[index], model((x if shared else x[index]).clone()), "output")
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize("way", ["call", "losses"])
+def test_a_model_that_writes_over_its_input_trains(way, num_models):
+    models = made(WritesOver, num_models)
+    array = hocket.fuse(models, shared=True)
+    x, y = torch.randn(5, 4, dtype=D), torch.randn(5, 3, dtype=D)
+    for _ in range(3):
+        given = x.clone()
+        array.zero_grad()
+        if way == "call":
+            array.loss(functional.mse_loss, array(given), y).backward()
+        else:
+            array.losses(functional.mse_loss, given, y).backward()
+        assert torch.equal(given, functional.leaky_relu(x, 0.5))
+    for index, model in enumerate(models):
+        functional.mse_loss(model(x.clone()), y).backward()
+        torch.testing.assert_close(array.get_parameter("fused.fc.weight").grad[index], model.fc.weight.grad)

@@ -76,20 +76,6 @@ def test_a_mapping_names_the_arguments_of_losses():
     assert torch.equal(array.losses(F.mse_loss, Named(x=x), y), array.losses(F.mse_loss, x, y))
 
 
-def test_models_without_a_graph_print_nothing(capsys):
-    class Looks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.fc(x) if self.fc(x).sum() > 0 else x
-
-    with pytest.warns(UserWarning, match="Looks: the forward looks at values"):
-        hocket.fuse([Looks(), Looks()])(torch.ones(5, 4))
-    assert "def forward" not in capsys.readouterr().out
-
-
 def test_one_model_takes_the_state_of_a_plain_module():
     array = hocket.fuse(made(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), 3), shared=True)
     before = array.state_dict()

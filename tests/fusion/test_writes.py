@@ -169,32 +169,6 @@ def test_every_write_is_seen(function, backend, shared):
     check(made(lambda: Image(function), 3), x, shared=shared, backend=backend)
 
 
-class WritesItsInput(nn.Module):
-    """Writes over what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(4, 4)
-
-    def forward(self, x):
-        x += 1
-        return self.fc(x)
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_models_do_not_write_over_each_others_input(backend, shared):
-    models = made(WritesItsInput, 3)
-    array = hocket.fuse(models, backend=backend, shared=shared)
-    for _ in range(3):
-        x = torch.randn((5, 4) if shared else (3, 5, 4), dtype=D)
-        given = x.clone()
-        out = array(given)
-        assert torch.equal(given, x + 1), "once, as one model writes"
-        for index, model in enumerate(models):
-            assert_close(out[index], model((x if shared else x[index]).clone()), "output")
-
-
 class Takes(nn.Module):
     """A linear layer times something that is no tensor."""
 
@@ -222,79 +196,6 @@ def test_arguments_are_told_apart_by_class_and_content(backend):
             out = array(x, option)
             for index, model in enumerate(models):
                 assert_close(out[index], model(x, option), f"output for {option!r}"[:40])
-
-
-DRAWS = {
-    "randint": lambda x: torch.randint(0, 1000, (4,)) * 1.0,
-    "randint with a size": lambda x: torch.randint(0, 1000, (x.shape[0], 4)) * 1.0,
-    "randint_like": lambda x: torch.randint_like(x, 0, 1000),
-    "randperm": lambda x: torch.randperm(x.shape[0] + 6)[:4] * 1.0,
-    "normal": lambda x: torch.normal(0.0, 1.0, (x.shape[0], 4)),
-    "normal of tensors": lambda x: torch.normal(x, x.abs()),
-    "empty": lambda x: torch.empty(x.shape[0], 4).normal_(),
-    "new_empty": lambda x: x.new_empty(4).uniform_(),
-    "randn of sizes": lambda x: torch.randn(x.shape[0], 1),
-    "rand": lambda x: torch.rand(x.shape),
-    "rand_like": lambda x: torch.rand_like(x),
-    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()) + torch.rand_like(x),
-    "multinomial": lambda x: torch.multinomial(x.softmax(-1), 3)[:, :1] + torch.rand(x.shape[0], 1),
-    "poisson": lambda x: torch.poisson(100 * x.abs()),
-    "gumbel softmax": lambda x: F.gumbel_softmax(x),
-    "rrelu": lambda x: F.rrelu(x, training=True),
-    "dropout": lambda x: F.dropout(x + 10, 0.5),
-    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], dropout_p=0.5),
-    "exponential": lambda x: torch.zeros_like(x).exponential_(),
-}
-
-
-class Draws(nn.Module):
-    """A linear layer beside a draw."""
-
-    def __init__(self, draw) -> None:
-        super().__init__()
-        self.fc, self.draw = nn.Linear(4, 4), draw
-
-    def forward(self, x):
-        return self.fc(x), self.draw(x)
-
-
-@pytest.mark.parametrize(("name", "backend"), covering(DRAWS, BACKENDS))
-def test_with_seeds_each_model_draws_what_it_draws_alone(name, backend):
-    models = made(lambda: Draws(DRAWS[name]), 3)
-    array = hocket.fuse(models, backend=backend, seeds=[7, 8, 9])
-    x = torch.randn(5, 4, dtype=D)
-    outs = [array(x), array(x), array(x)]
-    for index, model in enumerate(models):
-        torch.manual_seed(7 + index)
-        for out in outs:
-            for fused, plain in zip(out, model(x), strict=True):
-                assert_close(fused[index], plain, f"model {index}")
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_with_seeds_separate_blocks_draw_what_they_draw_alone(backend):
-    acts = iter((nn.Tanh(), nn.Sigmoid()))
-    models = made(
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.Sequential(next(acts), nn.Dropout(0.4)), nn.Dropout(0.3)), 2
-    )
-    array = hocket.fuse(models, backend=backend, seeds=[3, 4], shared=True, separate=["1"])
-    x = torch.randn(5, 4, dtype=D)
-    outs = [array(x), array(x), array(x)]
-    for index, model in enumerate(models):
-        torch.manual_seed(3 + index)
-        for out in outs:
-            assert_close(out[index], model(x), f"model {index}")
-
-
-@pytest.mark.parametrize(("name", "backend"), covering(DRAWS, BACKENDS))
-def test_without_seeds_no_two_models_share_a_draw(name, backend):
-    array = hocket.fuse(made(lambda: Draws(DRAWS[name]), 3), backend=backend)
-    x = torch.randn(5, 4, dtype=D)
-    _, first = array(x)
-    for _ in range(2):
-        _, second = array(x)
-    for a, b in ((first[0], first[1]), (first[1], first[2]), (first[0], second[0])):
-        assert not torch.equal(a, b)
 
 
 class Scale(nn.Module):

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,52 +7,6 @@ from hypothesis import strategies as st
 from hocket.errors import FormatError, InputError
 from hocket.ir import Costs
 from strategies import any_costs
-
-
-@given(costs=any_costs())
-def test_round_trip(tmp_path_factory, costs):
-    path = tmp_path_factory.mktemp("costs") / "costs.json"
-    costs.save(path)
-    assert Costs.load(path) == costs
-
-
-PROBLEMS = {
-    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got -2": {"a": {"1": -2}},
-    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got nan": {"a": {"1": math.nan}},
-    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got 'x'": {"a": {"1": "x"}},
-    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got True": {"a": {"1": True}},
-    "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got 1e+300": {"a": {"1": 1e300}},
-    "durations_us['a']: expected at least one width or device": {"a": {}},
-    "durations_us['a']: expected a width >= 1 or a device name, got '0'": {"a": {"0": 1.0}},
-    "durations_us['a']: expected a width >= 1 or a device name, got 'cpu0:0'": {"a": {"cpu0:0": 1.0}},
-    "durations_us['a']: expected a width >= 1 or a device name, got ':2'": {"a": {":2": 1.0}},
-    "durations_us['a']: expected an object": {"a": 3.0},
-}
-
-
-@pytest.mark.parametrize("problem", PROBLEMS)
-def test_bad_duration_is_named_with_its_file(tmp_path, problem):
-    path = tmp_path / "costs.json"
-    path.write_text(json.dumps({"format": "hocket-costs/1", "durations_us": PROBLEMS[problem]}))
-    with pytest.raises(FormatError) as caught:
-        Costs.load(path)
-    assert str(caught.value).startswith(f"{path}: ")
-    assert problem in str(caught.value)
-
-
-def test_unknown_source_and_missing_table(tmp_path):
-    path = tmp_path / "costs.json"
-    path.write_text(
-        json.dumps({"format": "hocket-costs/1", "durations_us": {"a": {"1": 1}}, "sources": {"a": "guessed"}})
-    )
-    with pytest.raises(FormatError, match=r"sources\['a'\].*'guessed'"):
-        Costs.load(path)
-    path.write_text(json.dumps({"format": "hocket-costs/1", "durations_us": {"a": {"1": 1}}, "placement": "anywhere"}))
-    with pytest.raises(FormatError, match=r"placement: expected compact or scatter, got 'anywhere'"):
-        Costs.load(path)
-    path.write_text('{"format": "hocket-costs/1"}')
-    with pytest.raises(FormatError, match="missing field 'durations_us'"):
-        Costs.load(path)
 
 
 def test_lookup_prefers_the_narrower_key():

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 
 from hocket.errors import FormatError
 from hocket.ir import Edge, Graph, Op
-from strategies import any_graphs, graphs
+from strategies import graphs
 
 A, B, C = Op("a"), Op("b"), Op("c")
 
@@ -17,13 +18,6 @@ def write(tmp_path, **fields):
     path = tmp_path / "step.json"
     path.write_text(json.dumps({"format": "hocket-graph/1", **fields}))
     return path
-
-
-@given(graph=any_graphs())
-def test_round_trip(tmp_path_factory, graph):
-    path = tmp_path_factory.mktemp("graph") / "graph.json"
-    graph.save(path)
-    assert Graph.load(path) == graph
 
 
 @given(graph=graphs())
@@ -47,62 +41,14 @@ def test_defaults_of_a_file(tmp_path):
     assert graph == Graph((A, B), (Edge("a", "b", 0.0),))
 
 
-OP_PROBLEMS = {
-    "duplicate op name 'a'": [{"name": "a"}, {"name": "a"}],
-    "unknown role 'foreward'": [{"name": "a", "role": "foreward"}],
-    "unknown field 'flop'": [{"name": "a", "flop": 3}],
-    "missing field 'name'": [{"target": "aten.mm"}],
-    "ops[0].flops: expected a finite number >= 0, got -1": [{"name": "a", "flops": -1}],
-    "ops[0].bytes: expected a finite number >= 0, got nan": [{"name": "a", "bytes": math.nan}],
-    "ops[0].bytes: expected a number, got True": [{"name": "a", "bytes": True}],
-    "ops[0].stateless: expected true or false": [{"name": "a", "stateless": 1}],
-    "ops[0].name: expected a name without white space, got 'a b'": [{"name": "a b"}],
-    "ops[1]: expected an object, got the string 'b'": [{"name": "a"}, "b"],
-    "ops[0].writes: expected a list, got the string 'x'": [{"name": "a", "writes": "x"}],
-}
-
-
-@pytest.mark.parametrize("problem", OP_PROBLEMS)
-def test_bad_op_is_named_with_its_file(tmp_path, problem):
-    path = write(tmp_path, ops=OP_PROBLEMS[problem])
+@pytest.mark.parametrize("circle", ["acba", "aa"])
+def test_a_cycle_is_named(tmp_path, circle):
+    path = write(tmp_path, ops=[{"name": name} for name in "abc"], edges=list(map(list, pairwise(circle))))
     with pytest.raises(FormatError) as caught:
         Graph.load(path)
-    assert str(caught.value).startswith(f"{path}: ops")
-    assert problem in str(caught.value)
-
-
-EDGE_PROBLEMS = {
-    "'a' -> 'z' names a missing op 'z'": {"edges": [["a", "z", 1]]},
-    "carried[0]: 'z' -> 'a' names a missing op 'z'": {"carried": [["z", "a"]]},
-    "edges[0][2]: expected a finite number >= 0, got -4": {"edges": [["a", "b", -4]]},
-    "edges[0]: expected [src, dst, bytes], got 1 elements": {"edges": [["a"]]},
-    "carried[0]: expected 2 elements, got 3": {"carried": [["a", "b", 1]]},
-    "edges: expected a list, got an object": {"edges": {}},
-    "cycle: a -> c -> b -> a": {"edges": [["a", "c"], ["c", "b"], ["b", "a"]]},
-    "cycle: a -> a": {"edges": [["a", "a"]]},
-    "unknown field 'edge'": {"edge": []},
-    "together[1]: names a missing op 'z'": {"together": [["a", "b"], ["a", "z"]]},
-    "together[0][1]: expected a string, got 3": {"together": [["a", 3]]},
-    "buffers[0].bytes: expected a finite number >= 0, got -1": {"buffers": [{"name": "x", "bytes": -1}]},
-    "buffers[1].name: expected a name of its own, got 'x'": {"buffers": [{"name": "x"}, {"name": "x"}]},
-    "buffer 'x': expected one of step, kept, lasting, input, got 'long'": {"buffers": [{"name": "x", "life": "long"}]},
-    "buffers[0]: unknown field 'size'": {"buffers": [{"name": "x", "size": 1}]},
-    "ops[3].reads: op 'd' reads a missing buffer 'y'": {"buffers": [{"name": "x"}]},
-}
-
-
-@pytest.mark.parametrize("problem", EDGE_PROBLEMS)
-def test_bad_edge_is_named_with_its_file(tmp_path, problem):
-    ops = [*({"name": name} for name in "abc"), {"name": "d", "reads": ["y"]}]
-    path = write(tmp_path, ops=ops, **EDGE_PROBLEMS[problem])
-    with pytest.raises(FormatError) as caught:
-        Graph.load(path)
-    message = str(caught.value)
-    assert message.startswith(f"{path}: ")
-    if problem.startswith("cycle"):  # any op of the circle may be named first
-        assert sorted(message.split("cycle: ")[1].split(" -> ")[1:]) == sorted(problem[7:].split(" -> ")[1:])
-    else:
-        assert problem in message
+    before, _, named = str(caught.value).partition("cycle: ")
+    assert before.startswith(f"{path}: ")
+    assert sorted(named.split(" -> ")[1:]) == sorted(circle[1:])  # any op of the circle may be named first
 
 
 def test_cycle_beside_sound_ops_names_only_the_cycle():

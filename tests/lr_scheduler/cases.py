@@ -7,6 +7,7 @@ import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from hocket import lr_scheduler
+from optim.twins import of_model
 
 EPOCHS = 30
 
@@ -108,6 +109,7 @@ PLATEAUS = {
     "plateau-abs": {"threshold_mode": "abs", "threshold": [0.1, 0.2, 0.0, 0.3, 0.05, 0.5, 1.0], "patience": 0},
     "plateau-max-abs": {"mode": "max", "threshold_mode": "abs", "threshold": 0.1, "patience": 1},
 }
+ALL = CASES | {name: ("ReduceLROnPlateau", arguments) for name, arguments in PLATEAUS.items()}
 # Schedulers made of others, built alike from `hocket.lr_scheduler` and from torch's; `pick` gives a model's arguments.
 COMPOSITES = {
     "warm-up": lambda of, o, pick: of.SequentialLR(
@@ -144,23 +146,36 @@ def cut(value, num_models):
     return value[:num_models] if isinstance(value, list) else value
 
 
-def rates(optimizer, key="lr"):
-    value = optimizer.param_groups[0][key]
+def rates(optimizer, key="lr", group=0):
+    value = optimizer.param_groups[group][key]
     value = value[0] if key == "betas" else value
     return value.tolist() if isinstance(value, torch.Tensor) else [value] * optimizer.num_models
 
 
-def check_same(twins, keys):
+def check_same(twins, keys, group=0):
     for key in keys:
-        theirs = [optimizer.param_groups[0][key] for optimizer in twins.torch]
-        assert rates(twins.fused, key) == [value[0] if key == "betas" else value for value in theirs]
+        theirs = [optimizer.param_groups[group][key] for optimizer in twins.torch]
+        assert rates(twins.fused, key, group) == [value[0] if key == "betas" else value for value in theirs]
 
 
-def composites(case, twins):
-    """A scheduler made of others, of fused models, and torch's of each model alone."""
+def schedulers(case, twins, **more):
+    """A scheduler of fused models, and torch's of each model alone."""
+    if case not in COMPOSITES:
+        name, arguments = ALL[case]
+        return both(name, twins, **arguments, **more)
     num_models = twins.fused.num_models
     fused = COMPOSITES[case](lr_scheduler, twins.fused, lambda values: values[:num_models])
     singles = [
         COMPOSITES[case](torch_schedulers, other, lambda values, m=m: values[m]) for m, other in enumerate(twins.torch)
     ]
     return fused, singles
+
+
+def both(name, twins, **arguments):
+    """The same from the name of a class and its arguments."""
+    own = {key: cut(value, twins.fused.num_models) for key, value in arguments.items()}
+    singles = [
+        getattr(torch_schedulers, name)(other, **{key: of_model(value, m) for key, value in arguments.items()})
+        for m, other in enumerate(twins.torch)
+    ]
+    return getattr(lr_scheduler, name)(twins.fused, **own), singles

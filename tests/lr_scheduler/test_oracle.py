@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import math
 import pickle
 from collections import Counter
@@ -13,22 +14,19 @@ import torch
 from torch.optim import lr_scheduler as torch_schedulers
 
 from hocket import lr_scheduler
-from lr_scheduler.cases import CASES, COMPOSITES, EPOCHS, PLATEAUS, SIZES, check_same, composites, cut, rates
+from lr_scheduler.cases import CASES, COMPOSITES, EPOCHS, PLATEAUS, SIZES, both, check_same, rates, schedulers
 from optim.twins import Twins, of_model, options_of
 from quick import covering
 
+SIMPLE = covering(CASES, ["sgd-momentum", "sgd-momenta", "adam", "adam-all"])
+COMPOSED = list(itertools.product(COMPOSITES, ["sgd-momentum", "adam-all"]))
+
 
 @pytest.mark.parametrize("num_models", SIZES)
-@pytest.mark.parametrize(("case", "optimizer"), covering(CASES, ["sgd-momentum", "sgd-momenta", "adam", "adam-all"]))
+@pytest.mark.parametrize(("case", "optimizer"), [*SIMPLE, *COMPOSED])
 def test_rates_are_the_floats_of_torch(optimizer, case, num_models):
     twins = Twins(optimizer, num_models)
-    name, arguments = CASES[case]
-    arguments = {key: cut(value, num_models) for key, value in arguments.items()}
-    fused = getattr(lr_scheduler, name)(twins.fused, **arguments)
-    singles = [
-        getattr(torch_schedulers, name)(other, **{key: of_model(value, m) for key, value in arguments.items()})
-        for m, other in enumerate(twins.torch)
-    ]
+    fused, singles = schedulers(case, twins)
     keys = ["lr", "betas" if "adam" in optimizer else "momentum"]
     check_same(twins, keys)
     for _ in range(EPOCHS):
@@ -37,30 +35,12 @@ def test_rates_are_the_floats_of_torch(optimizer, case, num_models):
         for single in singles:
             single.step()
         check_same(twins, keys)
-    for slot in range(num_models):
-        for p, single in zip(twins.params, twins.singles[slot], strict=True):
-            torch.testing.assert_close(p[slot], single, rtol=1e-9, atol=0)
+    twins.check_parameters(1e-9)
     last = fused.get_last_lr()[0]
     expected = [single.get_last_lr()[0] for single in singles]
     assert (last.tolist() if isinstance(last, torch.Tensor) else [last] * num_models) == expected
-
-
-@pytest.mark.parametrize("num_models", SIZES)
-@pytest.mark.parametrize("case", COMPOSITES)
-@pytest.mark.parametrize("optimizer", ["sgd-momentum", "adam-all"])
-def test_schedulers_made_of_others(optimizer, case, num_models):
-    twins = Twins(optimizer, num_models)
-    fused, singles = composites(case, twins)
-    keys = ["lr", "betas" if "adam" in optimizer else "momentum"]
-    check_same(twins, keys)
-    for _ in range(EPOCHS):
-        twins.step()
-        fused.step()
-        for single in singles:
-            single.step()
-        check_same(twins, keys)
-    for slot, state in enumerate(twins.fused.unfuse()):
-        assert state["param_groups"] == twins.torch[slot].state_dict()["param_groups"]
+    for state, other in zip(twins.fused.unfuse(), twins.torch, strict=True):
+        assert state["param_groups"] == other.state_dict()["param_groups"]
 
 
 def test_what_a_scheduler_is_made_of_is_stepped_with_it_and_by_itself():
@@ -80,12 +60,7 @@ def test_what_a_scheduler_is_made_of_is_stepped_with_it_and_by_itself():
 
 def test_restarts_by_fractions_of_an_epoch():
     twins = Twins("sgd-rates", 3)
-    arguments = {"T_0": [3, 1, 5], "T_mult": 2, "eta_min": [0.0, 0.01, 0.0]}
-    fused = lr_scheduler.CosineAnnealingWarmRestarts(twins.fused, **arguments)
-    singles = [
-        torch_schedulers.CosineAnnealingWarmRestarts(other, **{key: of_model(v, m) for key, v in arguments.items()})
-        for m, other in enumerate(twins.torch)
-    ]
+    fused, singles = both("CosineAnnealingWarmRestarts", twins, T_0=[3, 1, 5], T_mult=2, eta_min=[0.0, 0.01, 0.0])
     for number in range(40):
         epochs = [number / 4, number / 5, number / 3] if number % 2 else number / 4
         twins.fused.step()
@@ -101,12 +76,7 @@ def test_restarts_by_fractions_of_an_epoch():
 @pytest.mark.parametrize("case", PLATEAUS)
 def test_each_model_has_its_plateau(case, num_models):
     twins = Twins("sgd-rates", num_models)
-    arguments = {key: cut(value, num_models) for key, value in PLATEAUS[case].items()}
-    fused = lr_scheduler.ReduceLROnPlateau(twins.fused, **arguments)
-    singles = [
-        torch_schedulers.ReduceLROnPlateau(other, **{key: of_model(value, m) for key, value in arguments.items()})
-        for m, other in enumerate(twins.torch)
-    ]
+    fused, singles = schedulers(case, twins)
     generator = torch.Generator().manual_seed(0)
     reduced = set()
     for epoch in range(40):
@@ -123,33 +93,19 @@ def test_each_model_has_its_plateau(case, num_models):
 
 @pytest.mark.parametrize("case", CASES)
 def test_groups_keep_their_own_rates(case):
-    name, arguments = CASES[case]
-    arguments = {key: cut(value, 2) for key, value in arguments.items()}
-    twins = Twins("sgd-momentum", 2)
-
     def groups(params, model=None):
         first = [0.1, 0.3]
         return [{"params": params[:2], "lr": first if model is None else first[model]}, {"params": params[2:]}]
 
-    fused_optimizer = type(twins.fused)(groups(twins.params), lr=0.2, momentum=0.9)
-    others = [
-        torch.optim.SGD(groups(params, model), lr=0.2, momentum=0.9) for model, params in enumerate(twins.singles)
-    ]
-    fused = getattr(lr_scheduler, name)(fused_optimizer, **arguments)
-    singles = [
-        getattr(torch_schedulers, name)(other, **{key: of_model(value, m) for key, value in arguments.items()})
-        for m, other in enumerate(others)
-    ]
+    twins = Twins("sgd-momentum", 2, groups=groups)
+    fused, singles = schedulers(case, twins)
     for _ in range(5):
-        fused_optimizer.step()
+        twins.step()
         fused.step()
-        for other, single in zip(others, singles, strict=True):
-            other.step()
+        for single in singles:
             single.step()
         for number in range(2):
-            found = fused_optimizer.param_groups[number]["lr"]
-            found = found.tolist() if isinstance(found, torch.Tensor) else [found] * 2
-            assert found == [other.param_groups[number]["lr"] for other in others]
+            check_same(twins, ["lr"], number)
 
 
 def test_a_list_for_each_group():

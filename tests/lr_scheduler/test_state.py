@@ -10,19 +10,13 @@ from torch.optim import lr_scheduler as torch_schedulers
 
 from hocket import lr_scheduler
 from hocket.errors import InputError
-from lr_scheduler.cases import CASES, COMPOSITES, PLATEAUS, composites, cut, rates
+from lr_scheduler.cases import ALL, CASES, COMPOSITES, check_same, rates, schedulers
 from optim.twins import Twins, of_model, options_of
-
-ALL = {**CASES, **{name: ("ReduceLROnPlateau", arguments) for name, arguments in PLATEAUS.items()}}
 
 
 def made(case, num_models=3):
     twins = Twins("sgd-momenta", num_models)
-    if case in COMPOSITES:
-        return twins, composites(case, twins)[0]
-    name, arguments = ALL[case]
-    arguments = {key: cut(value, num_models) for key, value in arguments.items()}
-    return twins, getattr(lr_scheduler, name)(twins.fused, **arguments)
+    return twins, schedulers(case, twins)[0]
 
 
 def epochs(twins, scheduler, count, offset=0):
@@ -57,27 +51,18 @@ def test_saved_and_loaded(case):
 def test_resumed_from_an_epoch_as_torch_resumes(case):
     twins, scheduler = made(case)
     epochs(twins, scheduler, 4)
-    name, arguments = CASES[case]
-    arguments = {key: cut(value, 3) for key, value in arguments.items()}
-    singles = []
     for model, other in enumerate(twins.torch):
-        other.param_groups[0].update(
-            {
-                key: of_model(value.tolist() if isinstance(value, torch.Tensor) else value, model)
-                for key, value in twins.fused.param_groups[0].items()
-                if key != "params"
-            }
-        )
-        own = {key: of_model(value, model) for key, value in arguments.items()}
-        singles.append(getattr(torch_schedulers, name)(other, **own, last_epoch=4))
-    resumed = getattr(lr_scheduler, name)(twins.fused, **arguments, last_epoch=4)
+        group = {key: value for key, value in twins.fused.param_groups[0].items() if key != "params"}
+        lists = {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+        other.param_groups[0].update({key: of_model(value, model) for key, value in lists.items()})
+    resumed, singles = schedulers(case, twins, last_epoch=4)
     for _ in range(5):
         twins.fused.step()
         resumed.step()
         for other, single in zip(twins.torch, singles, strict=True):
             other.step()
             single.step()
-        assert rates(twins.fused) == [other.param_groups[0]["lr"] for other in twins.torch]
+        check_same(twins, ["lr"])
 
 
 @pytest.mark.parametrize("case", [*ALL, *COMPOSITES])
@@ -176,12 +161,7 @@ def test_refilled_with_arguments_of_its_own():
 def test_torchs_own_cycle_goes_on_where_the_fused_one_stopped(case, optimizer):
     """The plain states say all that torch's scheduler reads from its groups, of a slot that was refilled, too."""
     twins = Twins(optimizer, 3)
-    arguments = {key: cut(value, 3) for key, value in CASES[case][1].items()}
-    scheduler = lr_scheduler.OneCycleLR(twins.fused, **arguments)
-    torchs = [
-        torch_schedulers.OneCycleLR(other, **{key: of_model(value, m) for key, value in arguments.items()})
-        for m, other in enumerate(twins.torch)
-    ]
+    scheduler, torchs = schedulers(case, twins)
     epochs(twins, scheduler, 2)
     for other, single in list(zip(twins.torch, torchs, strict=True)) * 2:
         other.step()
@@ -189,6 +169,6 @@ def test_torchs_own_cycle_goes_on_where_the_fused_one_stopped(case, optimizer):
     for state, other in zip(twins.fused.unfuse(), twins.torch, strict=True):
         assert state["param_groups"] == other.state_dict()["param_groups"]
     scheduler.refill(1, max_lr=0.9)
-    again = {key: of_model(value, 1) for key, value in arguments.items()} | {"max_lr": 0.9}
+    again = {key: of_model(value, 1) for key, value in CASES[case][1].items()} | {"max_lr": 0.9}
     torch_schedulers.OneCycleLR(twins.torch[1], **again)
     assert twins.fused.unfuse()[1]["param_groups"] == twins.torch[1].state_dict()["param_groups"]

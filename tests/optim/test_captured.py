@@ -9,19 +9,17 @@ import pytest
 import torch
 
 from equivalence.compare import check_twins
-from hocket import lr_scheduler, optim
+from hocket import lr_scheduler
 from hocket.job import Job
-from optim.twins import CASES, EACH, fused_parameters, options_of
+from optim.twins import CASES, EACH, trained
 from quick import covering
 
 
 def job(case: str) -> Job:
-    name, _ = CASES[case]
-    params = fused_parameters(3)
+    params, optimizer = trained(case, steps=0)
     model = torch.nn.Module()
     for place, p in enumerate(params):
         model.register_parameter(f"p{place}", p)
-    optimizer = getattr(optim, name)(params, **options_of(case, 3))
     batches = [[torch.randn(p.shape, dtype=torch.float64) for p in params] for _ in range(3)]
 
     def step(batch):

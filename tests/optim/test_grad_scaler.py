@@ -8,7 +8,7 @@ import torch
 from hocket import optim
 from hocket.errors import InputError
 from hocket.optim import GradScaler
-from optim.twins import CASES, EACH, Twins, fused_parameters, gradient, options_of, same_bits, snapshot
+from optim.twins import CASES, EACH, Twins, gradient, options_of, same_bits, snapshot, trained
 
 # Steps in which a model's gradients overflow.
 OVERFLOWS = {0: [1], 1: [0, 1, 6], 2: []}
@@ -52,9 +52,7 @@ def test_each_model_has_its_scale_and_its_decision(case):
 def test_an_overflow_reaches_no_neighbour(case):
     found = []
     for overflow in (False, True):
-        name, _ = CASES[case]
-        params = fused_parameters(3)
-        optimizer = getattr(optim, name)(params, **options_of(case, 3))
+        params, optimizer = trained(case, steps=0)
         scaler = GradScaler(3)
         for step in range(5):
             for place, p in enumerate(params):

@@ -7,19 +7,8 @@ import torch
 
 from hocket import optim
 from hocket.errors import InputError
-from optim.twins import CASES, EACH, Twins, fused_parameters, options_of, same_bits, set_gradients, snapshot
+from optim.twins import CASES, EACH, Twins, fused_parameters, options_of, same_bits, set_gradients, snapshot, trained
 from quick import covering
-
-
-def trained(case, steps, nan_from=None, **more):
-    """Three models; from step `nan_from` on, model 1 has gradients that are not finite."""
-    name, _ = CASES[case]
-    params = fused_parameters(3)
-    optimizer = getattr(optim, name)(params, **options_of(case, 3), **more)
-    for step in range(steps):
-        set_gradients(params, step, range(3), nan=[1] if nan_from is not None and step >= nan_from else [])
-        optimizer.step()
-    return params, optimizer
 
 
 @pytest.mark.parametrize(("case", "nan_from", "nonfinite"), covering(CASES, [0, 2], ["step", "skip", "freeze"]))
@@ -62,12 +51,9 @@ def test_a_model_that_rested_goes_on_as_if_it_had_not_been_asked(case):
 @pytest.mark.parametrize("case", CASES)
 def test_freezing_reaches_no_neighbour(case):
     clean = trained(case, 6)
-    name, _ = CASES[case]
-    params = fused_parameters(3)
-    optimizer = getattr(optim, name)(params, **options_of(case, 3))
-    for step in range(6):
-        if step == 3:
-            optimizer.freeze(1)
+    params, optimizer = trained(case, 3)
+    optimizer.freeze(1)
+    for step in range(3, 6):
         set_gradients(params, step, range(3))
         optimizer.step()
     for model in (0, 2):

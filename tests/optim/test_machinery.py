@@ -84,9 +84,7 @@ def test_schedulers_of_torch_with_one_argument_for_all(case, scheduler):
     found = twins.fused.param_groups[0]["lr"]
     found = found.tolist() if isinstance(found, torch.Tensor) else [found] * 3
     assert found == pytest.approx(twins_rates, rel=1e-12)
-    for slot in range(3):
-        for p, single in zip(twins.params, twins.singles[slot], strict=True):
-            torch.testing.assert_close(p[slot], single, rtol=1e-10, atol=0)
+    twins.check_parameters(1e-10)
 
 
 @pytest.mark.parametrize("refilled", [False, True])

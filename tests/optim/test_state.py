@@ -11,18 +11,8 @@ import torch
 
 from hocket import optim
 from hocket.errors import InputError
-from optim.twins import CASES, EACH, Twins, fused_parameters, options_of, same_bits, same_state, set_gradients
+from optim.twins import CASES, EACH, Twins, fused_parameters, options_of, same_bits, same_state, set_gradients, trained
 from quick import covering
-
-
-def trained(case, num_models=3, steps=4, **more):
-    name, _ = CASES[case]
-    params = fused_parameters(num_models)
-    optimizer = getattr(optim, name)(params, **options_of(case, num_models), **more)
-    for step in range(steps):
-        set_gradients(params, step, range(num_models))
-        optimizer.step()
-    return params, optimizer
 
 
 def go_on(params, optimizer, steps=3):

@@ -163,6 +163,19 @@ def set_gradients(params: Sequence[torch.Tensor], step: int, models: Sequence[in
             p.grad[slot].view(-1)[step % p.grad[slot].numel()] = float("nan")
 
 
+def trained(
+    case: str, steps: int = 4, nan_from: int | None = None, num_models: int = 3, **more: Any
+) -> tuple[list[torch.nn.Parameter], Any]:
+    """Parameters and their optimizer after some steps; from step `nan_from` on, model 1 has gradients not finite."""
+    params = fused_parameters(num_models)
+    optimizer = getattr(optim, CASES[case][0])(params, **options_of(case, num_models), **more)
+    for step in range(steps):
+        is_spoilt = nan_from is not None and step >= nan_from
+        set_gradients(params, step, range(num_models), nan=[1] if is_spoilt else [])
+        optimizer.step()
+    return params, optimizer
+
+
 class Twins:
     """A fused optimizer, and beside it a torch optimizer for each model.
 

@@ -3,29 +3,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hocket.checking import check
 from hocket.errors import InputError
 from hocket.ir import Costs, Edge, Graph, Machine, Op
 from hocket.planning import plan
 from hocket.planning.moldable.instance import instance_of
 from hocket.planning.phases import divide
 from hocket.simulation import simulate
-from invariants import illegality
-from strategies import costs_of, graphs
-
-
-@given(data=st.data())
-def test_every_plan_is_legal_and_runs_every_op_once(data):
-    graph = data.draw(graphs(max_ops=14))
-    machine = Machine.of(cores=data.draw(st.sampled_from([1, 2, 4, 6])))
-    costs = data.draw(costs_of(graph, widths=machine.cores))
-    made = plan(graph, costs, machine, planner="phases", switch_us=data.draw(st.sampled_from([0.0, 5.0, 1e6])))
-    check(graph, made, machine)
-    assert illegality(graph, made, machine) is None
-    assert sorted(op for lane in made.lanes for op in lane.ops) == sorted(op.name for op in graph.ops)
 
 
 def forward_and_backward(layers: int) -> tuple[Graph, Costs]:

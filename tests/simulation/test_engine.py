@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulate import run
+from hocket.checking import check
 from hocket.errors import InputError, PlanError
-from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan
-from hocket.simulation import simulate
+from hocket.ir import Carried, Costs, Edge, Graph, Lane, Link, Machine, Op, Plan
+from hocket.simulation import simulate, step_us, unrolled
 from invariants import illegality, naive_simulation, timeline_faults
 from strategies import costs_of, legal_cases, mutated_plans
 
@@ -160,3 +163,60 @@ def test_earliest_starts_keep_the_rule_of_a_plan(case, at_us):
     assert all(found.by_op[op].start_us >= at_us for op in first)
     for op, others in case.graph.predecessors.items():
         assert all(found.by_op[other].end_us <= found.by_op[op].start_us for other in others)
+
+
+@settings(max_examples=6)
+@given(num_ops=st.integers(1, 60), num_lanes=st.integers(1, 5), seed=st.integers(0, 99))
+def test_both_engines_agree(num_ops, num_lanes, seed):
+    pytest.importorskip("simpy")
+    figures = run(num_ops, num_lanes, repeats=1, seed=seed)  # which compares the makespans
+    assert figures["makespan_us"] > 0.0
+
+
+def test_figures_are_json_and_name_what_was_measured():
+    pytest.importorskip("simpy")
+    figures = json.loads(json.dumps(run(500, 3, repeats=2)))
+    assert set(figures["questions"]) == {"again", "again_spans", "new_plan", "first"}
+    for question in figures["questions"].values():
+        for summary in question.values():
+            assert 0.0 < summary["min"] <= summary["median"] <= summary["max"]
+    assert {"python", "simpy", "numpy"} <= set(figures["versions"])
+
+
+TWO_CORES = Machine.of(cores=2)
+
+
+@given(case=legal_cases())
+def test_a_row_of_steps_is_a_plan_that_waits_for_what_is_carried(case):
+    graph, plan, costs = unrolled(case.graph, case.plan, case.costs, 3)
+    check(graph, plan)
+    assert len(graph) == 3 * len(case.graph)
+    timeline = simulate(graph, plan, costs, case.machine)
+    for src, dst in case.graph.carried:
+        for step in (0, 1):
+            assert timeline.by_op[f"{src}@{step}"].end_us <= timeline.by_op[f"{dst}@{step + 1}"].start_us
+    assert unrolled(case.graph, case.plan, case.costs, 1)[0].edges == tuple(
+        Edge(f"{edge.src}@0", f"{edge.dst}@0", edge.size_bytes) for edge in case.graph.edges
+    )
+
+
+def test_the_next_steps_forward_runs_beside_this_ones_weight_gradient():
+    graph = Graph(
+        (Op("forward"), Op("backward"), Op("weight"), Op("update")),
+        (Edge("forward", "backward"), Edge("forward", "weight"), Edge("weight", "update")),
+    )
+    costs = Costs({op: {"1": 10.0} for op in graph.by_name})
+    ops = {"main": ("forward", "backward"), "side": ("weight", "update")}
+    plan = Plan(tuple(Lane(name, of_lane, "stream", "gpu0") for name, of_lane in ops.items()))
+    assert simulate(graph, plan, costs, TWO_CORES).makespan_us == 30.0
+    assert step_us(graph, plan, costs, TWO_CORES) == 20.0
+    held = Graph(graph.ops, graph.edges, (Carried("update", "forward"),))
+    assert step_us(held, plan, costs, TWO_CORES) == 30.0
+    threads = Plan(tuple(Lane(name, of_lane) for name, of_lane in ops.items()))
+    assert step_us(graph, threads, costs, TWO_CORES) == 30.0
+
+
+def test_too_few_steps():
+    graph, plan, costs = Graph((Op("a"),)), Plan((Lane("x", ("a",)),)), Costs({"a": {"1": 1.0}})
+    with pytest.raises(InputError, match="expected at least one step, got 0"):
+        unrolled(graph, plan, costs, 0)

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 
 from hocket.distributed.parts import Assignment, server_name, server_part
 from hocket.ir import Carried, Costs, Edge, Graph, Lane, Machine, Plan
-from hocket.planning.arrivals import first_use
+from hocket.planning.channels import first_use
 from hocket.planning.transfers.repeating import in_order_of_readiness
-from hocket.simulation.steps import step_us
+from hocket.simulation.engine import step_us
 from hocket.tracing.captured import Captured
 
 

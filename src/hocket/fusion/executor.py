@@ -24,9 +24,8 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
-from hocket.fusion.absent import note_absent
 from hocket.fusion.contest import ExecutionPlan
-from hocket.fusion.gradients import Gathered, Parts
+from hocket.fusion.gradients import Gathered, Parts, note_absent
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one
 from hocket.fusion.one_by_one import fail_after_updates
 from hocket.fusion.program import FusedProgram

@@ -11,10 +11,20 @@ backward before the next one begins, the gradients of its parts are asked for, a
 Places are kept from step to step, because malloc gives large blocks back to the system, and what a step then pays in
 page faults is more than the copy: three layers of 1,024 and 8 models take 161 ms a step with gradients that are stacked
 at the end, 84 ms with places. A place is used again once nothing else holds its memory.
+
+Models without a gradient of a parameter that other models have one of, which a stacked gradient cannot tell.
+
+    model 0's branch reads `a`        a.grad[0] is a gradient,  b.grad[0] zeros
+    model 1's branch reads `b`        a.grad[1] zeros,          b.grad[1] a gradient
+
+Alone, an optimizer would leave model 1's `a` as it is, where zeros let momentum and weight decay move it. So each
+backward that joins the gradients of models that ran one after another notes whose it had to fill, and the optimizers of
+`hocket.optim` ask for it. What has been noted holds for that very gradient, and as long as the models' parts are zeros.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
@@ -22,10 +32,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from hocket.fusion.absent import absent, note_absent
-
-__all__ = ["ASKED", "LARGE_BYTES", "Gathered", "GradientMemory", "Parts", "SaidOfLeaves", "as_leaf"]
+__all__ = [
+    "ASKED",
+    "LARGE_BYTES",
+    "Gathered",
+    "GradientMemory",
+    "Parts",
+    "SaidOfLeaves",
+    "absent",
+    "as_leaf",
+    "models_without_gradient",
+    "note_absent",
+]
 
 
 LARGE_BYTES = 2**20  # of a parameter, from which its gradient has a place of its own
@@ -194,3 +214,46 @@ class SaidOfLeaves(TorchFunctionMode):
             if found is not NotImplemented:
                 return found
         return func(*args, **(kwargs or {}))
+
+
+_NOTED = WeakTensorKeyDictionary()  # for each stacked parameter its gradient, and the models without one
+_PENDING = WeakTensorKeyDictionary()  # the same models, while a backward goes on
+
+
+def absent(grads: Sequence[Tensor | None]) -> frozenset[int]:
+    """The models whose gradient is None."""
+    return frozenset([model for model, grad in enumerate(grads) if grad is None])
+
+
+def note_absent(whole: Tensor, models: frozenset[int]) -> None:
+    """Note in a backward which models give a stacked parameter no gradient."""
+    if not (models or _NOTED or _PENDING) or not whole.is_leaf:
+        return
+    if whole in _PENDING:  # another call of the models in the same backward
+        _PENDING[whole] &= models
+        return
+    before = whole.grad
+    _PENDING[whole] = models if before is None else models & _noted(whole, before)
+
+    def note() -> None:
+        found = _PENDING.pop(whole)
+        _NOTED.pop(whole, None)
+        if found and whole.grad is not None:
+            _NOTED[whole] = weakref.ref(whole.grad), found
+
+    torch.autograd.Variable._execution_engine.queue_callback(note)
+
+
+def models_without_gradient(whole: Tensor) -> list[int]:
+    """The models to which the gradient of a stacked parameter says nothing."""
+    if not _NOTED or whole not in _NOTED or whole.grad is None:
+        return []
+    noted = sorted(_noted(whole, whole.grad))
+    if torch._C._len_torch_dispatch_stack():  # of what is captured no values may be looked at
+        return noted
+    return [model for model in noted if not whole.grad[model].any()]
+
+
+def _noted(whole: Tensor, grad: Tensor) -> frozenset[int]:
+    of, models = _NOTED.get(whole, (None, frozenset()))
+    return models if of is not None and of() is grad else frozenset()

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.fusion import fallback
-from hocket.fusion.absent import absent, note_absent
-from hocket.fusion.checkpointing import without_checkpoints
-from hocket.fusion.gradients import SaidOfLeaves
+from hocket.fusion.gradients import SaidOfLeaves, absent, note_absent
+from hocket.fusion.module_calls import without_checkpoints
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.rules.random import drawing
 from hocket.fusion.shared_objects import named_tensors

@@ -25,16 +25,13 @@ from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
 from hocket.fusion import known_functions as functions
-from hocket.fusion.checkpointing import without_checkpoints
 from hocket.fusion.gradients import as_leaf
-from hocket.fusion.known_functions import TRACEABLE_FORWARDS
-from hocket.fusion.module_calls import calls_given
-from hocket.fusion.originals import Known, check_part
+from hocket.fusion.known_functions import STRIDED, TRACEABLE_FORWARDS, memory, unlike_alone
+from hocket.fusion.module_calls import calls_given, without_checkpoints
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
-from hocket.fusion.shared_objects import named_tensors
+from hocket.fusion.shared_objects import Known, check_part, named_tensors
 from hocket.fusion.stacked import memory_order
-from hocket.fusion.strided import STRIDED, memory, unlike_alone
 from hocket.fusion.traced import RecordedForward, Traced
 from hocket.pystate.origins import user_line
 

@@ -21,14 +21,13 @@ from torch import Tensor, fx, nn
 from hocket.errors import InputError
 from hocket.fusion import fallback
 from hocket.fusion.inputs import ModelAxis
-from hocket.fusion.known_functions import is_write
+from hocket.fusion.known_functions import STRIDED, is_write
 from hocket.fusion.rules import OpContext, find
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.pointwise import NUMBERS
 from hocket.fusion.rules.random import DRAWS, WITH_RATES, drawing, each
 from hocket.fusion.stacked import Stacked, is_stacked, laid_out, unwrap
 from hocket.fusion.store import Store
-from hocket.fusion.strided import STRIDED
 from hocket.fusion.traced import Traced
 from hocket.fusion.writes import in_place
 from hocket.pystate.origins import origin

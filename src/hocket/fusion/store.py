@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 from hocket.fusion.gradients import GradientMemory, Parts
-from hocket.fusion.originals import Originals, stray
 from hocket.fusion.rules.base import where
-from hocket.fusion.shared_objects import attributes_of, held_in_common, named_tensors, reached
+from hocket.fusion.shared_objects import Originals, attributes_of, held_in_common, named_tensors, reached, stray
 from hocket.fusion.stacked import Stacked
 
 __all__ = ["Snapshot", "Store", "mark", "restored"]

@@ -26,7 +26,7 @@ import torch
 from torch.optim import optimizer as torch_optimizer
 
 from hocket.errors import InputError
-from hocket.fusion.absent import models_without_gradient
+from hocket.fusion.gradients import models_without_gradient
 from hocket.optim.arithmetic import Tensors, is_on
 from hocket.optim.chunks import Bucket, Chunk, Layout, columns, lay_out
 from hocket.optim.counts import groups_of, options_of, signature_of, step_of

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Machine, Plan
-from hocket.planning.arrivals import first_use, plan_around
-from hocket.planning.channels import transfers_of
+from hocket.planning.channels import first_use, plan_around, transfers_of
 
 
 class Planner(ABC):

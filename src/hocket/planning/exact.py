@@ -81,10 +81,8 @@ def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placemen
         return serial_sgs(instance, instance.best_width, order), True
     # A width at which one op takes longer than the serial step is never useful, and its duration may overflow.
     options = [
-        {
-            width: max(
-                1, math.ceil(of_op[width] / serial_us * RESOLUTION)
-            )  # an interval of length 0 would not exclude others
+        {  # an interval of length 0 would not exclude others
+            width: max(1, math.ceil(of_op[width] / serial_us * RESOLUTION))
             for width in useful_widths(of_op)
             if of_op[width] <= serial_us
         }

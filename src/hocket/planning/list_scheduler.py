@@ -111,9 +111,8 @@ class _Kind:
 
     durations_us: list[float]
     idle: list[int]  # a heap of lane numbers
-    busy: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # a heap: the time from which a lane is idle, and the lane
+    # A heap: the time from which a lane is idle, and the lane.
+    busy: list[tuple[float, int]] = field(default_factory=list)
 
     def end_us(self, op: int, now_us: float) -> float:
         """The end of `op` on the first of these lanes to be idle."""

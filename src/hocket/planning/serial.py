@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan, one_by_one
-from hocket.planning.arrivals import by_earliest
 from hocket.planning.base import Planner, cpu_devices
+from hocket.planning.channels import by_earliest
 
 
 class Serial(Planner):

@@ -13,8 +13,8 @@ from hocket.execution.streams import StreamLanes
 from hocket.ir import Machine
 from hocket.planning import plan
 from hocket.planning.critical_path import serial_peak_bytes
+from hocket.planning.critical_path.memory import pool_bytes
 from hocket.planning.critical_path.planner import PEAK_RATIO
-from hocket.planning.critical_path.stream_pools import pool_bytes
 from hocket.profiling.gpu import estimate_gpu
 from hocket.tracing.capturing import capture_step
 from support.allocating_streams import AllocatingStreams

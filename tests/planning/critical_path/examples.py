@@ -8,9 +8,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from hocket.ir import Buffer, Carried, Costs, Edge, Graph, Op
-from hocket.planning.critical_path.backbone import Backbone
-from hocket.planning.critical_path.blocks import Block
-from hocket.planning.critical_path.paths import Path
+from hocket.planning.critical_path.backbone import Backbone, Block, Path
 
 MB = 1e6
 

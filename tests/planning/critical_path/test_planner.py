@@ -13,7 +13,7 @@ from hocket.ir import Buffer, Costs, Device, Edge, Graph, Machine, Op, Plan, Sha
 from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS, CriticalPath, serial_peak_bytes
 from hocket.planning.critical_path.memory import min_memory_order
-from hocket.planning.critical_path.priority_levels import METHODS as LEVELS
+from hocket.planning.critical_path.streams import METHODS as LEVELS
 from hocket.simulation import simulate
 from planning.critical_path.examples import branching, gpu_costs, network
 from planning.critical_path.test_memory import most_held_bytes

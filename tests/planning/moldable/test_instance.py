@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hocket.checking import check
 from hocket.errors import InputError
-from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
+from hocket.ir import Costs, Device, Edge, Graph, Op
 from hocket.planning.moldable.instance import Placement, as_plan, durations_of, instance_of, makespan_us
 from hocket.planning.moldable.sgs import serial_sgs
 from hocket.simulation import simulate
@@ -131,10 +131,3 @@ def test_no_placement_is_below_the_lower_bound(case, data):
     instance = case.instance
     widths = [data.draw(st.integers(1, instance.num_cores)) for _ in case.graph.ops]
     assert instance.lower_us <= makespan_us(serial_sgs(instance, widths, instance.order)) * (1 + 1e-9)
-
-
-def test_the_machine_of_a_plan_is_the_device():
-    graph, machine = Graph((Op("a"),)), Machine((Device("gpu0", "cuda"), Device("node1", cores=2)))
-    plan = as_plan(graph, [Placement(0, (1,), 0.0, 1.0)], machine.devices[1], "")
-    check(graph, plan, machine)
-    assert [(lane.name, lane.device) for lane in plan.lanes] == [("node1.1", "node1")]

@@ -10,7 +10,7 @@ import pytest
 
 from hocket.ir import Buffer, Edge, Graph, Op
 from hocket.planning.partition import PartitionProblem, PartPeaks, Tensor, partitioned_within
-from hocket.planning.partition.part_peaks import lowered
+from hocket.planning.partition.within_memory import lowered
 
 SEARCH = {"objective": "load", "epsilon": None, "budget_s": 0.4, "rounds": 20, "seed": 0}
 

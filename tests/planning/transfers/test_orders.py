@@ -7,7 +7,17 @@ import pytest
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Link, Machine
-from hocket.planning.transfers.orders import exact_order, random_order, tac_order, tic_order
+from hocket.planning.transfers.orders import (
+    NEVER,
+    Outstanding,
+    exact_order,
+    improved,
+    in_units,
+    random_order,
+    searched_order,
+    tac_order,
+    tic_order,
+)
 from hocket.planning.transfers.receives import Receives, receives_of
 from planning.transfers.examples import FIGURE_1, FIGURE_4A, FIGURE_4B, Step, random_step, resnet_step, step
 
@@ -144,3 +154,68 @@ def test_random_orders_repeat_by_seed():
 def test_no_recvs():
     nothing = receives(Step(FIGURE_1.graph.__class__(()), Costs({})))
     assert tac_order(nothing) == tic_order(nothing) == exact_order(nothing) == ()
+
+
+def test_what_pays_only_together_is_found():
+    """TAC takes c, which unblocks something by itself; a and b together unblock ten times as much."""
+    found = step({"a": 3.0, "b": 3.0, "c": 5.0}, {"ab": (30.0, "a b"), "c1": (1.0, "c"), "end": (1.0, "ab c1")})
+    receives = receives_of(found.graph, found.costs, found.machine)
+    tac_us = receives.makespan_us(tac_order(receives))
+    searched_us = receives.makespan_us(searched_order(receives))
+    assert (tac_us, searched_us) == (42.0, 38.0)
+    assert searched_us == receives.makespan_us(exact_order(receives))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_never_worse_than_where_it_began(seed):
+    found = random_step(seed, most_recvs=14)
+    receives = receives_of(found.graph, found.costs, found.machine)
+    start = random_order(receives, seed)
+    order = improved(receives, start)
+    assert sorted(order) == sorted(start)
+    assert receives.makespan_us(order) <= receives.makespan_us(start)
+    best_us = min(receives.makespan_us(tac_order(receives)), receives.makespan_us(receives.by_first_use))
+    assert receives.makespan_us(searched_order(receives)) <= best_us
+
+
+def test_a_large_step_ends_within_its_tries():
+    found = resnet_step((3, 4, 6, 3))
+    receives = receives_of(found.graph, found.costs, found.machine)
+    order = searched_order(receives)
+    assert sorted(order) == list(range(161))
+    assert receives.makespan_us(order) <= receives.makespan_us(tac_order(receives))
+
+
+def outstanding(step):
+    receives = receives_of(step.graph, step.costs, step.machine)
+    times, works = [list(map(int, us)) for us in (receives.times_us, receives.works_us)]
+    return Outstanding(receives, times, works), receives
+
+
+def test_properties_of_figure_1():
+    """recv1.P is the time of op1, recv2.P is 0, and both M+ are the sum of both transfers."""
+    found, receives = outstanding(FIGURE_1)
+    one, two = map(receives.names.index, ("recv1", "recv2"))
+    properties = found.properties()
+    assert (properties.loads[one], properties.loads[two]) == (6, 0)
+    assert properties.impending[one] == properties.impending[two] == 8
+    found.complete(one)
+    assert found.properties().loads[two] == 5
+    assert found.properties().impending[two] == NEVER
+
+
+def test_properties_of_figure_4b():
+    found, receives = outstanding(FIGURE_4B)
+    properties = found.properties()
+    by_name = dict(zip(receives.names, properties.impending, strict=True))
+    assert by_name == {"A": 7, "B": 7, "C": 9, "D": 10}
+    assert set(properties.loads) == {0}
+
+
+def test_units_are_as_fine_as_they_can_be_and_keep_what_is_equal_equal():
+    (one, other), (large,) = in_units([0.1, 0.1 + 0.2], [1e15])
+    assert one > 0
+    assert large > 2**60 > other
+    (small, tiny), _ = in_units([3e-9, 1e-9], [])
+    assert abs(small - 3 * tiny) <= 2
+    assert in_units([0.0], [0.0]) == [[0], [0]]

@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
+from hocket.fusion.known_functions import strides
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, fold, is_stacked, map_tree, unfold, with_model_dim
-from hocket.fusion.strided import strides
 
 POOLS = [
     f"{kind}{rank}d"
@@ -79,7 +79,7 @@ def select_scatter(context: OpContext, input: Any, src: Any, dim: int, index: in
 
 @rule("as_strided", "as_strided_copy", "as_strided_scatter")
 def as_strided(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
-    """Strides within one model's memory, see `hocket.fusion.strided`, and from model to model."""
+    """Strides within one model's memory, see `hocket.fusion.known_functions`, and from model to model."""
     x = with_model_dim(input, context.num_models).contiguous()
     is_scatter = context.name == "as_strided_scatter" and "src" not in kwargs
     sources = (*args[:is_scatter], *(kwargs[name] for name in kwargs if name == "src"))

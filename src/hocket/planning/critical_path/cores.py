@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
-from hocket.planning.arrivals import by_earliest
+from hocket.planning.channels import by_earliest
 from hocket.planning.critical_path.streams import Streams, streams_of
 from hocket.planning.moldable.instance import Instance, as_plan, instance_of
 from hocket.planning.moldable.sgs import parallel_sgs

@@ -19,17 +19,13 @@ from functools import partial
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Lane, Machine, Plan
-from hocket.planning.arrivals import by_earliest, plan_around
 from hocket.planning.base import Planner, cpu_devices, gpu_of, misplaced
-from hocket.planning.channels import ROLES, transfers_of
+from hocket.planning.channels import ROLES, by_earliest, plan_around, transfers_of
+from hocket.planning.critical_path.backbone import dependency_distance
 from hocket.planning.critical_path.cores import core_plans, switches_us
-from hocket.planning.critical_path.layer_sync import layer_sync
-from hocket.planning.critical_path.memory import ROUNDING, held_back, min_memory_order, serial_peak_bytes
-from hocket.planning.critical_path.priority_levels import METHODS as LEVEL_METHODS
-from hocket.planning.critical_path.priority_levels import stream_plan
-from hocket.planning.critical_path.reuse_distance import dependency_distance
-from hocket.planning.critical_path.stream_pools import pool_bytes
-from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, step_order, streams_of
+from hocket.planning.critical_path.memory import ROUNDING, held_back, min_memory_order, pool_bytes, serial_peak_bytes
+from hocket.planning.critical_path.streams import MAX_STREAMS, Streams, layer_sync, step_order, stream_plan, streams_of
+from hocket.planning.critical_path.streams import METHODS as LEVEL_METHODS
 from hocket.simulation import LAUNCHES, simulate
 
 METHODS = ("streams", "asynchronous", "priorities")
@@ -52,9 +48,9 @@ class CriticalPath(Planner):
             lanes have all of them or none.
         max_streams: 1 to 8.
         levels: the method for a GPU with too few priority levels: ``order``, ``waits``, ``plain``, ``flat`` (see
-            `hocket.planning.critical_path.priority_levels`), or ``auto`` for the one that simulates shortest.
+            `hocket.planning.critical_path.streams`), or ``auto`` for the one that simulates shortest.
         peak_limit_bytes: the peak memory allowed, by default 1.1 times eager's, on a GPU for the pools of all streams
-            together (`hocket.planning.critical_path.stream_pools`). It has no effect on a graph without buffers.
+            together (`hocket.planning.critical_path.memory`). It has no effect on a graph without buffers.
         launches: the way in which a GPU's ops will be launched (``free``, ``eager``, ``graph``), for the simulation.
         wait_us: delay of a CPU lane after an op of another lane, for the simulation.
 

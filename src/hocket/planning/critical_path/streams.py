@@ -26,17 +26,45 @@ All lanes keep one order of the whole step, so they never wait for each other in
 program order, and each other op comes right after the last op of the backbone that it depends on: a weight gradient
 after the activation gradient that it reads, and an update after its gradient, not after the whole backward. So a stream
 of weight gradients runs them in the order in which they become ready, and frees activations in that order.
+
+Layer by layer: the tasks of one layer side by side, and a barrier before the next one.
+
+This is the schedule of Caffe with cuDNN, the baseline of TurboDL (section 4): a layer's gradients run on separate
+streams, but the next layer starts only when all of them are done (Fig. 3a)::
+
+    activation   [ dA3 ]    |[ dA2     ]|[ dA1 ]
+    weight       [ dW3     ]|[ dW2 ]    |[ dW1    ]|[ updates ]
+    bias         [dB3]      |[dB2]      |[dB1]
+
+A layer's ops are neighbours in program order that belong to one module. Updates follow the backward one by one.
+
+Stream plans for GPUs with fewer priority levels than a step needs.
+
+A P100 has two levels. TurboDL (section 3.3) needs one for each layer path and each task, and proposes:
+
+1. *Order*: paths that share a level share a queue, whose order replaces the missing levels::
+
+       level 1   [ critical dA ][ critical dA ][ dA of the other path ][ ... ]        one stream in place of two
+
+2. *Waits*: they keep their streams, and an added wait delays the less critical path until the more critical one has
+   begun::
+
+       level 1   [ critical dA ][ critical dA ]
+                       `-------> [ dA of the other path ]                            two streams, one event more
+
+Both have a cost, as the paper says. So there are two more: *plain*, where paths share a level without further measures,
+and *flat*, one level for all streams, for steps whose parameter gradients are the bottleneck. The shortest depends on
+the durations, so `hocket.planning.critical_path` simulates all of them and takes the best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from hocket.ir import Graph
-from hocket.planning.critical_path.backbone import Backbone, backbone_of
-from hocket.planning.critical_path.blocks import Block, blocks_of
-from hocket.planning.critical_path.paths import Path, in_ns, ranked_paths
+from hocket.ir import Graph, Lane, Plan, list_order
+from hocket.planning.critical_path.backbone import Backbone, Block, Path, backbone_of, blocks_of, in_ns, ranked_paths
 
 MAX_STREAMS = 8
 
@@ -189,3 +217,117 @@ def _widths(ranks: Mapping[str, set[int]], max_streams: int) -> dict[str, int]:
             break
         width[task] -= 1
     return width
+
+
+def layer_sync(graph: Graph, streams: Streams, device: str) -> Plan:
+    """A plan of up to three streams on a GPU, all of one priority."""
+    lanes: dict[str, list[str]] = {task: [] for task in TASKS}
+    after: dict[str, tuple[str, ...]] = {}
+    before: dict[str, str] = {}  # for each lane the last op of the layer before
+    now: dict[str, str] = {}  # and the last one of this layer
+    layer: tuple[str, bool] | None = None
+    for name in graph.order:
+        op = graph[name]
+        task, _ = streams.stream_of[name]
+        updates = task != "activation" and op.role not in ("weight_grad", "bias_grad")
+        if updates:
+            task = "activation"
+        if layer != (op.layer, updates):
+            # The layer in between has waited for the ops of two layers ago.
+            before, now = {**before, **now} if not now else dict(now), {}
+            layer = (op.layer, updates)
+        if task not in now:
+            others = tuple(other for lane, other in before.items() if lane != task)
+            if others:
+                after[name] = others
+        lanes[task].append(name)
+        now[task] = name
+    made = tuple(Lane(f"{device}.{task}", tuple(ops), "stream", device) for task, ops in lanes.items() if ops)
+    return Plan(made, after, "critical-path")
+
+
+METHODS = ("order", "waits", "plain", "flat")
+
+
+def hardware_levels(wanted: Mapping[Stream, int], num_levels: int) -> dict[Stream, int]:
+    """A level of the GPU for each stream, from 0 (lowest) to `num_levels` - 1.
+
+    If there are too few levels, weight and bias gradients share the lowest one, and the other levels go to the most
+    critical paths, of which the last ones share a level. With only one level all streams share it.
+
+    Example:
+        >>> hardware_levels({("activation", 0): 2, ("activation", 1): 1, ("weight", 0): 0, ("bias", 0): -1}, 2)
+        {('activation', 0): 1, ('activation', 1): 1, ('weight', 0): 0, ('bias', 0): 0}
+    """
+    distinct = sorted(set(wanted.values()))
+    if len(distinct) <= num_levels:
+        return {stream: distinct.index(priority) for stream, priority in wanted.items()}
+    critical = sorted({priority for (task, _), priority in wanted.items() if task == "activation"}, reverse=True)
+    lowest = 1 if num_levels > 1 else 0
+    return {
+        stream: max(num_levels - 1 - critical.index(priority), lowest) if stream[0] == "activation" else 0
+        for stream, priority in wanted.items()
+    }
+
+
+def stream_plan(
+    graph: Graph, streams: Streams, device: str, num_levels: int, method: str
+) -> tuple[Plan, tuple[str, ...]]:
+    """The plan on a GPU, and the order of all ops that its lanes keep.
+
+    Args:
+        graph: one step.
+        streams: the stream of each op.
+        device: the GPU.
+        num_levels: its number of stream priorities.
+        method: one of `METHODS`.
+    """
+    if method in ("order", "waits"):
+        by_rank = step_order(graph, _by_rank(graph, streams), updates_last=streams.updates_last)
+        streams = replace(streams, order=by_rank)
+    turn = {op: at for at, op in enumerate(streams.order)}
+    ops = streams.lanes()
+    level = dict.fromkeys(ops, 0)
+    if method != "flat":
+        level = hardware_levels({stream: streams.priority(stream) for stream in ops}, num_levels)
+    queues: dict[Stream, list[Stream]] = {}
+    for stream in ops:
+        leader = next((other for other in queues if method == "order" and _share(stream, other, level)), stream)
+        queues.setdefault(leader, []).append(stream)
+    lanes = []
+    for leader, members in queues.items():
+        queue = sorted((op for stream in members for op in ops[stream]), key=turn.__getitem__)
+        name = f"{device}.{leader[0]}{leader[1]}"
+        lanes.append(Lane(name, tuple(queue), "stream", device, priority=level[leader]))
+    after = _added_waits(streams, level, turn) if method == "waits" else {}
+    return Plan(tuple(lanes), after), streams.order
+
+
+def _share(one: Stream, other: Stream, level: Mapping[Stream, int]) -> bool:
+    return one[0] == other[0] == "activation" and level[one] == level[other]
+
+
+def _by_rank(graph: Graph, streams: Streams) -> list[str]:
+    """The backbone block by block, and in each block the more critical path first, as far as edges allow."""
+    backbone = streams.backbone.ops
+    place = {op: at for at, op in enumerate(backbone)}
+    turn = {op: (at, 0) for op, at in place.items()}
+    for block, paths in streams.blocks:
+        for rank, path in enumerate(paths):
+            turn.update(dict.fromkeys((backbone[op] for op in path.ops), (block.ops[0], rank)))
+    left = {op: sum(before in place for before in graph.predecessors[op]) for op in backbone}
+    followers = {op: [after for after in graph.successors[op] if after in place] for op in backbone}
+    return list(list_order(left, followers, lambda op: (turn[op], place[op])))
+
+
+def _added_waits(streams: Streams, level: Mapping[Stream, int], turn: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """Waits between paths of a block that share a level: the first op of one waits for that of the next better one."""
+    backbone = streams.backbone.ops
+    waits: dict[str, tuple[str, ...]] = {}
+    for _, paths in streams.blocks:
+        for better, worse in pairwise(paths):
+            first, late = backbone[better.ops[0]], backbone[worse.ops[0]]
+            one, other = streams.stream_of[first], streams.stream_of[late]
+            if one != other and level[one] == level[other] and turn[first] < turn[late]:
+                waits[late] = (first,)
+    return waits

@@ -2,8 +2,7 @@
 
 - `instance`: a graph and its costs as numbers, and a plan from placements.
 - `widths`: widths of all ops to try. `clustering`: small ops merged into actions.
-- `core_allocator`: the cores of each op. `placement`: the position of lanes in the caches.
-- `parallel_sgs`, `serial_sgs`: the two schedule generation schemes, time by time and op by op (Kolisch: "Serial and
+- `sgs`: the cores of each op, and the two schedule generation schemes, time by time and op by op (Kolisch: "Serial and
   parallel resource-constrained project scheduling methods revisited", EJOR 1996).
-- `local_search`, `annealing`: shorter plans by search, the latter for small graphs.
+- `local_search`: shorter plans by search, by annealing for small graphs.
 """

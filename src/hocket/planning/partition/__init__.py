@@ -7,11 +7,9 @@ C++ (``core/``), built on first use.
 """
 
 from hocket.planning.partition.graph_problem import equal_devices, problem_of
-from hocket.planning.partition.part_peaks import PartPeaks
-from hocket.planning.partition.partitioned import OBJECTIVES, Partition, partitioned
-from hocket.planning.partition.planner import PartitionPlanner, plan_of
+from hocket.planning.partition.partitioned import OBJECTIVES, Partition, PartitionPlanner, partitioned, plan_of
 from hocket.planning.partition.problem import PartitionProblem, Tensor
-from hocket.planning.partition.within_memory import partitioned_within
+from hocket.planning.partition.within_memory import PartPeaks, partitioned_within
 
 __all__ = [
     "OBJECTIVES",

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import InputError
+from hocket.planning.partition.contiguous import least_largest
 from hocket.planning.partition.pipeline_order import PipelineOrder, pipeline_step_us, rank_memory_bytes
 
 # The largest move of a cut, in places where a cut may be.
@@ -252,22 +253,17 @@ def cut_chain(
     load[np.tri(len(places), dtype=np.bool_)] = np.inf
     kept = _between(kept_bytes, count, places)
     saved = _between(saved_bytes, count, places)
-    best = np.where(np.arange(len(places)) == 0, 0.0, np.inf)
-    choices = []
-    for stage in range(stages):
-        able = load
-        if memory_bytes is not None:
-            held = kept + saved * (1 if in_flight is None else in_flight[stage])
-            able = np.where(held <= memory_bytes, load, np.inf)
-        worst = np.maximum(best[:, None], able)
-        choices.append(worst.argmin(axis=0))
-        best = worst.min(axis=0)
-    if not np.isfinite(best[-1]):
+
+    def load_of(stage: int) -> NDArray[np.float64]:
+        if memory_bytes is None:
+            return load
+        held = kept + saved * (1 if in_flight is None else in_flight[stage])
+        return np.where(held <= memory_bytes, load, np.inf)
+
+    least_us, borders = least_largest(map(load_of, range(stages)), len(places))
+    if not np.isfinite(least_us):
         raise InputError(f"split: no {stages} stages of {count} ops fit into {memory_bytes:,.0f} bytes each")
-    ends = [len(places) - 1]
-    for choice in reversed(choices):
-        ends.append(int(choice[ends[-1]]))
-    return tuple(int(places[end]) for end in reversed(ends[1:-1]))
+    return tuple(places[borders[1:-1]].tolist())
 
 
 def _between(values: Sequence[float] | None, count: int, places: np.ndarray) -> np.ndarray:

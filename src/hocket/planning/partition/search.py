@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 from hocket.errors import InputError, MissingDependencyError
 from hocket.planning.partition import compiled, starts
 from hocket.planning.partition.constraints import partition_within
-from hocket.planning.partition.contiguous import contiguous_start
+from hocket.planning.partition.contiguous import contiguous_start, ideal_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, pipeline_us
-from hocket.planning.partition.ideals import ideal_start
 from hocket.planning.partition.problem import PartitionProblem
-from hocket.planning.partition.refinement import refine
+from hocket.planning.partition.starts import refine
 
 OBJECTIVES = ("cut", "load", "pipeline")
 TOLERANCE = 1e-6

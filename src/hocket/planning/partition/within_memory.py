@@ -4,19 +4,32 @@ The search limits the sum of what ops keep on their device. The peak differs: it
 copies of exchanged tensors. So the result is judged by its peaks. If those are too high, moves of ops lower them
 (`lowered`). Both are then tried from other partitions: with less memory for each part in the search, and with the
 fewest bytes moved, which means the fewest copies.
+
+Peak memory of each part of a partitioned step, and moves of ops that lower it.
+
+Parts run their ops in one order. A tensor is copied to another part that reads it once its last writer is done, and
+each copy is freed after its last reader there::
+
+    part 0   [ a ] --copy--> [ b ]                 a's value: until the copy is made, and b has read it
+    part 1           [ copy ][ c ][ d ]            the copy: until d, if d is its last reader
+
+This is the least peak that a plan of these parts can be limited to (`hocket.planning.critical_path.held_back`). The sum
+of what ops keep says little about it, and often no move of a single op lowers it, since several tensors are alive at
+the peak. So a move takes all ops of a part that touch one tensor of that moment, or one group of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import InputError
-from hocket.planning.partition.part_peaks import PartPeaks, lowered
+from hocket.ir import Graph
 from hocket.planning.partition.partitioned import Partition, partitioned
 from hocket.planning.partition.problem import PartitionProblem
 from hocket.planning.partition.search import Wanted, keeps_limits
@@ -94,3 +107,159 @@ def _moved(found: Partition, search: Mapping[str, Any], wanted: NDArray[np.float
 
     part = lowered(problem, found.part, held, wanted.tolist(), search["budget_s"] / 4, is_allowed)
     return replace(found, problem=problem, part=tuple(part), proved=False)
+
+
+# The number of tensors of a peak, the largest ones, whose ops may move.
+MAX_TENSORS = 12
+
+
+class PartPeaks:
+    """The peaks of a graph's partitions.
+
+    Example:
+        >>> from hocket.ir import Buffer, Edge, Op
+        >>> ops = (Op("a", writes=("x",)), Op("b", reads=("x",), writes=("y",)), Op("c", reads=("y",)))
+        >>> graph = Graph(ops, (Edge("a", "b"), Edge("b", "c")), buffers=(Buffer("x", 8.0), Buffer("y", 4.0)))
+        >>> PartPeaks(graph, graph.order, 2).of([0, 0, 0]), PartPeaks(graph, graph.order, 2).of([0, 0, 1])
+        ([12.0, 0.0], [12.0, 4.0])
+    """
+
+    def __init__(self, graph: Graph, order: Sequence[str], num_parts: int) -> None:
+        self._num_parts = num_parts
+        number = {buffer.name: at for at, buffer in enumerate(graph.buffers)}
+        self.size_bytes = [buffer.size_bytes for buffer in graph.buffers]
+        self._lasts = [buffer.life in ("lasting", "input") for buffer in graph.buffers]
+        self._stays = [buffer.life == "kept" for buffer in graph.buffers]
+        self._order = [graph.index[name] for name in order]
+        self._writes = [[number[name] for name in dict.fromkeys(op.writes) if name in number] for op in graph.ops]
+        self._touches = [
+            [number[name] for name in dict.fromkeys((*op.writes, *op.reads)) if name in number] for op in graph.ops
+        ]
+        self._first_writer: dict[int, int] = {}
+        self._last_writer: dict[int, int] = {}
+        for op in self._order:
+            for buffer in self._writes[op]:
+                self._first_writer.setdefault(buffer, op)
+                self._last_writer[buffer] = op
+
+    def of(self, part: Sequence[int]) -> list[float]:
+        """The peak of each part, in bytes.
+
+        Args:
+            part: of each op, by its position in the graph.
+        """
+        return self._walked(part, None)[0]
+
+    def at_peak(self, part: Sequence[int], number: int) -> list[int]:
+        """The buffers that a part holds at its peak, by their positions in the graph, the largest first."""
+        found = self._walked(part, number)[1]
+        return sorted(found, key=lambda buffer: -self.size_bytes[buffer])
+
+    def touching(self, part: Sequence[int], number: int, buffer: int) -> list[int]:
+        """The ops of a part that touch a buffer."""
+        return [op for op, touched in enumerate(self._touches) if part[op] == number and buffer in touched]
+
+    def _walked(self, part: Sequence[int], watched: int | None) -> tuple[list[float], set[int]]:
+        size = self.size_bytes
+        last: dict[tuple[int, int], int] = {}  # the last op of each part that uses each buffer
+        for op in self._order:
+            for buffer in self._touches[op]:
+                last[buffer, part[op]] = op
+        held = [0.0] * self._num_parts
+        there: set[tuple[int, int]] = set()
+        copies: dict[int, list[int]] = {}  # for the last writer of a buffer, the buffers that are copied then
+        for buffer, at in last:
+            if self._lasts[buffer]:
+                held[at] += size[buffer]
+                there.add((buffer, at))
+            elif buffer in self._last_writer and at != part[self._first_writer[buffer]]:
+                copies.setdefault(self._last_writer[buffer], []).append(buffer)
+        peaks = list(held)
+        moment = {buffer for buffer, at in there if at == watched}
+        for op in self._order:
+            here = part[op]
+            for buffer in self._writes[op]:
+                if (buffer, here) not in there:
+                    there.add((buffer, here))
+                    held[here] += size[buffer]
+            grown = [here]
+            for buffer in dict.fromkeys(copies.get(op, ())):
+                for at in range(self._num_parts):
+                    if (buffer, at) in last and (buffer, at) not in there:
+                        there.add((buffer, at))
+                        held[at] += size[buffer]
+                        grown.append(at)
+            for at in grown:
+                if held[at] > peaks[at]:
+                    peaks[at] = held[at]
+                    if at == watched:
+                        moment = {buffer for buffer, place in there if place == at}
+            for buffer in self._touches[op]:
+                if last[buffer, here] == op and not self._lasts[buffer] and not self._stays[buffer]:
+                    held[here] -= size[buffer]
+                    there.discard((buffer, here))
+        return peaks, moment
+
+
+def lowered(
+    problem: PartitionProblem,
+    part: Sequence[int],
+    peaks: PartPeaks,
+    limits: Sequence[float],
+    budget_s: float,
+    is_allowed: Callable[[Sequence[int]], bool],
+) -> list[int]:
+    """Move ops until all peaks are within the limits, or no move helps, and return the partition.
+
+    Each round makes the steepest move that lowers the part farthest above its limit.
+
+    Args:
+        problem: its groups stay together.
+        part: the first partition.
+        peaks: of the graph of the same ops.
+        limits: of each part, in bytes.
+        budget_s: seconds to search for.
+        is_allowed: True for partitions that may be returned.
+    """
+    until = monotonic() + budget_s
+    found = list(part)
+
+    def distance(candidate: Sequence[int]) -> tuple[float, float]:
+        shares = [peak / limit for peak, limit in zip(peaks.of(candidate), limits, strict=True)]
+        return max(shares), sum(share * share for share in shares)
+
+    best = distance(found)
+    while best[0] > 1.0:
+        shares = [peak / limit for peak, limit in zip(peaks.of(found), limits, strict=True)]
+        tried: list[tuple[tuple[float, float], list[int]]] = []
+        for ops, target in _moves(problem, found, peaks, int(np.argmax(shares))):
+            if monotonic() > until:
+                return found
+            candidate = list(found)
+            for op in ops:
+                candidate[op] = target
+            tried.append((distance(candidate), candidate))
+        better = [(far, candidate) for far, candidate in tried if far < best and is_allowed(candidate)]
+        if not better:
+            return found
+        best, found = min(better, key=lambda each: each[0])
+    return found
+
+
+def _moves(
+    problem: PartitionProblem, part: Sequence[int], peaks: PartPeaks, number: int
+) -> Iterator[tuple[list[int], int]]:
+    """Ops that may leave a part together, each with a target."""
+    members: dict[int, list[int]] = {}
+    for op, group in enumerate(problem.group.tolist()):
+        members.setdefault(group, []).append(op)
+    seen: set[frozenset[int]] = set()
+    for buffer in peaks.at_peak(part, number)[:MAX_TENSORS]:
+        groups = list(dict.fromkeys(int(problem.group[op]) for op in peaks.touching(part, number, buffer)))
+        for chosen in [groups, *([group] for group in groups)]:
+            if chosen and frozenset(chosen) not in seen:
+                seen.add(frozenset(chosen))
+                ops = [op for group in chosen for op in members[group]]
+                for target in range(problem.num_parts):
+                    if target != number:
+                        yield ops, target

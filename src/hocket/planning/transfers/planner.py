@@ -26,15 +26,13 @@ from functools import partial
 
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.planning.arrivals import ComputePlanner, first_use, plan_around
 from hocket.planning.base import Planner, gpu_of
 from hocket.planning.bounds import bounds, potential
-from hocket.planning.channels import transfers_of, without_transfers
+from hocket.planning.channels import ComputePlanner, first_use, plan_around, transfers_of, without_transfers
 from hocket.planning.critical_path import CriticalPath
 from hocket.planning.list_scheduler import ListScheduler
 from hocket.planning.serial import Serial
-from hocket.planning.transfers.insertion import searched_order
-from hocket.planning.transfers.orders import Order, exact_order, random_order, tac_order, tic_order
+from hocket.planning.transfers.orders import Order, exact_order, random_order, searched_order, tac_order, tic_order
 from hocket.planning.transfers.receives import Receives, receives_of
 from hocket.simulation import simulate
 

@@ -28,9 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hocket.ir import Costs, Graph, Machine
-from hocket.planning.arrivals import roots_of
 from hocket.planning.base import cpu_devices, gpu_of
-from hocket.planning.channels import links_of, transfer_us, transfers_of, without_transfers
+from hocket.planning.channels import links_of, roots_of, transfer_us, transfers_of, without_transfers
 
 
 @dataclass(frozen=True)
