@@ -30,12 +30,12 @@ SETTINGS = {
     ),
     "mkldnn": (
         lambda: torch.backends.mkldnn.enabled,
-        lambda value: setattr(torch.backends.mkldnn, "enabled", value),
+        torch._C._set_mkldnn_enabled,  # torch's testing module, once imported, freezes the attribute
         (True, False),
     ),
     "benchmark": (
         lambda: torch.backends.cudnn.benchmark,
-        lambda value: setattr(torch.backends.cudnn, "benchmark", value),
+        torch._C._set_cudnn_benchmark,
         (False, True),
     ),
     "attention": (lambda: torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.enable_flash_sdp, (True, False)),
