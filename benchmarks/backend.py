@@ -31,8 +31,6 @@ from hocket.dynamo import regions
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["CONTENDERS", "run", "tables"]
-
 # How the model is compiled, and who makes the update: "eager", "planned" or "compiled". Options that are the defaults
 # tell two ways apart: Dynamo would give what it has compiled for one to the other, whose model has the same code.
 WAYS: dict[str, tuple[dict[str, Any], str]] = {

@@ -20,8 +20,6 @@ from hocket.ir import Machine
 from hocket.ir._fields import write_text
 from hocket.ir.limits import processor_name
 
-__all__ = ["BUDGET", "Bench", "Save", "by_target", "first_given", "ratios", "several", "targets", "unsaved", "without"]
-
 Save: TypeAlias = Callable[[dict[str, Any]], object]
 
 # Options of a bench that may be stopped after any item.

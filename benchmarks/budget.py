@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
-__all__ = ["Budget"]
-
 
 class Budget:
     """So many seconds, from now on.

@@ -12,8 +12,6 @@ from typing import Any
 from hocket.ir import Costs, Op
 from hocket.profiling.hill_climb import HillClimb, Setting
 
-__all__ = ["Climb", "accuracy", "climb"]
-
 
 @dataclass(frozen=True)
 class Climb:

@@ -53,8 +53,6 @@ from hocket.session import Schedule
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 
-__all__ = ["LARGE", "SMALL", "measure", "run", "tables"]
-
 SMALL: dict[str, dict[str, Any]] = {
     "mlp": {},
     # The width, depth, heads, steps and characters of nanoGPT's model for CPUs (github.com/karpathy/nanoGPT, README).

@@ -23,8 +23,6 @@ from typing import Any
 from benchmarks.bench import Save, unsaved
 from hocket.errors import InputError
 
-__all__ = ["PARTS", "Part", "run", "tables"]
-
 LEAST_CORES = 3  # for the part that measures cores
 ROOT = Path(__file__).parents[1]  # of the repository: `python -m benchmarks` works from there
 GRACE = 0.2  # of a part's time is for loading torch, and for an item that takes longer than was guessed

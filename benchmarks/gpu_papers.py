@@ -33,8 +33,6 @@ try:
 except ImportError:  # it comes with torch for CUDA
     triton = None
 
-__all__ = ["NOT_MEASURED", "busy_by_tenths", "occupancy_of", "run", "tables"]
-
 NOT_MEASURED = "not measured: no GPU"
 REPEATS = 20
 OCCUPANCY_OF = (("lenet", 64), ("transformer", 8), ("googlenet", 2))

@@ -33,8 +33,6 @@ from hocket.reporting import corunning_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run", "tables"]
-
 # Of the zoo, with the batch sizes of section IV-A.
 TARGETS: dict[str, dict[str, Any]] = {
     "resnet50": {"image_size": 32, "batch_size": 64, "optimizer": "adam"},

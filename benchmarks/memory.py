@@ -22,8 +22,6 @@ from hocket.errors import InputError
 from hocket.job import Job
 from hocket.session import Schedule
 
-__all__ = ["BAR", "TARGETS", "measure", "run", "tables"]
-
 TARGETS = ("mlp", "gpt2", "resnet20/4", "resnet20/64")
 # What a scheduled step may hold at most, of eager's peak.
 BAR = 1.1

@@ -10,8 +10,6 @@ from typing import Any
 
 from hocket.errors import InputError
 
-__all__ = ["in_process", "results", "started"]
-
 
 def in_process(function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
     """Return what a function of a module returns in a new process, or raise what it raises.

@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 from benchmarks.curves import Curve, Curves
 from hocket.errors import InputError, MissingDependencyError
 
-__all__ = ["MODELS", "Regression", "Score", "evaluate", "train"]
-
 MODELS = ("Gradient Boosting", "K-Neighbors", "TSR", "OLS", "PAR")
 
 

@@ -19,8 +19,6 @@ from benchmarks.regression import MODELS, Score, evaluate
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-__all__ = ["INTERVALS", "SAMPLES", "Table", "table_iv", "table_v"]
-
 SAMPLES = (1, 4, 8, 16)
 INTERVALS = (2, 4, 8, 16)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["is_measurable", "peak_bytes", "resident_bytes", "set_back_peak"]
-
 _PEAK, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 

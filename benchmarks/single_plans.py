@@ -10,8 +10,6 @@ from hocket.profiling import profile
 from hocket.profiling.tracer import serial_plan
 from hocket.tracing.captured import Captured
 
-__all__ = ["single_plans"]
-
 
 def single_plans(captured: Captured, machine: Machine) -> dict[str, Plan]:
     """Return the plans of the native contenders: uniform ones, program order, and the paper's strategies in turn."""

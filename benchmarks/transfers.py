@@ -28,8 +28,6 @@ from hocket.simulation import simulate
 from hocket.tracing import capture
 from hocket.zoo import load
 
-__all__ = ["NAMES", "Cluster", "run", "straggler_share", "tables", "with_transfers", "worker_machine"]
-
 # The paper's Table 1, and ResNet-152. GoogLeNet is Inception v1.
 NAMES = (
     *("alexnet", "googlenet", "inception-v2", "inception-v3", "resnet50", "resnet101", "resnet50-v2", "resnet101-v2"),

@@ -16,13 +16,12 @@ from typing import Any
 
 from benchmarks.bench import Save, unsaved
 from benchmarks.namespaces import linked
-from benchmarks.transfers_real import MBITS, TARGETS, check_orders, over_links, process_at, summary, tables
+from benchmarks.transfers_real import MBITS, TARGETS, check_orders, over_links, process_at, summary
+from benchmarks.transfers_real import tables as tables  # of `Bench`
 from hocket import distribute
 from hocket.cli.targets import wait_policy
 from hocket.errors import InputError
 from hocket.zoo import load
-
-__all__ = ["ORDERS", "run", "tables"]
 
 ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse")
 PORT = "29575"

@@ -29,8 +29,6 @@ from hocket.planning import bounds
 from hocket.tracing.captured import Captured
 from hocket.zoo import load
 
-__all__ = ["ALL_FIRST", "WARM_UP_STEPS", "Turn", "pulls_first"]
-
 ALL_FIRST = "all-first"
 # In a turn's first step all parameters are there at once; in the second one gradients are not late yet.
 WARM_UP_STEPS = 2

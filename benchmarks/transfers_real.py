@@ -32,8 +32,6 @@ from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import load
 
-__all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "process_at", "run", "summary", "tables"]
-
 ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
 TARGETS, MBITS = ("alexnet", "vgg16", "inception-v3"), (200,)
 IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}

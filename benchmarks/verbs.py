@@ -9,8 +9,6 @@ from benchmarks.bench import BUDGET, Bench, first_given, several, targets, witho
 from hocket.cli.arguments import Verb, arg, count, output
 from hocket.errors import ExecutionError
 
-__all__ = ["VERBS"]
-
 _AFTER_EACH = output("the result, after each target, as JSON")
 _BATCHES = "zoo names, or NAME/BATCH (a selection)"
 _OVER_LINKS = "every order on each model, over real links"

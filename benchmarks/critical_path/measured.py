@@ -31,8 +31,6 @@ from hocket.planning.critical_path import METHODS
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 
-__all__ = ["on_cores", "on_gpu", "profiled_job"]
-
 # What two cores train in a second or less.
 ON_CORES = {"lenet": (16, 64), "resnet18": (2,), "googlenet": (2,), "alexnet": (8,)}
 # At a batch that leaves room on a GPU of today and at one that does not. Those that need no further package come first:

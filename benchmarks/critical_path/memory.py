@@ -17,8 +17,6 @@ from hocket.execution import executor
 from hocket.ir import Lane, Machine, Plan
 from hocket.tracing.capturing import capture_step
 
-__all__ = ["peaks_on_cores"]
-
 WARM_UP = 3
 STEPS = 5
 TIMEOUT_S = 300.0

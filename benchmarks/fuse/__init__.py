@@ -33,15 +33,13 @@ from benchmarks.budget import Budget
 from benchmarks.fuse import beside
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
 from benchmarks.fuse.timing import check_device, row_of, timed, took_s
-from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
+from benchmarks.fuse.training import Training
 from benchmarks.jax_steps import jax_missing
 from hocket.cli.console import table
 from hocket.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = ["CONTENDERS", "OPTIMIZERS", "PRECISIONS", "TARGETS", "Target", "Training", "run", "tables"]
 
 CONTENDERS = (
     "serial",

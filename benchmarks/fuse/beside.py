@@ -19,8 +19,6 @@ from hocket import optim as fused_optim
 from hocket.errors import InputError
 from hocket.fusion import fuse
 
-__all__ = ["WARM_UP", "memory_of", "settle", "side_by_side"]
-
 WARM_UP = 2
 
 

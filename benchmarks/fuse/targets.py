@@ -24,15 +24,6 @@ from hocket.fusion import fuse
 from hocket.fusion.model import Array
 from hocket.session import Schedule, schedule
 
-__all__ = [
-    "BACKENDS",
-    "PAPER",
-    "TARGETS",
-    "Target",
-    "named",
-    "step_of",
-]
-
 # Of the contenders that fuse:
 BACKENDS = {"vmap": "vmap", "fused": "rule", "auto": "auto", "scheduled": "auto", "close": "auto"}
 NOISE_WIDTH = 100  # of DCGAN's generator

@@ -13,8 +13,6 @@ from benchmarks.fuse import beside
 from benchmarks.fuse.targets import Step
 from hocket.errors import InputError
 
-__all__ = ["check_device", "row_of", "timed", "took_s"]
-
 SHORT_S = 2.0  # short steps are taken as often as fits in this time,
 MAX_STEPS = 300  # or so often
 MAX_UNSETTLED = 64  # steps before those that count, by which choices are made

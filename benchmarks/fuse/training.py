@@ -17,8 +17,6 @@ from hocket import optim as fused_optim
 from hocket.errors import InputError
 from hocket.fusion.model import Array
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "SHARED", "Net", "Training"]
-
 OPTIMIZERS = ("sgd", "adam")
 PRECISIONS = ("float32", "bfloat16", "float16")
 

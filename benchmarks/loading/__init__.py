@@ -36,8 +36,6 @@ from hocket.cli.console import UsageError, table
 from hocket.loading import finish, first_use, load, reorder
 from hocket.loading.targets import named_tensors
 
-__all__ = ["CONTENDERS", "NAMES", "run", "tables"]
-
 CONTENDERS = ("load_then_run", "safetensors", "file_order", "registration", "first_use", "searched", "reordered")
 
 NAMES = ("resnet50", "vgg16", "bert-base", "gpt2")

@@ -20,8 +20,6 @@ from hocket.planning.transfers.receives import receives_of
 from hocket.profiling.analytic import estimate
 from hocket.tracing import capture
 
-__all__ = ["NETWORKS", "Network", "searched_names"]
-
 # Of one core, for the graph's durations: only proportions matter, for the link is scaled to them.
 FLOPS_PER_S, BYTES_PER_S = 5e10, 1e10
 TOKENS = 128

@@ -6,8 +6,6 @@ import io
 import time
 from typing import Any
 
-__all__ = ["PacedReader", "PacedStream"]
-
 
 class PacedReader:
     """Bytes at a rate: what is asked for is there as soon as a link of that rate has carried it."""

@@ -25,8 +25,6 @@ from hocket.cli.console import UsageError, table
 from hocket.distributed.packets import chunk_bytes_for
 from hocket.errors import InputError
 
-__all__ = ["CLUSTERS", "run", "tables"]
-
 CLUSTERS = ((2, 1), (4, 2), (8, 1), (8, 4))
 WARM_UP_STEPS = 2
 MIN_STEPS = 12

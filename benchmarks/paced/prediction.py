@@ -13,8 +13,6 @@ from benchmarks.paced.workload import Workload
 from hocket.ir import Costs, Graph, Lane, Link, Machine, NetworkCard, Op, Plan
 from hocket.simulation import simulate
 
-__all__ = ["predicted_us"]
-
 
 def predicted_us(
     work: Workload, orders: Sequence[Sequence[int]], worker_bytes_per_s: float, server_bytes_per_s: float

@@ -26,8 +26,6 @@ from hocket.distributed.store import meet_at, opened
 from hocket.distributed.wire import Wire
 from hocket.planning.transfers.receives import Receives
 
-__all__ = ["Place", "StepRecord", "run_rank"]
-
 TIMEOUT_S = 60.0
 GO, FINISHED = "go", "finished"
 

@@ -17,8 +17,6 @@ from hocket.profiling import profile
 from hocket.tracing import capture
 from hocket.zoo import load
 
-__all__ = ["Workload", "recorded"]
-
 PROFILE_RUNS = 3
 
 

@@ -26,8 +26,6 @@ from hocket.planning.partition.partitioned import schedule
 from hocket.planning.partition.starts import metis_start, mtkahypar_start
 from hocket.reporting.words import quantity_text
 
-__all__ = ["EPSILON", "ZOO", "run", "tables"]
-
 EPSILON = 0.03
 ZOO = ("mlp", "lenet", "lstm-lm", "transformer", "bert-tiny", "resnet20", "densenet40", "dcgan")
 

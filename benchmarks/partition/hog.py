@@ -29,8 +29,6 @@ from hocket.distributed.stages.partitioned import stages
 from hocket.errors import InputError
 from hocket.reporting.words import duration_text
 
-__all__ = ["Branches", "run", "summary_of", "tables"]
-
 RANKS = 2
 # Steps: until caches and clocks are as they stay, without the hog, until assistants must have acted, and after that.
 WARM_UP, IDLE, REACTION, AFTER = 10, 20, 20, 200

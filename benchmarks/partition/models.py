@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-__all__ = ["MODELS", "LayeredModel", "Logits", "UNet"]
-
 
 class UNet(nn.Module):
     """Two skips over everything between them."""

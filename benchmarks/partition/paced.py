@@ -33,8 +33,6 @@ from hocket.errors import InputError
 from hocket.planning.partition.pipeline_cut import Chain, PipelineCut, cut_at, cut_for_schedule
 from hocket.reporting.words import duration_text
 
-__all__ = ["begins_of_layers", "recorded", "run", "tables"]
-
 MICRO_BATCHES = 8
 WARM_UP_STEPS = 1
 TIMEOUT_S = 60.0

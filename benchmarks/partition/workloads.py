@@ -13,8 +13,6 @@ import numpy as np
 
 from hocket.planning.partition import PartitionProblem, Tensor
 
-__all__ = ["DYNAMIC_PROGRAMME", "workload"]
-
 FOLDER = Path(__file__).parent / "workloads"
 
 # The largest load under the best contiguous parts, by running the authors' dynamic programme.

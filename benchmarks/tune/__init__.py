@@ -30,8 +30,6 @@ from hocket.search.progress import device_time_s
 from hocket.search.search import Record
 from hocket.search.tune import SearchConfig, search
 
-__all__ = ["ALGORITHMS", "CONTENDERS", "SEARCHES", "apart", "run", "tables"]
-
 CONTENDERS = ("serial", "processes", "fused", "auto", "scheduled")
 ALGORITHMS = ("random", "hyperband")
 HYPERBAND_EPOCHS = 81

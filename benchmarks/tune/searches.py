@@ -23,8 +23,6 @@ from torch.nn import functional
 from hocket import zoo
 from hocket.search.training import Training
 
-__all__ = ["SEARCHES", "Workload"]
-
 
 @dataclass(frozen=True)
 class Workload:

@@ -31,8 +31,6 @@ from hocket.search.group import MAX_SLOTS
 from hocket.search.halving import Hyperband
 from hocket.search.policy import AllEpochs, Move, Policy
 
-__all__ = ["SETTINGS", "Setting", "run", "simulated", "tables"]
-
 SIZES = (1, 4, 16, 32)
 TARGETS = ("mlp-32", "pointnet-tuned")
 CONTENDERS = ("serial", "auto")

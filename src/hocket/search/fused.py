@@ -36,8 +36,6 @@ from hocket.search.signature import difference, is_same_loss, options_of, reads_
 from hocket.search.split import Train
 from hocket.search.trainer import CannotFuseError, EpochTrainer
 
-__all__ = ["FusedTrainer", "Runner", "why_apart"]
-
 log = logging.getLogger(__name__)
 
 # What planning a step costs, in seconds and in steps, and which part of a step's time it saves where it does well.

@@ -12,8 +12,6 @@ from hocket.search.signature import fused_class
 from hocket.search.trainer import CannotFuseError
 from hocket.search.training import Training
 
-__all__ = ["NO_LIMIT", "bring_home", "clip", "fused_optimizer"]
-
 NO_LIMIT = sys.float_info.max  # of gradients
 
 

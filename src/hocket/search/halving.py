@@ -20,8 +20,6 @@ from hocket.errors import InputError
 from hocket.optim.hyper import check_whole
 from hocket.search.policy import Move, Policy, Schedules
 
-__all__ = ["Asha", "Bracket", "Halving", "Hyperband", "LockStep", "Rung"]
-
 
 @dataclass(frozen=True)
 class Rung:

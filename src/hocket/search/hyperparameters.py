@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Hyperparameters", "first_value", "stored_form"]
-
 PLAIN = (type(None), bool, int, float, str)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from hocket.optim.hyper import check_whole
 
-__all__ = ["AllEpochs", "Ends", "Exploit", "Move", "Policy", "Schedules"]
-
 
 @dataclass(frozen=True)
 class Move:

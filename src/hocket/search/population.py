@@ -28,8 +28,6 @@ from hocket.optim.hyper import check_whole
 from hocket.search.halving import Bracket, LockStep, Rung
 from hocket.search.policy import Exploit, Move, Policy, Schedules
 
-__all__ = ["Generations", "Population"]
-
 
 @dataclass(frozen=True)
 class Population(Schedules):

@@ -18,8 +18,6 @@ from hocket.search.run import EpochResult, Run
 from hocket.search.split import Train
 from hocket.search.trainer import Trainer
 
-__all__ = ["ProcessTrainer"]
-
 
 class ProcessTrainer(Trainer):
     """A slot for each of several spawned processes, which import the module of `train`.

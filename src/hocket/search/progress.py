@@ -9,8 +9,6 @@ from typing import Any, TextIO
 from hocket.search.run import Status
 from hocket.search.search import Record, Search
 
-__all__ = ["LiveTable", "device_time_s", "lines"]
-
 BETWEEN_RUNGS_S = 1.0  # at least, from one line to the next
 BETWEEN_LINES_S = 60.0  # at most: where a rung takes longer, a line says that the search goes on
 

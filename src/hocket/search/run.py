@@ -15,8 +15,6 @@ from hocket.search.signature import Signature, signature
 from hocket.search.split import Train, built
 from hocket.search.training import Training
 
-__all__ = ["EpochResult", "Run", "Status", "load_model", "step_scheduler"]
-
 
 class Status(enum.Enum):
     """The status of a trial."""

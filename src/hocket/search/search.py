@@ -22,8 +22,6 @@ from hocket.search.policy import Ends, Policy
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.study import PRUNED, StudyClient
 
-__all__ = ["Epoch", "Record", "Search"]
-
 
 @dataclass(frozen=True)
 class Epoch:

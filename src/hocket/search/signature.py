@@ -28,9 +28,6 @@ from hocket.fusion.stacked import is_same
 from hocket.search.data import epoch_batches
 from hocket.search.training import Training
 
-__all__ = ["Signature", "difference", "fused_class", "is_on_meta", "is_same_loss", "options_of", "reads_model"]
-__all__ += ["signature"]
-
 Signature = tuple[tuple[str, str], ...]
 FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 

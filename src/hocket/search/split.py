@@ -26,8 +26,6 @@ from hocket.search.hyperparameters import Hyperparameters
 from hocket.search.signature import Signature, difference, is_on_meta, options_of, signature
 from hocket.search.training import Training
 
-__all__ = ["Split", "built", "find_split", "suggest_all"]
-
 Train = Callable[[dict[str, Any]], Training]
 
 

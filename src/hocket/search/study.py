@@ -28,8 +28,6 @@ from hocket.search.run import Run, Status
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["EXPLOITS", "SEED", "StudyClient", "load_optuna", "new_study"]
-
 log = logging.getLogger(__name__)
 
 OWNER = "hocket:owner"

@@ -21,8 +21,6 @@ from hocket.search.run import EpochResult, Run, Status, step_scheduler
 from hocket.search.split import Train
 from hocket.search.training import Training
 
-__all__ = ["CannotFuseError", "EpochTrainer", "SerialTrainer", "Trainer", "metric_value", "needs_closure"]
-
 
 class CannotFuseError(HocketError):
     """These trials do not train as one fused model. The message says why."""

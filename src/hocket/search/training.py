@@ -14,8 +14,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from hocket.errors import InputError
 from hocket.optim.hyper import check_whole
 
-__all__ = ["Training"]
-
 
 @dataclass(frozen=True, eq=False)
 class Training:

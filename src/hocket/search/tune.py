@@ -23,8 +23,6 @@ from hocket.search.study import StudyClient, base_sampler, load_optuna, new_stud
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["EXECUTORS", "SearchConfig", "search"]
-
 log = logging.getLogger(__name__)
 
 EXECUTORS = ("auto", "serial", "processes", "fused", "scheduled")
