@@ -77,12 +77,7 @@ def run(
 
 
 class _Compiled:
-    """A compiled step whose lanes can be closed, as a schedule's are.
-
-    Args:
-        job: of its own.
-        label: of the way.
-    """
+    """A compiled step whose lanes can be closed, as a schedule's are."""
 
     def __init__(self, job: Job, label: str) -> None:
         options, update = WAYS[label]

@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import Save, unsaved
-from benchmarks.budget import Budget
+from benchmarks.bench import Budget, Save, unsaved
 from benchmarks.critical_path.measured import profiled_job
 from hocket.backends import CudaBackend, StreamBackend
 from hocket.ir import Costs, Timeline

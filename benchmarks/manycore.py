@@ -18,8 +18,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.assumptions import ASSUMPTIONS, VARIANTS, Setup, timeline_of
-from benchmarks.bench import Save, ratios, unsaved
-from benchmarks.budget import Budget
+from benchmarks.bench import Budget, Save, ratios, unsaved
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
 from hocket.cli.console import UsageError, table

@@ -15,8 +15,7 @@ from typing import Any
 
 from benchmarks.bench import Save, by_target, ratios, unsaved
 from benchmarks.contenders import job_of, until_decided
-from benchmarks.ranks import in_process
-from benchmarks.resident import is_measurable, peak_bytes, resident_bytes, set_back_peak
+from benchmarks.ranks import in_process, is_measurable, peak_bytes, resident_bytes, set_back_peak
 from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.job import Job

@@ -269,7 +269,7 @@ VERBS = (
             Bench("transfers", "every order on each model", "transfers"),
             urgent=Bench("transfers-urgent", "a small value behind a large one", "urgent"),
             paced=Bench("transfers-paced", "paced workers, over real links", "paced"),
-            agents=Bench("transfers-agents", _OVER_LINKS, "transfers_agents"),
+            agents=Bench("transfers-agents", _OVER_LINKS, "transfers_real"),
             mbits=Bench("transfers-real", _OVER_LINKS, "transfers_real"),
         ),
         "orders of received parameters: simulated, to 1,024 workers; or measured",

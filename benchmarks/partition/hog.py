@@ -60,13 +60,6 @@ def run(
 ) -> dict[str, Any]:
     """The job without moves, then the one with them.
 
-    Args:
-        batch_size: of the model's input.
-        branches: how many it has.
-        width: of its layers.
-        after: how many steps follow those in which assistants have to act.
-        save: told the result so far, after each job.
-
     Raises:
         InputError: fewer than two cores, or a rank failed. Says why.
     """

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from hocket.search.data import RandomState
-from hocket.search.signature import Signature, signature
-from hocket.search.split import Train, built
+from hocket.search.split import Signature, Train, built, signature
 from hocket.search.training import Training
 
 
