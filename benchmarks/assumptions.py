@@ -14,8 +14,6 @@ from benchmarks.curves import kind_of
 from hocket.ir import Costs, Edge, Graph, Machine, Plan, Timeline
 from hocket.simulation import simulate
 
-__all__ = ["ASSUMPTIONS", "VARIANTS", "Setup", "Variant", "timeline_of"]
-
 # What dispatching an op costs in the published curves (`benchmarks.knl`), at every width.
 LAUNCH_US = 10.0
 # Of these types TensorFlow 1.9 has MKL-DNN kernels; only their widths did the paper change (section IV-A).

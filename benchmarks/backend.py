@@ -32,8 +32,6 @@ from hocket.dynamo import regions
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["CONTENDERS", "run", "tables"]
-
 # How the model is compiled, and who makes the update: "eager", "planned" or "compiled". Options that are the defaults
 # tell two ways apart: Dynamo would give what it has compiled for one to the other, whose model has the same code.
 WAYS: dict[str, tuple[dict[str, Any], str]] = {
@@ -80,12 +78,7 @@ def run(
 
 
 class _Compiled:
-    """A compiled step whose lanes can be closed, as a schedule's are.
-
-    Args:
-        job: of its own.
-        label: of the way.
-    """
+    """A compiled step whose lanes can be closed, as a schedule's are."""
 
     def __init__(self, job: Job, label: str) -> None:
         options, update = WAYS[label]

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from benchmarks.verbs import VERBS
 from hocket.cli.arguments import make_parser_of, run_command
 
-__all__ = ["main", "make_parser"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the bench of `argv` (the process's own arguments if None), and return the exit status.

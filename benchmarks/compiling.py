@@ -37,8 +37,6 @@ from hocket.tracing.rerecording import has_images
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of
 
-__all__ = ["BAR", "TARGETS", "measure", "run", "tables"]
-
 TARGETS = ("mlp", "lstm-cells", "resnet20", "densenet40")
 # Steps may take so many times eager's time beside the compiler.
 BAR = 1.3

@@ -17,18 +17,6 @@ from hocket.errors import HocketError
 from hocket.job import Job
 from hocket.session import Schedule, schedule
 
-__all__ = [
-    "classifier_job",
-    "compiled_step",
-    "convmixer",
-    "decided",
-    "gpt2",
-    "is_image",
-    "job_of",
-    "language_job",
-    "until_decided",
-]
-
 # Of one function of Python for all contenders of a process together: torch's 8 are enough for one of them, but five
 # ways to compile a GAN need more, and what is beyond the limit would run eagerly, which is an error here.
 torch._dynamo.config.recompile_limit = 64

@@ -20,8 +20,6 @@ from functools import cached_property
 from hocket.errors import FormatError, InputError
 from hocket.ir import Costs, Graph, Op
 
-__all__ = ["Curve", "Curves", "for_graph", "kind_of", "work_us"]
-
 # One thread of a Xeon Phi 7250: what the convolutions of Table II reach with the kernels that Inception-v3 has on
 # these inputs (see docs/models.md), and its share of the 400 GB/s that the vendor states for the on-package memory.
 FLOPS_PER_S, BYTES_PER_S = 1.0e10, 5.9e9

@@ -23,8 +23,6 @@ from typing import Any
 from benchmarks.bench import Save, unsaved
 from hocket.errors import InputError
 
-__all__ = ["PARTS", "Part", "run", "tables"]
-
 LEAST_CORES = 3  # for the part that measures cores
 ROOT = Path(__file__).parents[1]  # of the repository: `python -m benchmarks` works from there
 GRACE = 0.2  # of a part's time is for loading torch, and for an item that takes longer than was guessed
@@ -77,14 +75,7 @@ def run(
     parts: Sequence[Part] | None = None,
     command: Sequence[str] = (sys.executable, "-m", "benchmarks"),
 ) -> dict[str, Any]:
-    """Run every part, one after the other.
-
-    Args:
-        device: "cuda", or "cpu" for the same in small.
-        budget_s: seconds for all parts. Nothing runs for longer.
-        save: called with the result so far, after each part.
-        parts: of `PARTS`, those for the device by default.
-        command: what runs a part.
+    """Run every part, one after the other. Nothing runs for longer than the budget.
 
     Returns:
         ``device``, ``budget_s``; ``parts``: by name the bench's own result, with ``took_s``; ``stopped``: a line for

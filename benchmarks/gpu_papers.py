@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import Save, unsaved
-from benchmarks.budget import Budget
+from benchmarks.bench import Budget, Save, unsaved
 from benchmarks.critical_path.measured import profiled_job
 from hocket.backends import CudaBackend, StreamBackend
 from hocket.ir import Costs, Timeline
@@ -32,8 +31,6 @@ try:
     import triton.language as tl
 except ImportError:  # it comes with torch for CUDA
     triton = None
-
-__all__ = ["NOT_MEASURED", "busy_by_tenths", "occupancy_of", "run", "tables"]
 
 NOT_MEASURED = "not measured: no GPU"
 REPEATS = 20

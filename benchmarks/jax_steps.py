@@ -27,8 +27,6 @@ from torch.utils._pytree import tree_map_only
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["IN_A_ROW", "MODELS", "JaxPeer", "JaxStep", "jax_missing"]
-
 PATIENCE_S = 120.0  # for the first step, which is compiled
 IN_A_ROW = 4  # steps for each one that is asked for, where they are timed
 OPTIMIZERS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}

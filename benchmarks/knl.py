@@ -29,8 +29,6 @@ from statistics import linear_regression
 
 from benchmarks.curves import BYTES_PER_S, FLOPS_PER_S, Curve, Curves
 
-__all__ = ["TABLE_II", "TABLE_VI", "published_knl"]
-
 CORES, LAUNCH_US, SHARPNESS = 68, 10.0, 4
 CONVOLUTIONS = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter")
 

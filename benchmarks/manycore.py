@@ -18,8 +18,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.assumptions import ASSUMPTIONS, VARIANTS, Setup, timeline_of
-from benchmarks.bench import Save, ratios, unsaved
-from benchmarks.budget import Budget
+from benchmarks.bench import Budget, Save, ratios, unsaved
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
 from hocket.cli.console import UsageError, table
@@ -32,8 +31,6 @@ from hocket.reporting import corunning_of
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = ["CORES", "FIGURE_3", "QUICK", "TARGETS", "measured", "run", "tables"]
 
 # Of the zoo, with the batch sizes of section IV-A.
 TARGETS: dict[str, dict[str, Any]] = {

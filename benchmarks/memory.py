@@ -15,14 +15,11 @@ from typing import Any
 
 from benchmarks.bench import Save, by_target, ratios, unsaved
 from benchmarks.contenders import job_of, until_decided
-from benchmarks.ranks import in_process
-from benchmarks.resident import is_measurable, peak_bytes, resident_bytes, set_back_peak
+from benchmarks.ranks import in_process, is_measurable, peak_bytes, resident_bytes, set_back_peak
 from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.session import Schedule
-
-__all__ = ["BAR", "TARGETS", "measure", "run", "tables"]
 
 TARGETS = ("mlp", "gpt2", "resnet20/4", "resnet20/64")
 # What a scheduled step may hold at most, of eager's peak.

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Namespace", "enter", "linked", "switched", "unavailable_reason"]
-
 # What may leave at once, and how long a packet may wait in the queue: a switch with a shallow buffer.
 BURST_BYTES = 96 * 1024
 QUEUE_MS = 50

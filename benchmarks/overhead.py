@@ -24,8 +24,6 @@ from hocket.profiling import profile
 from hocket.profiling.tracer import serial_plan
 from hocket.tracing import capture
 
-__all__ = ["TARGETS", "run", "tables"]
-
 TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "resnet20")
 ROUNDS = 15
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from hocket.job import Job
 
-__all__ = ["NEIGHBOURS", "TARGETS", "measure", "run", "tables"]
-
 TARGETS = ("mlp", "digits-cnn", "lenet", "lstm-cells", "transformer", "bert-tiny", "gpt2", "resnet20/4")
 NEIGHBOURS = ("none", "before", "after")
 PLANNED_STEPS, BLOCKS, SETTLING = 200, 4, 3

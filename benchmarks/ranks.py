@@ -1,16 +1,19 @@
-"""Processes that take part in one measurement, each with a pipe to the process that started them."""
+"""Processes that take part in one measurement, each with a pipe to the process that started them.
+
+And the memory of a process, as Linux reports it: resident now, and its peak since a moment.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from hocket.errors import InputError
-
-__all__ = ["in_process", "results", "started"]
 
 
 def in_process(function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
@@ -87,3 +90,31 @@ def results(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], pre
         if isinstance(each, str):
             raise InputError(f"bench: {each}")
     return found
+
+
+_PEAK, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+
+def is_measurable() -> bool:
+    """Return True if the system reports the peak since a moment."""
+    return os.access(_PEAK, os.W_OK)
+
+
+def set_back_peak() -> None:
+    """Start a new peak."""
+    _PEAK.write_text("5")
+
+
+def peak_bytes() -> float:
+    """Return the peak of resident memory since `set_back_peak`."""
+    return _field_bytes("VmHWM")
+
+
+def resident_bytes() -> float:
+    """Return the resident memory."""
+    return _field_bytes("VmRSS")
+
+
+def _field_bytes(field: str) -> float:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return float(line.split()[1]) * 1024

@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 from benchmarks.curves import Curve, Curves
 from hocket.errors import InputError, MissingDependencyError
 
-__all__ = ["MODELS", "Regression", "Score", "evaluate", "train"]
-
 MODELS = ("Gradient Boosting", "K-Neighbors", "TSR", "OLS", "PAR")
 
 
@@ -68,14 +66,7 @@ def train(
     widths: Iterable[int] | None = None,
     seed: int = 0,
 ) -> Regression:
-    """Train one of `MODELS` on ops that are known at every width.
-
-    Args:
-        curves: the ops.
-        model: one of `MODELS`.
-        n: how many widths are sampled, spread evenly over the cores.
-        widths: which widths to be able to predict. All that are not sampled when not given.
-        seed: of the models that draw random numbers.
+    """Train one of `MODELS` on ops that are known at every width, to predict these widths by `n` sampled ones.
 
     Raises:
         InputError: an unknown model, more samples than widths, no curves.

@@ -31,8 +31,6 @@ from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan, Span
 from hocket.reporting.words import count_text
 from hocket.simulation import simulate
 
-__all__ = ["run", "tables"]
-
 
 def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 5, seed: int = 0) -> dict[str, Any]:
     """Simulate a random plan with both engines, in turns.

@@ -21,8 +21,6 @@ from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.job import Job
 
-__all__ = ["TARGETS", "job_of", "run", "tables"]
-
 IMAGE_BATCH, TEXT_BATCH, TEXT_STEPS = 4, 4, 32
 # Name in pytorchcv: the side of its images, pixels.
 VISION = {

@@ -28,8 +28,6 @@ from hocket.simulation import simulate
 from hocket.tracing import capture
 from hocket.zoo import load
 
-__all__ = ["NAMES", "Cluster", "run", "straggler_share", "tables", "with_transfers", "worker_machine"]
-
 # The paper's Table 1, and ResNet-152. GoogLeNet is Inception v1.
 NAMES = (
     *("alexnet", "googlenet", "inception-v2", "inception-v3", "resnet50", "resnet101", "resnet50-v2", "resnet101-v2"),
@@ -89,13 +87,7 @@ def worker_machine(cluster: Cluster) -> Machine:
 
 
 def straggler_share(receives: Receives, workers: int, order: Callable[[int], Sequence[int]]) -> dict[str, float]:
-    """How long the last of many workers takes, and which part of that the first one waits for it.
-
-    Args:
-        receives: what each of them receives, by its part of the servers' cards.
-        workers: how many there are.
-        order: of the n-th worker.
-    """
+    """How long the last of many workers takes, and which part of that the first waits for it, by the n-th's order."""
     takes_us = [receives.makespan_us(order(number)) for number in range(workers)]
     last_us = max(takes_us)
     return {"step_us": last_us, "straggler_share": (last_us - min(takes_us)) / last_us}

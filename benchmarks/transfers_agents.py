@@ -1,8 +1,6 @@
-"""Forwards of an agent that pulls all parameters in every call, by order, over a link of a given rate.
+"""A process of a measurement of agents: ``python -m benchmarks.transfers_agents SETTINGS``, see `transfers_real`.
 
-A job of one worker and one server publishes one version, and does nothing more; both are at one end of the link. At the
-other end agents take turns, one for each order: nothing is pulled ahead, so a call begins when it asks for its first
-parameter. ``python -m benchmarks.transfers_agents SETTINGS`` is one of these processes.
+Agents take turns, one for each order: nothing is pulled ahead, so a call begins when it asks for its first parameter.
 """
 
 from __future__ import annotations
@@ -11,70 +9,14 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.bench import Save, unsaved
-from benchmarks.namespaces import linked
-from benchmarks.transfers_real import MBITS, TARGETS, check_orders, over_links, process_at, summary, tables
 from hocket import distribute
 from hocket.cli.targets import wait_policy
-from hocket.errors import InputError
 from hocket.zoo import load
 
-__all__ = ["ORDERS", "run", "tables"]
-
-ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse")
-PORT = "29575"
 TIMEOUT_S = 300.0
-
-
-def run(
-    targets: Sequence[str] = TARGETS,
-    *,
-    mbits: Sequence[int] = MBITS,
-    orders: Sequence[str] = ORDERS,
-    rounds: int = 1,
-    steps: int = 5,
-    batch_size: int | None = None,
-    seconds: float | None = None,
-    save: Save = unsaved,
-) -> dict[str, Any]:
-    """Every order of every model at every rate. Arguments as `benchmarks.transfers_real.run` has them, for calls.
-
-    Raises:
-        InputError: there can be no network namespaces here, or a process failed. Says why.
-    """
-    check_orders(orders, ORDERS)
-
-    def measured(model: str, sizes: dict[str, int], mbit: int, _: float | None) -> dict[str, Any]:
-        turns = _turns(model, sizes, mbit, [*orders] * rounds, steps)
-        by_order = {order: [turn for turn in turns if turn["order"] == order] for order in orders}
-        return {order: summary([us for turn in own for us in turn["calls_us"]], own) for order, own in by_order.items()}
-
-    return over_links(measured, targets, mbits, batch_size, seconds, save, forward_only=True)
-
-
-def _turns(model: str, sizes: Mapping[str, int], mbit: int, orders: Sequence[str], calls: int) -> list[dict[str, Any]]:
-    """Run the agent, and return what it reports of each turn."""
-    with linked(mbit) as (agent, job):
-        settings = {"model": model, "sizes": sizes, "address": f"{job.address}:{PORT}"}
-        store, module = (job.address, PORT), "transfers_agents"
-        ranks = [
-            process_at(job, rank, store, module, json.dumps({**settings, "rank": rank}), is_heard=False)
-            for rank in (0, 1)
-        ]
-        wanted = {**settings, "orders": orders, "calls": calls, "rank": None}
-        caller = process_at(agent, 0, store, module, json.dumps(wanted))
-        try:
-            out, said = caller.communicate(timeout=3 * TIMEOUT_S)
-        finally:
-            for process in (*ranks, caller):
-                process.kill()
-                process.wait()
-    if caller.returncode:
-        raise InputError(f"agents of {model}: {said.strip().splitlines()[-1] if said.strip() else 'no word'}")
-    return [json.loads(line) for line in out.splitlines()]
 
 
 def _publish(settings: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from hocket.cli.targets import wait_policy
+from hocket.distributed.agent_server import Versions
 from hocket.distributed.job import CLOSE, STEP
 from hocket.distributed.membership import join
 from hocket.distributed.parts import worker_part
@@ -23,13 +24,10 @@ from hocket.distributed.plans import announce_plan, announced_plan, link_rates, 
 from hocket.distributed.rejoin import LiveWorkers
 from hocket.distributed.server import serve_steps
 from hocket.distributed.setup import ShardedJob, set_up
-from hocket.distributed.versions import Versions
 from hocket.ir import Costs, Plan
 from hocket.planning import bounds
 from hocket.tracing.captured import Captured
 from hocket.zoo import load
-
-__all__ = ["ALL_FIRST", "WARM_UP_STEPS", "Turn", "pulls_first"]
 
 ALL_FIRST = "all-first"
 # In a turn's first step all parameters are there at once; in the second one gradients are not late yet.

@@ -6,6 +6,9 @@ what else the machine does falls on all of them alike; `benchmarks.transfers_ran
 time is the median over all steps of all turns; E is TicTac's efficiency, (U - m) / (U - L), of the time that was
 predicted and of the one that was measured.
 
+With agents, a job of one worker and one server publishes one version, both at one end of the link, and forwards at the
+other end pull all parameters in every call (`benchmarks.transfers_agents`).
+
 Batches are such that a worker computes about as long as it receives (the ratio is in the result), and images small:
 of VGG-16 and AlexNet they decide how large the first linear layer is, and the result says so.
 """
@@ -17,14 +20,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
 import torch
 
-from benchmarks.bench import Save, ratios, unsaved
-from benchmarks.budget import Budget
+from benchmarks.bench import Budget, Save, ratios, unsaved
 from benchmarks.namespaces import Namespace, linked, unavailable_reason
 from benchmarks.transfers_rank import ALL_FIRST, WARM_UP_STEPS
 from hocket.cli.console import UsageError, table
@@ -32,13 +34,11 @@ from hocket.errors import InputError
 from hocket.job import Job
 from hocket.zoo import load
 
-__all__ = ["IMAGE_SIZES", "ORDERS", "fitting_batch", "process_at", "run", "summary", "tables"]
-
 ORDERS: tuple[str, ...] = ("auto", "tac", "layer", "random", "reverse", ALL_FIRST)
 TARGETS, MBITS = ("alexnet", "vgg16", "inception-v3"), (200,)
 IMAGE_SIZES = {"alexnet": 67, "inception-v3": 75, "vgg16": 32}
 MAX_BATCH = 1024
-PORT = "29571"
+PORT, AGENTS_PORT = "29571", "29575"
 TIMEOUT_S = 900
 # Of the time for a model at a rate, what its turns get; the rest is for starting, state and profile.
 TURNS_PART = 0.5
@@ -48,66 +48,43 @@ def run(
     targets: Sequence[str] = TARGETS,
     *,
     mbits: Sequence[int] = MBITS,
-    orders: Sequence[str] = ORDERS,
+    orders: Sequence[str] = (),
     rounds: int = 2,
     steps: int = 10,
     batch_size: int | None = None,
     seconds: float | None = None,
+    agents: bool = False,
     save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Every order of every model at every rate.
+    """Every order of every model at every rate: of steps, or of calls of agents.
 
     Raises:
-        InputError: there can be no network namespaces here, or a rank failed. Says why.
+        InputError: there can be no network namespaces here, or a process failed. Says why.
     """
-    check_orders(orders, ORDERS)
-
-    def measured(model: str, sizes: dict[str, int], mbit: int, part_s: float | None) -> dict[str, Any]:
-        settings = {"orders": orders, "rounds": rounds, "steps": steps, "seconds": part_s}
-        return _by_order(_job(model, sizes, mbit, settings))
-
-    return over_links(measured, targets, mbits, batch_size, seconds, save)
-
-
-def check_orders(orders: Sequence[str], known: Sequence[str]) -> None:
-    """Raise a `UsageError` if an order is not known, or the one that all others are compared with is missing."""
+    known = tuple(order for order in ORDERS if not agents or order != ALL_FIRST)
+    orders = orders or known
     if unknown := set(orders) - set(known):
         raise UsageError(f"--order: expected one of {', '.join(known)}, got {unknown.pop()!r}")
     if "layer" not in orders:
         raise UsageError("--order: layer has to be among them, which all others are compared with")
-
-
-def over_links(
-    measure: Callable[[str, dict[str, int], int, float | None], dict[str, Any]],
-    models: Sequence[str],
-    mbits: Sequence[int],
-    batch_size: int | None,
-    seconds: float | None,
-    save: Save,
-    *,
-    forward_only: bool = False,
-) -> dict[str, Any]:
-    """Measure all orders of every model at every rate, as `run` does.
-
-    Args:
-        measure: gets the model, its sizes, the rate and the time for its turns, and returns a summary of each order.
-        models, mbits, batch_size, seconds, save: see `run`.
-        forward_only: a fitting batch is one whose forward takes as long as receiving.
-    """
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"transfers over real links are SKIPPED: {reason}")
     budget = Budget(seconds)
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {"rows": rows, "left_out": budget.left_out}
-    items = [(model, mbit) for mbit in sorted(mbits, reverse=True) for model in models]
+    items = [(model, mbit) for mbit in sorted(mbits, reverse=True) for model in targets]
     for number, (model, mbit) in enumerate(items):
         with budget.item(f"{model} at {mbit} Mbit/s") as begun:
             if not begun:
                 continue
             part_s = None if seconds is None else TURNS_PART * budget.left_s() / (len(items) - number)
             sizes = {"image_size": IMAGE_SIZES[model]} if model in IMAGE_SIZES else {}
-            sizes["batch_size"] = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8, forward_only=forward_only)
-            found = measure(model, sizes, mbit, part_s)
+            sizes["batch_size"] = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8, forward_only=agents)
+            if agents:
+                found = _calls_by_order(_agent(model, sizes, mbit, [*orders] * rounds, steps))
+            else:
+                settings = {"orders": orders, "rounds": rounds, "steps": steps, "seconds": part_s}
+                found = _by_order(_job(model, sizes, mbit, settings))
         rows.append({"model": model, "mbit_per_s": mbit, "sizes": sizes, "orders": found})
         save(result)
     return result
@@ -171,19 +148,32 @@ def _job(model: str, sizes: Mapping[str, int], mbit: int, settings: Mapping[str,
     return [json.loads(line) for line in ends[0][0].splitlines()]
 
 
+def _agent(model: str, sizes: Mapping[str, int], mbit: int, orders: Sequence[str], calls: int) -> list[dict[str, Any]]:
+    """Run the agent, and return what it reports of each turn."""
+    with linked(mbit) as (agent, job):
+        settings = {"model": model, "sizes": sizes, "address": f"{job.address}:{AGENTS_PORT}"}
+        store, module = (job.address, AGENTS_PORT), "transfers_agents"
+        ranks = [
+            process_at(job, rank, store, module, json.dumps({**settings, "rank": rank}), is_heard=False)
+            for rank in (0, 1)
+        ]
+        wanted = {**settings, "orders": orders, "calls": calls, "rank": None}
+        caller = process_at(agent, 0, store, module, json.dumps(wanted))
+        try:
+            out, said = caller.communicate(timeout=TIMEOUT_S)
+        finally:
+            for process in (*ranks, caller):
+                process.kill()
+                process.wait()
+    if caller.returncode:
+        raise InputError(f"agents of {model}: {said.strip().splitlines()[-1] if said.strip() else 'no word'}")
+    return [json.loads(line) for line in out.splitlines()]
+
+
 def process_at(
     end: Namespace, rank: int, store: tuple[str, str], module: str, settings: str, *, is_heard: bool = True
 ) -> subprocess.Popen[str]:
-    """Start a module of this package at an end of the link, as a rank of two of a job.
-
-    Args:
-        end: where it runs.
-        rank: 0 or 1.
-        store: address and port of the job's store.
-        module: of `benchmarks`.
-        settings: its argument.
-        is_heard: pipe its output to this process, else discard it.
-    """
+    """Start a module of this package at an end of the link, as a rank of two of a job. Output is piped, if heard."""
     address, port = store
     variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": port}
     variables |= {"GLOO_SOCKET_IFNAME": end.interface, "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "10000"}
@@ -198,14 +188,19 @@ def _by_order(turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         mine = [turn for turn in turns if turn["order"] == order]
         times = sorted(us for turn in mine for us in turn["steps_us"])
         found[order] = {
-            **summary(times, mine),
+            **_summary(times, mine),
             "deciles_us": quantiles(times, n=10) if len(times) > 1 else [],
             "steps": len(times) + WARM_UP_STEPS * len(mine),
         }
     return found
 
 
-def summary(times_us: Sequence[float], turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _calls_by_order(turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    by_order = {turn["order"]: [each for each in turns if each["order"] == turn["order"]] for turn in turns}
+    return {order: _summary([us for turn in own for us in turn["calls_us"]], own) for order, own in by_order.items()}
+
+
+def _summary(times_us: Sequence[float], turns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summarise the times of all turns of an order: medians, and TicTac's efficiency of both of them."""
     step_us, predicted_us = median(times_us), median(turn["predicted_us"] for turn in turns)
     lower_us, upper_us = (median(turn[bound] for turn in turns) for bound in ("lower_us", "upper_us"))

@@ -18,8 +18,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-__all__ = ["Turns", "in_turns", "summaries", "title"]
-
 WARM_UP = 2
 
 

@@ -27,8 +27,6 @@ from hocket.distributed.store import meet_at, opened
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError
 
-__all__ = ["run", "tables"]
-
 LARGE_BYTES, SMALL_BYTES = 16 << 20, 1024
 TIMEOUT_S = 60.0
 PORT = 29573

@@ -9,8 +9,6 @@ from benchmarks.bench import BUDGET, Bench, first_given, several, targets, witho
 from hocket.cli.arguments import Verb, arg, count, output
 from hocket.errors import ExecutionError
 
-__all__ = ["VERBS"]
-
 _AFTER_EACH = output("the result, after each target, as JSON")
 _BATCHES = "zoo names, or NAME/BATCH (a selection)"
 _OVER_LINKS = "every order on each model, over real links"
@@ -271,7 +269,7 @@ VERBS = (
             Bench("transfers", "every order on each model", "transfers"),
             urgent=Bench("transfers-urgent", "a small value behind a large one", "urgent"),
             paced=Bench("transfers-paced", "paced workers, over real links", "paced"),
-            agents=Bench("transfers-agents", _OVER_LINKS, "transfers_agents"),
+            agents=Bench("transfers-agents", _OVER_LINKS, "transfers_real"),
             mbits=Bench("transfers-real", _OVER_LINKS, "transfers_real"),
         ),
         "orders of received parameters: simulated, to 1,024 workers; or measured",

@@ -29,8 +29,6 @@ from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.reporting import lower_quartile
 
-__all__ = ["measure", "run", "tables"]
-
 STEPS_IN_A_ROW = 10
 # Before the name of a target: one of its searches is a step, its models have rates of their own, its batches lengths.
 SEARCH, OWN, LENGTHS = "search-", "own-", "lengths-"

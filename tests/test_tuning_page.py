@@ -10,8 +10,8 @@ from tests.search.pieces import LR, SPACE, random_study, searched, train
 
 import hocket
 from hocket.errors import MissingDependencyError
-from hocket.search.progress import device_time_s
-from hocket.tuning_page import write_page
+from hocket.search.search import device_time_s
+from hocket.tuning import write_page
 from support.browser import axe_finds, needs_axe, needs_chromium, visit
 
 

@@ -23,8 +23,6 @@ from benchmarks.critical_path.measured import on_cores, on_gpu
 from benchmarks.critical_path.simulated import simulated
 from hocket.cli.console import UsageError, table
 
-__all__ = ["run", "tables"]
-
 
 def run(
     *,

@@ -25,8 +25,6 @@ from hocket.profiling.gpu import Fit, GpuModel, estimate_gpu
 from hocket.simulation import simulate
 from hocket.tracing.capturing import capture_step
 
-__all__ = ["BATCHES", "DEPTHS", "PAPER", "PAPER_SPEEDUP", "measure", "sensitivity", "simulated"]
-
 # TurboDL, section 4.2: the batch of each network in Fig. 7, and what was measured over Caffe with cuDNN on a P100.
 PAPER = {"lenet": 64, "alexnet": 128, "caffenet": 256, "vgg16": 100, "googlenet": 32, "resnet50": 32}
 PAPER_SPEEDUP = {"lenet": 1.38, "alexnet": 1.21, "caffenet": 1.31, "vgg16": 1.27, "googlenet": 1.30, "resnet50": 1.35}

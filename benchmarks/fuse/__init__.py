@@ -28,20 +28,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.bench import Save, ratios, unsaved
-from benchmarks.budget import Budget
-from benchmarks.fuse import beside
-from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, named, step_of
-from benchmarks.fuse.timing import check_device, row_of, timed, took_s
-from benchmarks.fuse.training import OPTIMIZERS, PRECISIONS, Training
+from benchmarks.bench import Budget, Save, ratios, unsaved
+from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, Training, named, step_of
+from benchmarks.fuse.timing import check_device, memory_of, row_of, side_by_side, timed, took_s
 from benchmarks.jax_steps import jax_missing
 from hocket.cli.console import table
 from hocket.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = ["CONTENDERS", "OPTIMIZERS", "PRECISIONS", "TARGETS", "Target", "Training", "run", "tables"]
 
 CONTENDERS = (
     "serial",
@@ -185,7 +180,7 @@ def _measure(
         with budget.item(f"processes, {_words(target.entry, size, training)}", spared=InputError) as begun:
             if begun:
                 patience_s = min(PATIENCE_S, max(1.0, budget.left_s()))
-                step_s = beside.side_by_side(target, size, device, steps, training, patience_s=patience_s)
+                step_s = side_by_side(target, size, device, steps, training, patience_s=patience_s)
                 found["processes"] = {"step_ms": step_s * 1e3}
     serial_ms = found["serial"]["step_ms"]
     for row in found.values():
@@ -210,7 +205,7 @@ def _add_memory(
             what = f"memory of {contender}, {_words(name, int(size), training)}"
             with budget.item(what, kind="memory", spared=InputError) as begun:
                 if begun:
-                    row["memory_bytes"] = beside.memory_of(contender, target, int(size), device, training)
+                    row["memory_bytes"] = memory_of(contender, target, int(size), device, training)
             if "memory_bytes" not in row:
                 continue
             if (size, contender) == ("1", "serial"):

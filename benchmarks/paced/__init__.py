@@ -17,15 +17,11 @@ from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.bench import Save, unsaved
 from benchmarks.namespaces import switched, unavailable_reason
-from benchmarks.paced.prediction import predicted_us
-from benchmarks.paced.ranks import Place, StepRecord, run_rank
-from benchmarks.paced.workload import Workload, recorded
+from benchmarks.paced.ranks import Place, StepRecord, Workload, predicted_us, recorded, run_rank
 from benchmarks.ranks import results
 from hocket.cli.console import UsageError, table
 from hocket.distributed.packets import chunk_bytes_for
 from hocket.errors import InputError
-
-__all__ = ["CLUSTERS", "run", "tables"]
 
 CLUSTERS = ((2, 1), (4, 2), (8, 1), (8, 4))
 WARM_UP_STEPS = 2
@@ -42,15 +38,7 @@ def run(
     receiving_s: float = 1.0,
     save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Each cluster for its part of the time.
-
-    Args:
-        targets: the zoo model whose step is recorded.
-        clusters: workers and servers of each.
-        seconds: for all of them together, about.
-        mbit: rate of a worker's link in Mbit/s. A server's is that of all workers together, over the servers.
-        receiving_s: how long a worker's parameters take on its link. Sizes are scaled to it, and computing as well.
-        save: told the result so far, after each cluster.
+    """Each cluster of workers and servers for its part of the time. Parameters take `receiving_s` on a worker's link.
 
     Raises:
         InputError: there can be no network namespaces here, or a rank failed. Says why.

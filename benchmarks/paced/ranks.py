@@ -5,6 +5,15 @@ r"""Paced workers and their servers: processes that sleep what they would comput
 
 In turns all workers receive in the planned order, which the sender keeps, and each one in an order of its own, drawn
 anew for each step, as frameworks without an order do.
+
+A worker's step is that of a zoo model, recorded. Each op is timed once on this machine; a worker of many then sleeps
+these times, for two cores cannot compute for eight workers. Parameters of one layer travel as one value, as a wire
+would pack the small ones.
+
+Their step is predicted by simulation of all transfers over shared network cards. A worker's card carries what all
+servers send it, and a server's what it sends all workers, each transfer a max-min fair part
+(`hocket.simulation.contention`). Workers in the same order want the same value of the same server at the same
+moment; by links of a fixed rate for each pair that would cost nothing.
 """
 
 from __future__ import annotations
@@ -13,20 +22,137 @@ import os
 import random
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from benchmarks.namespaces import Namespace, enter
-from benchmarks.paced.workload import Workload
+from benchmarks.transfers import Cluster, with_transfers, worker_machine
 from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet
 from hocket.distributed.store import meet_at, opened
 from hocket.distributed.wire import Wire
-from hocket.planning.transfers.receives import Receives
+from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, NetworkCard, Op, Plan
+from hocket.planning.transfers.orders import searched_order
+from hocket.planning.transfers.receives import Receives, receives_of
+from hocket.profiling import profile
+from hocket.simulation import simulate
+from hocket.tracing import capture
+from hocket.zoo import load
 
-__all__ = ["Place", "StepRecord", "run_rank"]
+PROFILE_RUNS = 3
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step of one worker, scaled so that its parameters take a given time on its link.
+
+    Attributes:
+        receives: names, links and times of what is received, and the work that waits for it.
+        sizes: bytes of each, in this order.
+        planned: the order that the planner finds.
+        scale: sizes over those of the model.
+    """
+
+    receives: Receives
+    sizes: tuple[int, ...]
+    planned: tuple[int, ...]
+    scale: float
+
+    @property
+    def upper_us(self) -> float:
+        """Everything one after another."""
+        return sum(self.receives.times_us) + sum(self.receives.works_us)
+
+    @property
+    def lower_us(self) -> float:
+        """The duration of the busier one of wire and computing."""
+        links = [0.0] * len(self.receives.channels)
+        for link, us in zip(self.receives.links, self.receives.times_us, strict=True):
+            links[link] += us
+        return max(*links, sum(self.receives.works_us))
+
+    def efficiency(self, makespan_us: float) -> float:
+        """TicTac's E of a step that takes so long."""
+        return (self.upper_us - makespan_us) / (self.upper_us - self.lower_us)
+
+
+def recorded(name: str, servers: int, bytes_per_s: float, receiving_s: float, **settings: Any) -> Workload:
+    """Record a zoo model's step on this machine, and scale it: parameters and computing take `receiving_s`."""
+    job = load(name, **settings)
+    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    costs = profile(captured, widths=[1], runs=PROFILE_RUNS)
+    graph = _by_layer(with_transfers(captured.graph))
+    received = [op for op in graph.ops if op.role == "recv"]
+    scale = bytes_per_s * receiving_s / sum(op.size_bytes for op in received)
+    sizes = tuple(max(1, int(op.size_bytes * scale)) for op in received)
+    scaled = dict(zip((op.name for op in received), sizes, strict=True))
+    graph = Graph(
+        tuple(replace(op, size_bytes=scaled[op.name]) if op.name in scaled else op for op in graph.ops), graph.edges
+    )
+    machine = worker_machine(Cluster(servers=servers, card_bytes_per_s=bytes_per_s / servers))
+    found = receives_of(graph, costs, machine)
+    slower = receiving_s * 1e6 / sum(found.works_us)
+    found = replace(found, works_us=tuple(us * slower for us in found.works_us))
+    return Workload(found, tuple(scaled[each] for each in found.names), tuple(searched_order(found)), scale)
+
+
+def _by_layer(graph: Graph) -> Graph:
+    """One recv for all parameters of a layer, and no sends."""
+    layer = {op.name: op.name.rpartition(".")[0] for op in graph.ops if op.role == "recv"}
+    sizes: dict[str, float] = {}
+    for op in graph.ops:
+        if op.name in layer:
+            sizes[layer[op.name]] = sizes.get(layer[op.name], 0.0) + op.size_bytes
+    recvs = [Op(name, role="recv", size_bytes=size) for name, size in sizes.items()]
+    computing = [op for op in graph.ops if op.role not in ("recv", "send")]
+    names = {op.name for op in (*recvs, *computing)}
+    edges = [Edge(layer.get(edge.src, edge.src), edge.dst, edge.size_bytes) for edge in graph.edges]
+    known = {(edge.src, edge.dst): edge for edge in edges if edge.src in names and edge.dst in names}
+    return Graph((*recvs, *computing), tuple(known.values()))
+
+
+def predicted_us(
+    work: Workload, orders: Sequence[Sequence[int]], worker_bytes_per_s: float, server_bytes_per_s: float
+) -> float:
+    """When the last of several workers has ended its step, all having begun together.
+
+    Example:
+        >>> from hocket.planning.transfers.receives import Receives
+        >>> one = Receives(("a", "b"), (1e6, 1e6), (0, 0), (1,), (1, 2), (1e6, 5e5), (0, 1))
+        >>> work = Workload(one, (100, 100), (0, 1), 1.0)
+        >>> predicted_us(work, [(0, 1)], 100.0, 100.0), predicted_us(work, [(0, 1)] * 2, 100.0, 100.0)
+        (2500000.0, 4500000.0)
+    """
+    links, ops, lanes = {}, [], []
+    for worker, order in enumerate(orders):
+        for recv in order:
+            server = work.receives.links[recv]
+            ops.append(Op(_transfer(worker, recv), role="recv", size_bytes=work.sizes[recv]))
+            ends = (f"server{server}", f"worker{worker}")
+            links[ends] = Link(*ends, worker_bytes_per_s, cards=ends)
+        for ends in [ends for ends in links if ends[1] == f"worker{worker}"]:
+            mine = [recv for recv in order if f"server{work.receives.links[recv]}" == ends[0]]
+            lanes.append(
+                Lane("-".join(ends), tuple(_transfer(worker, r) for r in mine), "channel", links[ends].channel)
+            )
+    rates = {name: server_bytes_per_s if name.startswith("server") else worker_bytes_per_s for name in sum(links, ())}
+    machine = Machine(
+        Machine.of(cores=1).devices, tuple(links.values()), cards=tuple(NetworkCard(*card) for card in rates.items())
+    )
+    timeline = simulate(Graph(tuple(ops)), Plan(tuple(lanes)), Costs({}), machine)
+    ended = {span.op: span.end_us for span in timeline.spans}
+    return max(
+        work.receives.ends_us([ended[_transfer(worker, recv)] for recv in range(len(work.sizes))])
+        for worker in range(len(orders))
+    )
+
+
+def _transfer(worker: int, recv: int) -> str:
+    return f"{worker}:{recv}"
+
 
 TIMEOUT_S = 60.0
 GO, FINISHED = "go", "finished"

@@ -29,8 +29,6 @@ from hocket.distributed.stages.partitioned import stages
 from hocket.errors import InputError
 from hocket.reporting.words import duration_text
 
-__all__ = ["Branches", "run", "summary_of", "tables"]
-
 RANKS = 2
 # Steps: until caches and clocks are as they stay, without the hog, until assistants must have acted, and after that.
 WARM_UP, IDLE, REACTION, AFTER = 10, 20, 20, 200
@@ -61,13 +59,6 @@ def run(
     save: Save = unsaved,
 ) -> dict[str, Any]:
     """The job without moves, then the one with them.
-
-    Args:
-        batch_size: of the model's input.
-        branches: how many it has.
-        width: of its layers.
-        after: how many steps follow those in which assistants have to act.
-        save: told the result so far, after each job.
 
     Raises:
         InputError: fewer than two cores, or a rank failed. Says why.

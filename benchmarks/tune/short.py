@@ -20,8 +20,6 @@ from torch.nn import functional
 import hocket
 from hocket.cli.console import table
 
-__all__ = ["run", "tables", "train"]
-
 BATCH, TRAINED, MEASURED, EPOCHS = 32, 16, 8, 8
 CONTENDERS = ("serial", "auto", "fused", "scheduled")
 

@@ -24,14 +24,10 @@ from statistics import median
 from time import process_time
 from typing import Any
 
-from benchmarks.fuse.targets import Target, named, step_of
-from benchmarks.fuse.training import Training
+from benchmarks.fuse.targets import Target, Training, named, step_of
 from hocket.cli.console import table
 from hocket.search.group import MAX_SLOTS
-from hocket.search.halving import Hyperband
-from hocket.search.policy import AllEpochs, Move, Policy
-
-__all__ = ["SETTINGS", "Setting", "run", "simulated", "tables"]
+from hocket.search.policy import AllEpochs, Hyperband, Move, Policy
 
 SIZES = (1, 4, 16, 32)
 TARGETS = ("mlp-32", "pointnet-tuned")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hocket.distributed.prefetching import prefetch
     from hocket.loading.loader import load
     from hocket.search.best import best_model
-    from hocket.search.halving import Asha, Halving, Hyperband
+    from hocket.search.policy import Asha, Halving, Hyperband
     from hocket.search.population import Population
     from hocket.search.training import Training
     from hocket.session import Schedule, schedule
@@ -84,7 +84,7 @@ __version__ = VERSION
 ELSEWHERE = {
     **dict.fromkeys(("schedule", "Schedule", "Decision", "Verdict"), "session"),
     "best_model": "search.best",
-    **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.halving"),
+    **dict.fromkeys(("Asha", "Halving", "Hyperband"), "search.policy"),
     "Population": "search.population",
     "Training": "search.training",
     "load": "loading.loader",

@@ -167,7 +167,8 @@ def try_out(
             f"against eager at {torch.get_num_threads()} threads the largest difference is {other.max_abs_diff:.3g} "
             f"({other.relative:.1g} relative): what another number of threads does to sums"
         )
-    timelines, gains, record = _analysis(backend, candidate, eager, following, comparison, runs, clock)
+    steps = _Steps(backend, eager, following, runs, clock)
+    timelines, gains, record = steps.analysis(candidate, comparison)
     parts = [f"{gain.name} {'about ' if gain.is_estimate else ''}{-gain.saved_ms:+.2f} ms" for gain in gains]
     notes.append(f"from eager to planned: {'; '.join(parts)}")
     if record is not None:
@@ -178,79 +179,64 @@ def try_out(
     return Trial(replace(comparison, notes=(*comparison.notes, *notes)), fast, timelines, gains, record)
 
 
-def _analysis(
-    backend: Backend,
-    candidate: Candidate,
-    eager: Callable[[Any], Any],
-    batches: Iterator[Any],
-    comparison: Comparison,
-    runs: int,
-    clock: Callable[[], float],
-) -> tuple[dict[str, Timeline], tuple[Gain, ...], EagerRecord | None]:
-    """Return the timelines of an eager step, a serial one, a planned one and the prediction, and the gains.
+@dataclass(frozen=True)
+class _Steps:
+    """Steps that are timed and drawn, each after one of eager's. All of them train."""
 
-    Each step trains.
-    """
-    record = None
-    reference = candidate.plain or candidate.captured
-    eager_ms = comparison.eager_ms.lower_quartile
-    if isinstance(backend, CpuBackend):
-        record = record_eager(eager, batches, reference.graph, cores=backend.num_cores, step_us=eager_ms * 1e3)
-    serial_ms, serial = _serial(backend, reference, eager, batches, runs, clock)
-    in_form_ms = None
-    if candidate.plain is not None:
-        in_form_ms, serial = _serial(backend, candidate.captured, eager, batches, runs, clock)
-    gains = gains_of(
-        eager_ms=eager_ms,
-        planned_ms=comparison.planned_ms.lower_quartile,
-        serial_ms=serial_ms,
-        in_form_ms=in_form_ms,
-        shares=None if record is None else {row: record.share(row) for row in record.timeline.lanes},
-    )
-    found = {} if record is None else {"eager": record.timeline}
-    _, planned = _timed(backend, candidate.executor, eager, batches, runs, clock)
-    return {**found, "serial": serial, "planned": planned, "simulated": candidate.predicted}, gains, record
+    backend: Backend
+    eager: Callable[[Any], Any]
+    batches: Iterator[Any]
+    runs: int
+    clock: Callable[[], float]
 
+    def analysis(
+        self, candidate: Candidate, comparison: Comparison
+    ) -> tuple[dict[str, Timeline], tuple[Gain, ...], EagerRecord | None]:
+        """Return the timelines of an eager step, a serial one, a planned one and the prediction, and the gains."""
+        record = None
+        reference = candidate.plain or candidate.captured
+        step_us, cores = comparison.eager_ms.lower_quartile * 1e3, self.backend.num_cores
+        if isinstance(self.backend, CpuBackend):
+            record = record_eager(self.eager, self.batches, reference.graph, cores=cores, step_us=step_us)
+        serial_ms, serial = self._serial(reference)
+        in_form_ms = None
+        if candidate.plain is not None:
+            in_form_ms, serial = self._serial(candidate.captured)
+        gains = gains_of(
+            eager_ms=comparison.eager_ms.lower_quartile,
+            planned_ms=comparison.planned_ms.lower_quartile,
+            serial_ms=serial_ms,
+            in_form_ms=in_form_ms,
+            shares=None if record is None else {row: record.share(row) for row in record.timeline.lanes},
+        )
+        found = {} if record is None else {"eager": record.timeline}
+        _, planned = self._timed(candidate.executor)
+        return {**found, "serial": serial, "planned": planned, "simulated": candidate.predicted}, gains, record
 
-def _serial(
-    backend: Backend,
-    captured: Captured,
-    eager: Callable[[Any], Any],
-    batches: Iterator[Any],
-    runs: int,
-    clock: Callable[[], float],
-) -> tuple[float, Timeline]:
-    """Run a step's ops one after another: the lower quartile in milliseconds, and the timeline of the fastest step."""
-    serial = backend.executor(captured, backend.serial_plan(captured))
-    timed = _timed(backend, serial, eager, batches, runs, clock)
-    serial.close()
-    return timed
+    def _serial(self, captured: Captured) -> tuple[float, Timeline]:
+        """Run a step's ops one after another. Returns as `_timed`."""
+        serial = self.backend.executor(captured, self.backend.serial_plan(captured))
+        timed = self._timed(serial)
+        serial.close()
+        return timed
 
+    def _timed(self, executor: Executor) -> tuple[float, Timeline]:
+        """Return the lower quartile in milliseconds of a few steps, and the timeline of the fastest.
 
-def _timed(
-    backend: Backend,
-    executor: Executor,
-    eager: Callable[[Any], Any],
-    batches: Iterator[Any],
-    runs: int,
-    clock: Callable[[], float],
-) -> tuple[float, Timeline]:
-    """Return the lower quartile in milliseconds of a few steps, and the timeline of the fastest.
-
-    Each step follows one of eager's, which leaves caches and threads as the planned steps found them.
-    """
-    steps: list[tuple[float, Timeline]] = []
-    for _ in range(1 + runs):
-        eager(next(batches))
-        batch = next(batches)
-        backend.synchronize()
-        start = clock()
-        executor(batch)
-        backend.synchronize()
-        steps.append(((clock() - start) * 1e3, executor.timeline()))
-    del steps[0]
-    fastest = min((timeline for _, timeline in steps), key=lambda timeline: timeline.makespan_us)
-    return lower_quartile([time_ms for time_ms, _ in steps]), fastest
+        Each step follows one of eager's, which leaves caches and threads as the planned steps found them.
+        """
+        steps: list[tuple[float, Timeline]] = []
+        for _ in range(1 + self.runs):
+            self.eager(next(self.batches))
+            batch = next(self.batches)
+            self.backend.synchronize()
+            start = self.clock()
+            executor(batch)
+            self.backend.synchronize()
+            steps.append(((self.clock() - start) * 1e3, executor.timeline()))
+        del steps[0]
+        fastest = min((timeline for _, timeline in steps), key=lambda timeline: timeline.makespan_us)
+        return lower_quartile([time_ms for time_ms, _ in steps]), fastest
 
 
 def _caption(record: EagerRecord) -> str:

@@ -1,4 +1,7 @@
-"""The bench of every way to run a step: its targets, and the table of its result."""
+"""The bench of every way to run a step: its targets, and the table of its result.
+
+And those of promises and of compiling.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ from functools import wraps
 
 import pytest
 
-from benchmarks import concurrency
+from benchmarks import compiling, concurrency, promises
 from benchmarks.cli import main
+from hocket import native, zoo
 from hocket.errors import InputError
+from hocket.ir import Machine
+from hocket.tracing.compiling.request import request_of
 
 
 def test_a_target_that_it_does_not_have_is_named_before_anything_is_measured():
@@ -49,3 +55,47 @@ def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
     assert words[0] == ["mlp", "1.25", "-", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
     assert words[1] == ["mlp", *["1.25"] * len(concurrency.PLANS), "1.50"]
+
+
+@pytest.mark.parametrize("bench", [promises, compiling])
+def test_an_unknown_target_is_named(bench) -> None:
+    with pytest.raises(InputError, match="unheard-of"):
+        bench.measure("unheard-of/4")
+
+
+@pytest.mark.slow
+def test_a_run_has_what_was_promised_and_what_was_met() -> None:
+    saved: list[dict[str, object]] = []
+    found = promises.run(("mlp",), 1, ("after",), saved.append)
+    row = found["targets"]["mlp"]["after"]
+    (only,) = row["runs"]
+    assert row["kept"] == only["kept"]
+    if only["verdict"] == "planned":
+        assert only["kept"] is (only["met"] >= only["low"])
+    else:
+        assert only["met"] is None
+    assert saved
+
+
+def test_what_is_compiled_is_the_step_with_its_fused_update():
+    job = zoo.load("mlp", depth=2, width=8)
+    document = request_of(compiling._to_compile(job), threads=1).document
+    assert document["calls"]
+    assert {call["op"] for call in document["updates"]} == {"aten._fused_sgd_.default"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not native.available(), reason=native.available().why)
+def test_steps_beside_the_compiler_and_alone_are_of_one_run():
+    saved = []
+    found = compiling.run(("digits-cnn/8",), saved.append)
+    row = found["targets"]["digits-cnn/8"]
+    assert row["over_eager"] == row["beside_ms"] / row["eager_ms"]
+    assert 0 <= row["nice"] <= 19
+    assert row["slowdown"] > 0
+    assert row["turns"] > 1
+    assert 0 < row["compile_cores"] <= Machine.here().cores
+    assert row["cached_s"] > 0
+    assert row["compile_s"] > compiling.TURN_S
+    assert row["within"] is (row["mean_over_eager"] <= compiling.BAR)
+    assert saved

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.climbs import accuracy, climb
 from benchmarks.curves import Curve, Curves, for_graph
 from benchmarks.knl import TABLE_II, TABLE_VI, published_knl
+from benchmarks.regression_tables import accuracy, climb
 from hocket.errors import InputError
 from hocket.ir import Graph, Op
 

@@ -11,8 +11,7 @@ from torch import nn
 import forked
 from benchmarks import fuse as bench
 from benchmarks.fuse import targets, timing
-from benchmarks.fuse.targets import Target
-from benchmarks.fuse.training import PRECISIONS, Training
+from benchmarks.fuse.targets import PRECISIONS, Target, Training
 from benchmarks.jax_steps import IN_A_ROW
 from hocket.errors import InputError
 

@@ -1,4 +1,9 @@
-"""`python -m benchmarks gpu` without a GPU: the same parts in small, and parts that crash, hang and say nothing."""
+"""`python -m benchmarks gpu` without a GPU: the same parts in small, and parts that crash, hang and say nothing.
+
+A bench with a time budget begins what fits, and names what it leaves out.
+
+Rows of the papers that need a GPU, as far as they can be made without one.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +16,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu
-from benchmarks.budget import Budget
+from benchmarks.bench import Budget
 from benchmarks.cli import main, make_parser
 from benchmarks.critical_path import measured
 from benchmarks.gpu import PARTS, Part
+from benchmarks.gpu_papers import NOT_MEASURED, busy_by_tenths, occupancy_of
 from hocket import zoo
 from hocket.backends import StreamBackend
-from hocket.ir import Device, Machine
+from hocket.ir import Costs, Device, Machine, Share, Span, Timeline
 from support.strict_cuda import CaptureRefusedError, StrictCuda
 
 CONTENDERS = {"eager", "eager graph", "graph", "layers", "asynchronous", "full", "compile", "autotuned"}
@@ -165,3 +172,77 @@ def test_a_contender_that_fails_costs_itself_alone(monkeypatch):
     assert set(found["left_out"]) == {f"lenet/2: {label}" for label in CONTENDERS - {"eager"}}
     assert found["left_out"]["lenet/2: graph"].endswith("no CUDA graph: CaptureRefusedError: out of memory")
     assert found["left_out"]["lenet/2: autotuned"].endswith("no compiler for max-autotune")
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def spend(budget: Budget, clock: Clock, what: str, took_s: float, **options) -> bool:
+    with budget.item(what, **options) as begun:
+        if begun:
+            clock.now_s += took_s
+    return begun
+
+
+def test_an_item_is_guessed_by_the_dearest_of_its_kind():
+    clock = Clock()
+    budget = Budget(100.0, clock)
+    assert spend(budget, clock, "a", 10.0, units=2)
+    assert spend(budget, clock, "b", 8.0)  # 8 s per unit
+    assert not spend(budget, clock, "c", 1.0, units=11), "88 s are more than the 82 that are left"
+    assert spend(budget, clock, "d", 1.0, units=10)
+    assert budget.left_out == {"c": "c: no time: expected 88 s, 82 s left of 100"}
+    assert budget.left_s() == 81.0
+
+
+def test_the_first_of_a_kind_begins_while_any_time_is_left():
+    clock = Clock()
+    budget = Budget(10.0, clock)
+    assert spend(budget, clock, "a", 9.0)
+    assert not spend(budget, clock, "b", 1.0)
+    assert spend(budget, clock, "c", 5.0, kind="other")
+    assert not spend(budget, clock, "d", 0.0, kind="third")
+    assert budget.left_s() == 0.0
+
+
+def test_a_kind_may_be_held_to_a_share():
+    clock = Clock()
+    budget = Budget(90.0, clock)
+    assert spend(budget, clock, "a", 20.0, kind="compile", share=1 / 3)
+    assert not spend(budget, clock, "b", 20.0, kind="compile", share=1 / 3)
+    assert "expected 20 s, 10 s left" in budget.left_out["b"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_every_row_says_so(tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    assert main(["gpu-papers", "-o", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert document["gpu"] is None
+    assert set(document["rows"].values()) == {NOT_MEASURED}
+    said = capsys.readouterr().out
+    for label in ("co-run: two small products", "blocks and threads", "occupancy: lenet/64"):
+        assert f"{label}: {NOT_MEASURED}" in said
+
+
+def test_occupancy_over_a_step_is_that_of_the_ops_that_run():
+    spans = (Span("a", "s", 10.0, 15.0), Span("b", "t", 10.0, 20.0), Span("c", "t", 20.0, 20.0))
+    shares = {"a": {"gpu0": Share(0.75)}, "b": {"gpu0": Share(0.5)}}
+    costs = Costs({op: {"gpu0": 1.0} for op in "abc"}, shares=shares)
+    line = Timeline(spans, ("s", "t"), "measured")
+    assert busy_by_tenths(line, costs, "gpu0") == [1.0] * 5 + [0.5] * 5
+    assert busy_by_tenths(Timeline((), (), "measured"), costs, "gpu0") == [0.0] * 10
+
+
+def test_occupancy_of_a_network_on_the_strict_device():
+    backend = StreamBackend(StrictCuda(), Machine.preset("a100"), "strict")
+    found = occupancy_of("lenet", 4, backend, "cpu")
+    for label in ("one stream", "planned"):
+        assert found[f"{label}, us"][0] == found[f"{label}, us"][1] > 0
+        first, second = found[label]
+        assert first == second
+        assert 0 < max(first) <= 1

@@ -5,9 +5,7 @@ import json
 import torch
 
 from benchmarks.cli import main
-from benchmarks.loading import CONTENDERS
-from benchmarks.loading.networks import NETWORKS, searched_names
-from benchmarks.loading.paced import PacedReader, PacedStream
+from benchmarks.loading import CONTENDERS, NETWORKS, PacedReader, PacedStream, searched_names
 from hocket.loading import first_use, open_weights
 from hocket.loading.targets import named_tensors
 from loading.files import stored

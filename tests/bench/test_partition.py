@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.partition import run
+from benchmarks.partition import DYNAMIC_PROGRAMME, run
 from benchmarks.partition.hog import REACTION, summary_of
 from benchmarks.partition.hog import run as run_beside_hog
 from benchmarks.partition.paced import run as run_paced
-from benchmarks.partition.workloads import DYNAMIC_PROGRAMME
 from hocket.errors import InputError
 
 

@@ -9,7 +9,7 @@ import pytest
 from hocket import zoo
 from hocket.checking import check
 from hocket.distributed.job import captured_for
-from hocket.distributed.stages.joined import check_runs
+from hocket.distributed.stages.crossings import check_runs
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op, Plan
 from hocket.ir.machine import Device
 

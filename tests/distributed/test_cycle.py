@@ -8,10 +8,9 @@ import pytest
 
 from distributed.training import batches, training
 from hocket.checking import check
-from hocket.distributed.cycle import cycle_of, in_order_of_arrival
 from hocket.distributed.job import captured_for
 from hocket.distributed.parts import assigned, worker_part
-from hocket.distributed.plans import machine_of, transfer_costs, worker_plan
+from hocket.distributed.plans import cycle_of, in_order_of_arrival, machine_of, transfer_costs, worker_plan
 from hocket.ir import Costs, Edge, Graph, Op
 
 RATE = 1e8

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 from distributed.training import batches, training
-from hocket.distributed.job import captured_for
+from hocket.distributed.job import StepGuard, captured_for
 from hocket.distributed.parts import assigned, server_part, worker_part
 from hocket.distributed.state import begin_from_zeros
-from hocket.distributed.step_guard import StepGuard
 from hocket.errors import CaptureError, InputError
 
 

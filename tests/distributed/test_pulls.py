@@ -9,8 +9,8 @@ from concurrent.futures import wait
 import pytest
 import torch
 
-from hocket.distributed.pulls import Pulls
-from hocket.distributed.versions import Value
+from hocket.distributed.agent_links import Pulls
+from hocket.distributed.agent_server import Value
 from hocket.errors import PeerError
 from hocket.tracing.state import inventory
 

@@ -15,8 +15,7 @@ from distributed.ranks import Ranks, free_port
 from distributed.training import batches, training
 from hocket.distributed.membership import connected, join
 from hocket.distributed.packets import Packet
-from hocket.distributed.secret import check_peer
-from hocket.distributed.store import JobStore, opened
+from hocket.distributed.store import JobStore, check_peer, opened
 from hocket.errors import InputError, PeerError
 
 VALUE = Packet(("value",), (16,))

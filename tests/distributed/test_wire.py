@@ -1,4 +1,7 @@
-"""A wire between two processes: order at the sender, stamps at the receiver, what goes out between chunks, ends."""
+"""A wire between two processes: order at the sender, stamps at the receiver, what goes out between chunks, ends.
+
+Who waits for what a process group has of a chunk: one of the two that hear of it, whichever comes second.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from distributed.ranks import Ranks
-from hocket.distributed.packets import Packet, pack
+from hocket.distributed.packets import ChunkInFlight, Packet, PacketTransfer, pack
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
 
@@ -278,3 +281,17 @@ def ask_over_a_broken_connection(rank, say):
 def test_a_connection_that_broke_a_moment_ago_is_a_lost_peer():
     with Ranks(ask_over_a_broken_connection, 2) as ranks:
         assert ranks.end(1) == ("returned", ["PeerError: rank 1 lost rank 0: Connection closed by peer [10.0.0.1]:5"])
+
+
+def test_a_chunk_that_was_sent_before_it_arrived_is_waited_for_by_who_hears_that_it_has():
+    leaving, work = ChunkInFlight(0, PacketTransfer(1)), object()
+    assert leaving.sent(work) is None
+    assert leaving.acknowledged() is work
+    assert leaving.work is None
+
+
+def test_a_chunk_that_arrived_before_its_send_returned_is_waited_for_by_its_sender():
+    leaving, work = ChunkInFlight(0, PacketTransfer(1)), object()
+    assert leaving.acknowledged() is None
+    assert leaving.sent(work) is work
+    assert leaving.work is None

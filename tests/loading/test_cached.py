@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.loading import cached, finish, load
+from hocket.loading import finish, load, stream
 from hocket.loading.held import is_held
 from hocket.loading.sources import DiskSource
 from loading.files import laid_out, stored
@@ -53,7 +53,7 @@ def file(tmp_path):
 
 def from_memory(monkeypatch, **settings):
     monkeypatch.setattr("hocket.loading.sources.DiskSource", type("Fake", (FromMemory,), settings))
-    monkeypatch.setattr(cached, "DiskSource", FromMemory)
+    monkeypatch.setattr(stream, "DiskSource", FromMemory)
 
 
 def equals_the_file(model):
@@ -74,7 +74,7 @@ def test_all_of_it_is_there_without_a_thread_or_a_hook(file, monkeypatch):
 
 @pytest.mark.parametrize("missing", [1, 60, 200])
 def test_what_is_not_there_streams(file, monkeypatch, missing):
-    monkeypatch.setattr(cached, "CHUNK_BYTES", 40)  # few tensors at a time
+    monkeypatch.setattr(stream, "CHUNK_BYTES", 40)  # few tensors at a time
     from_memory(monkeypatch, limit=file.stat().st_size - missing)
     held = []
     hold = load.__globals__["hold"]
@@ -109,7 +109,7 @@ def test_other_dtypes_and_strides_are_converted(tmp_path, monkeypatch):
 
 def test_more_than_a_call_may_take_streams(file, monkeypatch):
     from_memory(monkeypatch)
-    monkeypatch.setattr(cached, "MAX_BYTES", 10)
+    monkeypatch.setattr(stream, "MAX_BYTES", 10)
     monkeypatch.setattr(FromMemory, "read_now", lambda *_: pytest.fail("it was read at once"))
     model = net(2)
     load(model, file)

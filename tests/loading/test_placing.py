@@ -5,7 +5,7 @@ import torch
 
 from hocket.errors import InputError
 from hocket.loading import finish, load
-from hocket.loading.placing import checked_device
+from hocket.loading.targets import checked_device
 from loading.files import Memory, stored
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.climbs import accuracy, climb
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
+from benchmarks.regression_tables import accuracy, climb
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Op, Span, Timeline
 from hocket.profiling.hill_climb import MAX_WIDTHS, RUNS, HillClimb, Setting, climbing, interval_of

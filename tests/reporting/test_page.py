@@ -1,17 +1,29 @@
+"""
+
+The parts of the difference between eager and planned add up, and say what is estimated.
+
+
+"""
+
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hocket.errors import InputError
 from hocket.ir import ROLES, Costs, Graph, Plan, Timeline
-from hocket.reporting import Report, page_html, write_report
+from hocket.reporting import Attempt, Report, gains_of, page_html, write_report
+from hocket.reporting.content import waterfall
 from hocket.reporting.markup import breakable, fill
 
 from .examples import HOSTILE, Example, example
@@ -201,3 +213,49 @@ def test_write_report_names_the_file_in_its_way(tmp_path: Path) -> None:
         write_report(
             tmp_path / "file", Report(title="t", graph=found.graph, plan=found.plan, costs=found.costs, timelines={})
         )
+
+
+times_ms = st.floats(0.01, 100.0)
+shares = st.none() | st.floats(0.0, 0.5).map(lambda part: {"ops": 1 - 2 * part, "Python": part, "dispatch": part})
+
+
+@given(times_ms, times_ms, times_ms, st.none() | times_ms, shares)
+def test_gains_add_up_to_the_difference(
+    eager_ms: float, planned_ms: float, serial_ms: float, in_form_ms: float | None, parts: dict[str, float] | None
+) -> None:
+    gains = gains_of(eager_ms=eager_ms, planned_ms=planned_ms, serial_ms=serial_ms, in_form_ms=in_form_ms, shares=parts)
+    assert sum(gain.saved_ms for gain in gains) == pytest.approx(eager_ms - planned_ms, abs=1e-9)
+    assert [gain.is_estimate for gain in gains[-1 - (in_form_ms is not None) :]] == [False] * (2 - (in_form_ms is None))
+    assert all(gain.is_estimate for gain in gains[:3]) or parts is None
+    bars = waterfall(gains, eager_ms)
+    assert all(end - begin == pytest.approx(abs(gain.saved_ms)) for (begin, end), gain in zip(bars, gains, strict=True))
+
+
+@settings(max_examples=10, deadline=None)
+@given(times_ms)
+def test_the_page_shows_each_part_with_its_sign_inside_the_plot(serial_ms: float) -> None:
+    found = example(1)
+    eager_ms, planned_ms = found.comparison.eager_ms.lower_quartile, found.comparison.planned_ms.lower_quartile
+    gains = gains_of(eager_ms=eager_ms, planned_ms=planned_ms, serial_ms=serial_ms)
+    html = page_of(found, gains=gains)
+    assert "Where the difference comes from" in Page(html).text
+    for place in re.findall(r'class="(?:saved|lost|whole)" style="left:([\d.]+)%;width:([\d.]+)%"', html):
+        assert 0 <= float(place[0]) + float(place[1]) <= 100.02
+    assert ('class="lost"' in html) == any(gain.saved_ms < 0 for gain in gains)
+
+
+def test_the_page_says_why_forms_were_left_out() -> None:
+    attempts = (
+        Attempt("winograd", "list", 3.5, "kept"),
+        Attempt("fused-norm" + HOSTILE, "", None, "left out: w.grad is off by 5e-06"),
+    )
+    text = Page(page_of(example(1), attempts=attempts)).text
+    assert "winograd" in text
+    assert "left out: w.grad is off by 5e-06" in text
+    assert "Forms and plans" not in Page(page_of(example(1))).text
+
+
+def test_importing_the_package_loads_neither_rich_nor_torch() -> None:
+    code = "import sys, hocket.reporting; print([m for m in ('rich', 'torch') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

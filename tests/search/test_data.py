@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hocket.errors import InputError
 from hocket.search.data import RandomState, are_same_batches, epoch_batches, size_of
-from hocket.search.signature import is_same_loss
+from hocket.search.split import is_same_loss
 
 
 class Noisy(Dataset):

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from hocket import Training
 from hocket.errors import InputError
-from hocket.search.signature import difference, signature
-from hocket.search.split import Split, built, find_split
+from hocket.search.split import Split, built, difference, find_split, signature
 
 EVERY = {
     "lr": LR,

@@ -15,7 +15,7 @@ import hocket
 from hocket import Halving, Training
 from hocket.errors import ExecutionError, InputError, MissingDependencyError
 from hocket.search.group import probe
-from hocket.search.progress import LiveTable, lines
+from hocket.search.search import LiveTable, lines
 
 
 def test_the_study_of_a_user_is_gone_on_with():

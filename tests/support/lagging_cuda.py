@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hocket.distributed import agent, job, packets, staging, step_guard
+from hocket.distributed import agent, job, packets, staging
 from hocket.distributed.stages import from_file
 from hocket.execution import channels, threads
 from hocket.execution.base import below_autograd
@@ -271,7 +271,7 @@ class Lagging:
     def put_in_place(self, of: LaggingCuda, patch: Callable[[Any, str, Any], object] = setattr) -> None:
         """Let ranks of this process find these devices. Ops of lanes make tensors on the device `of`."""
         compile_action, tensor_of = threads.compile_action, channels.ChannelOps._tensor
-        started, guard = threading.Thread.run, step_guard.StepGuard.__init__
+        started, guard = threading.Thread.run, job.StepGuard.__init__
         numpy, cpu, to_list = torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.tolist
 
         def compiled(*given: Any) -> Any:
@@ -312,7 +312,7 @@ class Lagging:
         patch(threads, "compile_action", compiled)
         patch(channels.ChannelOps, "_tensor", made_for_channel)
         patch(threading.Thread, "run", noted)
-        patch(step_guard.StepGuard, "__init__", watched)
+        patch(job.StepGuard, "__init__", watched)
         for module in (job, agent):
             patch(module, "capture", partial(captured, module.capture))
         patch(torch.Tensor, "numpy", as_array)

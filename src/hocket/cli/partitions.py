@@ -64,7 +64,7 @@ def partition_verb(args: Namespace) -> None:
         plan = plan_of(found, machine)
         check(graph, plan, machine)
         if captured is not None:
-            from hocket.distributed.stages.joined import check_runs
+            from hocket.distributed.stages.crossings import check_runs
 
             check_runs(captured, plan)
     if target is not None:

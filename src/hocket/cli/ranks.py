@@ -59,8 +59,7 @@ def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False, may_f
     Raises:
         HocketError: one of them has failed.
     """
-    from hocket.distributed.secret import SECRET_VARIABLE
-    from hocket.distributed.store import opened
+    from hocket.distributed.store import SECRET_VARIABLE, opened
 
     if not with_agents:
         os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex())

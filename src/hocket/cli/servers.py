@@ -57,7 +57,9 @@ def ps_verb(args: Namespace) -> None:
     if rank != 0:
         return
     rows = [
-        *_times(found),
+        ("step, median", duration_text(found["step_us"])),
+        ("step, predicted", duration_text(found["predicted_us"])),
+        ("order", found["planner"]),
         ("steps in which parameters arrived in this order", f"{found['steps_in_order']} of {found['steps']}"),
     ]
     first, last = found["first_loss"], found["last_loss"]
@@ -127,14 +129,6 @@ def _work(args: Namespace, target: Target, job: Job, rank: int) -> dict[str, Any
 def _predicted(predicted_us: float, bounds: Bounds | None) -> dict[str, float]:
     lower_us, upper_us = (0.0, 0.0) if bounds is None else (bounds.lower_us, bounds.upper_us)
     return {"predicted_us": predicted_us, "lower_us": lower_us, "upper_us": upper_us}
-
-
-def _times(found: dict[str, Any]) -> list[tuple[str, str]]:
-    return [
-        ("step, median", duration_text(found["step_us"])),
-        ("step, predicted", duration_text(found["predicted_us"])),
-        ("order", found["planner"]),
-    ]
 
 
 def _planned(fast: DistributedStep) -> dict[str, tuple[str, ...]]:

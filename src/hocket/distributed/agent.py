@@ -9,14 +9,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from hocket.arguments import packed, spreading
-from hocket.distributed.agent_links import AgentLinks, connect
-from hocket.distributed.job import check_choice
+from hocket.distributed.agent_links import AgentLinks, Pulls, connect
+from hocket.distributed.job import StepGuard, check_choice
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S
 from hocket.distributed.parts import Exchanged, server_name
 from hocket.distributed.plans import WORKER_DEVICE, machine_of, profiled, transfer_costs
-from hocket.distributed.pulls import Pulls
 from hocket.distributed.staging import TRAVELLING, check_default_streams, devices_of
-from hocket.distributed.step_guard import StepGuard
 from hocket.errors import ExecutionError, InputError, PeerError, StaleCaptureError
 from hocket.execution import EXECUTORS
 from hocket.execution import executor as executor_of

@@ -19,8 +19,7 @@ import torch
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 
-from hocket.distributed.secret import check_peer
-from hocket.distributed.store import POLL_S, JobStore, first_line, store_of_job
+from hocket.distributed.store import POLL_S, JobStore, check_peer, first_line, store_of_job
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 
@@ -234,18 +233,10 @@ def _close(wires: Mapping[int, Wire], error: BaseException | None) -> None:
 
 
 def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
-    """Connect two processes that name the same key in a store.
-
-    Args:
-        store: a store that both can read.
-        key: used by this wire alone.
-        place: 0 at one end, 1 at the other.
-        me: name of this process in errors.
-        peer: name of the other one.
-        timeout_s: how long the peer is waited for, now and later.
+    """Connect two processes that name the same key in a store, which no other wire has. One of them has `place` 0.
 
     Raises:
-        PeerError: the peer does not answer within the timeout, or does not know this end's secret (`secret.py`).
+        PeerError: the peer does not answer within the timeout, or does not know this end's secret (`store.py`).
     """
     try:
         group, records = (
@@ -262,11 +253,7 @@ def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout
 
 
 def join(num_servers: int, timeout_s: float) -> Membership:
-    """Take part in the job that torchrun has started.
-
-    Args:
-        num_servers: number of servers, the last ranks. If 0, all ranks are equal.
-        timeout_s: how long any rank is waited for.
+    """Take part in the job that torchrun has started. Its last ranks are servers; without any all ranks are equal.
 
     Raises:
         InputError: torchrun has not started this process, no rank is left to be a worker, or the secret is empty.

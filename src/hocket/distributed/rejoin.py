@@ -168,10 +168,7 @@ def admit(membership: Membership, rejoin: int, steps: int) -> None:
 class RejoiningWorkers:
     """Connects a server to rejoining workers, and keeps their wires until worker 0 orders to admit them.
 
-    Args:
-        membership: the server's place in the job.
-        workers: workers that take part.
-        prepare: adds the packets of the wire to a worker of this number.
+    `prepare` adds the packets of the wire to a worker of this number.
     """
 
     def __init__(self, membership: Membership, workers: LiveWorkers, prepare: Callable[[int, Wire], object]) -> None:

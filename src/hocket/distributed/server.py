@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from hocket.arguments import packed, spreading
-from hocket.distributed.agent_server import AgentServer
+from hocket.distributed.agent_server import NEWEST, AgentServer, Version, Versions
 from hocket.distributed.channels import ServingChannel, SummingChannel
 from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S
@@ -16,7 +16,6 @@ from hocket.distributed.parts import WORKERS, server_part
 from hocket.distributed.plans import SERVER_DEVICE, JobPlan, announced_plan, link_rates, server_plan, step_packets
 from hocket.distributed.rejoin import SURVIVES, LiveWorkers, RejoiningWorkers, WorkerLink
 from hocket.distributed.setup import ShardedJob, joined_as, set_up
-from hocket.distributed.versions import NEWEST, Version, Versions
 from hocket.distributed.wire import Wire
 from hocket.errors import ExecutionError
 from hocket.execution import executor as executor_of

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from hocket.distributed.agent_server import Value, model_values
 from hocket.distributed.description import described, difference
 from hocket.distributed.job import COMMANDS, PROBE, PROBE_BYTES, JoinedJob, captured_for, check_choice
 from hocket.distributed.membership import Membership, join
@@ -22,7 +23,6 @@ from hocket.distributed.parts import Assignment, assigned
 from hocket.distributed.rejoin import rejoined
 from hocket.distributed.staging import check_default_streams, devices_of
 from hocket.distributed.state import ShardState, begin_from_zeros, shard_state
-from hocket.distributed.versions import Value, model_values
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 from hocket.tracing.captured import Captured
@@ -72,13 +72,7 @@ class ShardedJob(JoinedJob):
                 self.wires[0].get(_given_name(value), entry.get())
 
     def add_packets(self, wire: Wire, other: int, shard: ShardState | None = None) -> None:
-        """Add the packets of a wire that do not belong to the transfers of a plan.
-
-        Args:
-            wire: wire to a server, or from a server to a worker.
-            other: number of that one.
-            shard: state that goes over it between worker 0 and its server.
-        """
+        """Add the packets of a wire that do not belong to the transfers of a plan, and those of a `shard`, if any."""
         state = shard.packets if shard is not None else []
         given = [Packet((_given_name(value),), (value.size_bytes,)) for value, _ in self.given]
         is_first = self.membership.number == other == 0

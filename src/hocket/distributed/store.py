@@ -1,4 +1,4 @@
-"""The store of a job: what ranks and agents read of each other, signed with the job's secret (`secret.py`).
+"""The store of a job: what ranks and agents read of each other, signed with the job's secret.
 
 Torch's `TCPStore` serves whatever process reaches it. So each value is stored with an HMAC of its key and itself, and
 no value is parsed before that is verified, addresses of connections included. A stranger can still delete keys, and
@@ -6,12 +6,17 @@ make a job fail, but not have it read anything.
 
 Rank 0 keeps the store, unless torchrun does, and listens at MASTER_ADDR alone. Connections between ranks listen at the
 address of this machine from which it reaches the store, or at the interfaces of GLOO_SOCKET_IFNAME.
+
+Both ends of a connection prove that they know the secret before anything else is sent. Each end sends a random
+challenge, and answers that of the peer by an HMAC over both challenges, the name of the connection and its own place in
+it (RFC 2104). So neither the secret nor an answer that could be used again is sent.
 """
 
 from __future__ import annotations
 
 import hmac
 import os
+import secrets
 import socket
 import threading
 import time
@@ -19,12 +24,61 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 
-from hocket.distributed.secret import SECRET_VARIABLE, job_secret
-from hocket.errors import PeerError
+from hocket.errors import InputError, PeerError
+
+# The variable that has the secret: the same text for all ranks and agents, or unset for all of them.
+SECRET_VARIABLE = "HOCKET_JOB_SECRET"
+
+CHALLENGE_BYTES = 32
+TAG = 0
+
+
+def job_secret() -> bytes | None:
+    """Return the secret of the environment, or None if there is none.
+
+    Raises:
+        InputError: it is empty.
+    """
+    text = os.environ.get(SECRET_VARIABLE)
+    if text == "":
+        raise InputError(f"distribute: {SECRET_VARIABLE} is empty; set a secret, or unset it")
+    return None if text is None else text.encode()
+
+
+def check_peer(group: Any, place: int, key: str, secret: bytes | None, me: str, peer: str) -> None:
+    """Exchange proofs of the secret with the peer, before anything else. Without a secret at both ends, return.
+
+    Raises:
+        PeerError: one end has no secret, or another one.
+        RuntimeError: the peer is gone or silent.
+    """
+    mine = bytes([secret is not None]) + secrets.token_bytes(CHALLENGE_BYTES)
+    theirs = _exchanged(group, place, mine)
+    if theirs[0] != mine[0]:
+        without, other = (me, peer) if secret is None else (peer, me)
+        raise PeerError(f"{me} refuses {peer}: {without} has no {SECRET_VARIABLE}, and {other} has one")
+    if secret is None:
+        return
+    challenges = (mine, theirs) if place == 0 else (theirs, mine)
+    answers = [hmac.digest(secret, b"".join((bytes([end]), *challenges, key.encode())), "sha256") for end in range(2)]
+    if not hmac.compare_digest(_exchanged(group, place, answers[place]), answers[1 - place]):
+        raise PeerError(f"{me} refuses {peer}: it has another {SECRET_VARIABLE}")
+
+
+def _exchanged(group: Any, place: int, message: bytes) -> bytes:
+    """Send a message, and return that of the peer, which has the same length."""
+    received = torch.zeros(len(message), dtype=torch.uint8)
+    sent = torch.tensor(list(message), dtype=torch.uint8)
+    works = [group.recv([received], 1 - place, TAG), group.send([sent], 1 - place, TAG)]
+    for work in works:
+        work.wait()
+    return bytes(received.tolist())
+
 
 POLL_S = 0.02
 _SIGNED = b"hocket signed\0"
@@ -33,13 +87,7 @@ _INTERFACES = "GLOO_SOCKET_IFNAME"
 
 
 class JobStore(Store):
-    """A store whose values are signed, if there is a secret.
-
-    Args:
-        store: torch's store.
-        address: address of this machine at which its connections listen.
-        secret: secret of this process, or None.
-    """
+    """A store whose values are signed, if there is a secret. Connections of this machine listen at its address."""
 
     def __init__(self, store: Store, address: str, secret: bytes | None) -> None:
         super().__init__()

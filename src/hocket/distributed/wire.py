@@ -36,15 +36,7 @@ from hocket.execution.channels import Done
 
 
 class Wire:
-    """One end of a connection.
-
-    Args:
-        group: process group of two, for the bytes.
-        records: another one, for the records.
-        place: rank of this end in both, 0 or 1.
-        me: name of this process in errors, such as ``worker 0 (rank 0)``.
-        peer: name of the other one.
-        timeout_s: timeout of both groups: a peer that is silent for so long is lost.
+    """One end of a connection: of two process groups of two, for the bytes and for the records.
 
     Attributes:
         failure: the error after which nothing is sent or received any more.

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from hocket.loading.header import DTYPES
-from hocket.loading.weights import StoredTensor
+from hocket.loading.weights import DTYPES, StoredTensor
 
 # Size of a read: small enough that an urgent tensor does not wait long, and large enough for a system call or a
 # request. It is a multiple of the element size of any dtype.
@@ -34,10 +33,6 @@ class Landing:
     r"""The memory that the chunks of one tensor are read into, in order: the tensor's own, or staging memory.
 
     Staging memory holds a chunk, which is then copied into the tensor, or the whole file tensor if strides differ.
-
-    Args:
-        tensor: tensor with memory, of the same shape as that of the file.
-        stored: that of the file.
 
     Example:
         >>> from hocket.loading.weights import open_weights

@@ -11,13 +11,10 @@ from typing import TypeVar
 import torch
 
 from hocket.errors import InputError
-from hocket.loading.cached import read_cached
-from hocket.loading.gates import add_gate, asked_about
-from hocket.loading.held import hold, is_held, mark_changed, memory_of, release, use, waiting_for
+from hocket.loading.held import add_gate, asked_about, hold, is_held, mark_changed, memory_of, release, use, waiting_for
 from hocket.loading.landing import Landing
-from hocket.loading.placing import checked_device, place
-from hocket.loading.stream import PendingTensor, WeightStream
-from hocket.loading.targets import Destination, find_targets, named_tensors
+from hocket.loading.stream import PendingTensor, WeightStream, read_cached
+from hocket.loading.targets import Destination, checked_device, find_targets, named_tensors, place
 from hocket.loading.weights import File, StoredTensor, Weights, open_weights
 from hocket.loading.whole import load_whole, shared_memory_reason, structure_reason
 

@@ -20,12 +20,11 @@ import torch
 
 from hocket.errors import InputError
 from hocket.ir._fields import written_whole
-from hocket.loading.header import FIRST_USE_KEY, PREFIX_BYTES
 from hocket.loading.held import hold, release
 from hocket.loading.landing import CHUNK_BYTES
 from hocket.loading.loader import finish
 from hocket.loading.targets import memory_key, named_tensors
-from hocket.loading.weights import File, StoredTensor, Weights, open_weights
+from hocket.loading.weights import FIRST_USE_KEY, PREFIX_BYTES, File, StoredTensor, Weights, open_weights
 from hocket.loading.whole import structure_reason
 
 # As safetensors has it, the first tensor begins at a multiple of this.

@@ -14,11 +14,10 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from hocket.errors import InputError
-from hocket.loading.header import DTYPES
 from hocket.loading.held import HOLDABLE, memory_of
 from hocket.loading.landing import bytes_of
 from hocket.loading.targets import memory_key, modules_by_path, named_tensors
-from hocket.loading.weights import Weights
+from hocket.loading.weights import DTYPES, Weights
 
 _PLAIN_LOADS = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
 

@@ -4,10 +4,9 @@ They read the values of `hocket.ir` alone. Rich is imported when a table is made
 """
 
 from hocket.reporting.comparison import Comparison, Sample, lower_quartile
-from hocket.reporting.content import Report
+from hocket.reporting.content import Attempt, Gain, Report, gains_of
 from hocket.reporting.corunning import corunning_of, corunning_svg
 from hocket.reporting.drawing import timeline_svg
-from hocket.reporting.gains import Attempt, Gain, gains_of
 from hocket.reporting.page import page_html, write_report
 from hocket.reporting.parts import bytes_between, parts_svg
 from hocket.reporting.sections import schedule_html

@@ -104,6 +104,12 @@ def header(title: str, headline: str, why: str, tiles: Iterable[tuple[str, str, 
     )
 
 
+def section(identity: str, title: str, body: str, lead: str = "") -> str:
+    """Return a section of a page. Its body and its lead are HTML already."""
+    above = f'<p class="lead">{lead}</p>' if lead else ""
+    return f'<section aria-labelledby="{identity}"><h2 id="{identity}">{text(title)}</h2>{above}{body}</section>'
+
+
 def meter(share: float) -> str:
     """Return a bar that is filled to `share`, as decoration beside the number."""
     return f'<span class="meter" aria-hidden="true"><b style="width:{min(1.0, share) * 100:.1f}%"></b></span>'

@@ -15,11 +15,11 @@ from typing import Any
 from hocket.errors import InputError
 from hocket.ir import ROLES
 from hocket.ir._fields import write_text
-from hocket.reporting import sections
 from hocket.reporting.content import Report
 from hocket.reporting.corunning import corunning_svg
 from hocket.reporting.drawing import heading_of, timeline_svg
 from hocket.reporting.markup import fill, framed, script_element, script_json, template, text
+from hocket.reporting.sections import SECTIONS
 from hocket.reporting.trace import write_trace
 from hocket.reporting.words import MICRO, duration_text, plain
 
@@ -29,30 +29,17 @@ _COMPARED = frozenset({"eager", "planned"})
 
 def page_html(report: Report) -> str:
     """Return the text of the page."""
-    graph, plan, costs, timelines = report.graph, report.plan, report.costs, report.timelines
-    comparison, lower_us, is_estimate = report.comparison, report.bound_us, report.is_bound_beaten
     lead = "Each row is a lane and each bar an op. Gaps are idle time."
     if report.captions:
         lead += " Eager's rows share one thread: its time is spent in ops, elsewhere in torch, or in Python."
-    if len(timelines) > 1:
+    if len(report.timelines) > 1:
         lead += " All timelines have the same scale."
-    label = ", ".join(f"{name} {duration_text(t.makespan_us, MICRO)}" for name, t in timelines.items())
-    values = {
-        "hero": sections.hero_section(
-            report.title, plan, timelines, comparison, lower_us, report.upper_us, is_estimate
-        ),
-        "comparison": sections.comparison_section(comparison, lower_us, is_estimate),
-        "gains": sections.gains_section(comparison, report.gains),
+    label = ", ".join(f"{name} {duration_text(t.makespan_us, MICRO)}" for name, t in report.timelines.items())
+    values = {name: section(report) for name, section in SECTIONS.items()}
+    values |= {
         "timeline_lead": lead,
         "svg": _timeline_svg(report, width=1120),
         "chart_label": text(f"Timelines: {label}"),
-        "corunning": sections.corunning_section(report.on_lanes),
-        "parts": sections.parts_section(graph, plan, costs),
-        "lanes": sections.lanes_section(plan, timelines, report.baseline_plan),
-        "ops": sections.ops_section(graph, plan, costs, timelines),
-        "changes": sections.changes_section(graph, plan, timelines, report.baseline_plan),
-        "attempts": sections.attempts_section(report.attempts, comparison),
-        "environment": sections.environment_section(comparison, report.notes),
     }
     scripts = [script_element(template(name)) for name in ("chart.js", "tables.js")]
     data = f'<script type="application/json" id="data">{script_json(_data(report))}</script>'
@@ -152,7 +139,7 @@ def _data(report: Report) -> dict[str, Any]:
         "ops": ops,
         "edges": edges if len(edges) <= 2 * _MAX_EDGES else [],
         "lower": report.bound_us,
-        "lower_label": "estimated lower bound" if report.is_bound_beaten else "lower bound",
+        "lower_label": report.bound_name,
         "timelines": [
             {
                 "name": plain(name),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from hocket.ir import Costs, Graph, Plan, Timeline
+from hocket.ir import Graph, Plan, Timeline
 from hocket.reporting.comparison import Comparison
+from hocket.reporting.content import Report, waterfall
 from hocket.reporting.corunning import corunning_of, corunning_svg
-from hocket.reporting.gains import Attempt, Gain, waterfall
-from hocket.reporting.markup import Cell, breakable, header, meter, number, swatch, table, text
+from hocket.reporting.markup import Cell, breakable, header, meter, number, section, swatch, table, text
 from hocket.reporting.parts import parts_svg
 from hocket.reporting.summary import Changes, LaneUse, changes, lane_text, lane_uses, op_costs, timeline_of, totals
 from hocket.reporting.words import MICRO, count_text, duration_text, percent_text, shorten
@@ -18,18 +18,11 @@ _MAX_ROWS = 200
 _NONE = Cell("", "n", -1.0)
 
 
-def hero_section(
-    title: str,
-    plan: Plan,
-    timelines: Mapping[str, Timeline],
-    comparison: Comparison | None,
-    lower_us: float | None,
-    upper_us: float | None,
-    is_estimate: bool = False,
-) -> str:
+def hero_section(report: Report) -> str:
     """The verdict in one line, and the figures behind it."""
+    plan, timelines, comparison = report.plan, report.timelines, report.comparison
     tiles: list[tuple[str, str, str]] = []
-    headline, lines = title, []
+    headline, lines = report.title, []
     shown = timeline_of(plan, timelines)
     if comparison is not None:
         headline = _sentence(comparison.outcome) + (", same result bitwise" if comparison.bitwise else "")
@@ -39,15 +32,11 @@ def hero_section(
     elif shown is not None:
         headline = f"A planned step takes {duration_text(timelines[shown].makespan_us, MICRO)}"
         lines = [f"{timelines[shown].source}, not compared with eager in this report"]
-    if lower_us is not None:
-        words = (
-            ("Estimated lower bound", "a measured step is faster")
-            if is_estimate
-            else ("Lower bound", "no plan is faster")
-        )
-        tiles.append((words[0], duration_text(lower_us, MICRO), words[1]))
-    if upper_us is not None:
-        tiles.append(("Upper bound", duration_text(upper_us, MICRO), "without any overlap"))
+    if report.bound_us is not None:
+        why = "a measured step is faster" if report.is_bound_beaten else "no plan is faster"
+        tiles.append((_sentence(report.bound_name), duration_text(report.bound_us, MICRO), why))
+    if report.upper_us is not None:
+        tiles.append(("Upper bound", duration_text(report.upper_us, MICRO), "without any overlap"))
     if comparison is not None:
         if comparison.over_bound is not None:
             tiles.append(("Over the bound", f"{comparison.over_bound:.2f}x", "planned step over lower bound"))
@@ -55,30 +44,28 @@ def hero_section(
         tiles.append(("Same result" if comparison.bitwise else "Result", result, "planned against eager"))
     ops = f"{count_text(len(plan), 'op')}{', ' + plan.planner if plan.planner else ''}"
     tiles.append(("Plan", count_text(len(plan.lanes), "lane"), ops))
-    return header(title, headline, " ".join(f"{_sentence(line)}." for line in lines if line), tiles)
+    return header(report.title, headline, " ".join(f"{_sentence(line)}." for line in lines if line), tiles)
 
 
-def comparison_section(comparison: Comparison | None, lower_us: float | None, is_estimate: bool = False) -> str:
+def comparison_section(report: Report) -> str:
     """Eager and planned as bars and as figures."""
+    comparison = report.comparison
     if comparison is None:
         return ""
     samples = (("eager", comparison.eager_ms), ("planned", comparison.planned_ms))
     times_ms = {name: sample.lower_quartile for name, sample in samples}
     longest = max(times_ms.values()) or 1.0
-    bound = None if lower_us is None else lower_us / 1e3
+    bound = None if report.bound_us is None else report.bound_us / 1e3
     mark = f'<u style="left:{min(1.0, bound / longest) * 100:.2f}%"></u>' if bound is not None else ""
     tracks = "".join(
         f'<div class="track{" kept" if name == comparison.verdict else ""}"><span>{name}</span>'
         f'<i><b style="width:{time_ms / longest * 100:.2f}%"></b>{mark}</i><em>{_ms(time_ms)}</em></div>'
         for name, time_ms in times_ms.items()
     )
-    name = "estimated lower bound" if is_estimate else "lower bound"
-    dashed = f" The dashed line is the {name}." if bound is not None else ""
-    return (
-        '<section aria-labelledby="comparison"><h2 id="comparison">Eager and planned</h2>'
-        f'<div class="pair"><div class="race">{tracks}<p>Lower quartiles. The one in colour was kept.{dashed}</p></div>'
-        f"{_times_table(comparison, bound, name)}</div></section>"
-    )
+    dashed = f" The dashed line is the {report.bound_name}." if bound is not None else ""
+    race = f'<div class="race">{tracks}<p>Lower quartiles. The one in colour was kept.{dashed}</p></div>'
+    body = f'<div class="pair">{race}{_times_table(comparison, bound, report.bound_name)}</div>'
+    return section("comparison", "Eager and planned", body)
 
 
 def _times_table(comparison: Comparison, bound: float | None, name: str) -> str:
@@ -99,8 +86,9 @@ def _times_table(comparison: Comparison, bound: float | None, name: str) -> str:
     return table(head, rows, caption="Eager and planned in milliseconds", kinds=kinds)
 
 
-def gains_section(comparison: Comparison | None, gains: Sequence[Gain]) -> str:
+def gains_section(report: Report) -> str:
     """Where the difference between eager and planned comes from."""
+    comparison, gains = report.comparison, report.gains
     if comparison is None or not gains:
         return ""
     eager_ms, planned_ms = comparison.eager_ms.lower_quartile, comparison.planned_ms.lower_quartile
@@ -112,12 +100,7 @@ def gains_section(comparison: Comparison | None, gains: Sequence[Gain]) -> str:
         return Cell(f'<span class="fall" aria-hidden="true"><b class="{kind}" style="{place}"></b></span>')
 
     def whole(name: str, time_ms: float) -> list[Cell]:
-        return [
-            Cell(name),
-            number(time_ms, _ms(time_ms)),
-            bar(0.0, time_ms, "whole"),
-            Cell("measured"),
-        ]
+        return [Cell(name), number(time_ms, _ms(time_ms)), bar(0.0, time_ms, "whole"), Cell("measured")]
 
     rows = [whole("eager", eager_ms)]
     for gain, (begin_ms, end_ms) in zip(gains, bars, strict=True):
@@ -132,20 +115,18 @@ def gains_section(comparison: Comparison | None, gains: Sequence[Gain]) -> str:
         )
     rows.append(whole("planned", planned_ms))
     head = [Cell("part"), Cell("time", "n"), Cell('<span class="away">waterfall</span>'), Cell("how it is known")]
-    return (
-        '<section aria-labelledby="gains"><h2 id="gains">Where the difference comes from</h2>'
-        f"{table(head, rows, caption='From eager to planned', kinds={0: 'kept', len(rows) - 1: 'kept'})}</section>"
-    )
+    body = table(head, rows, caption="From eager to planned", kinds={0: "kept", len(rows) - 1: "kept"})
+    return section("gains", "Where the difference comes from", body)
 
 
-def attempts_section(attempts: Sequence[Attempt], comparison: Comparison | None) -> str:
+def attempts_section(report: Report) -> str:
     """The forms and plans that were tried, and why the others were left out."""
-    if not attempts:
+    if not report.attempts:
         return ""
-    eager_ms = None if comparison is None else comparison.eager_ms.lower_quartile
+    eager_ms = None if report.comparison is None else report.comparison.eager_ms.lower_quartile
     head = [Cell("form"), Cell("planner"), Cell("time", "n"), Cell("of eager", "n"), Cell("outcome")]
     rows = []
-    for attempt in attempts:
+    for attempt in report.attempts:
         time_ms = attempt.duration_ms
         share = _NONE if time_ms is None or not eager_ms else number(time_ms / eager_ms, f"{time_ms / eager_ms:.2f}x")
         rows.append(
@@ -158,10 +139,8 @@ def attempts_section(attempts: Sequence[Attempt], comparison: Comparison | None)
             ]
         )
     lead = "Times are lower quartiles of the comparison that the verdict stands on."
-    return (
-        '<section aria-labelledby="attempts"><h2 id="attempts">Forms and plans that were tried</h2>'
-        f'<p class="lead">{lead}</p>{table(head, rows, caption="Forms and plans", tall=len(rows) > 12)}</section>'
-    )
+    body = table(head, rows, caption="Forms and plans", tall=len(rows) > 12)
+    return section("attempts", "Forms and plans that were tried", body, lead)
 
 
 def schedule_html(name: str, state: str, comparison: Comparison | None) -> str:
@@ -177,45 +156,40 @@ def schedule_html(name: str, state: str, comparison: Comparison | None) -> str:
     )
 
 
-def corunning_section(timelines: Mapping[str, Timeline]) -> str:
+def corunning_section(report: Report) -> str:
     """The number of ops that run at once, if any do."""
-    if all(max(corunning_of(timeline), default=0) < 2 for timeline in timelines.values()):
+    if all(max(corunning_of(timeline), default=0) < 2 for timeline in report.on_lanes.values()):
         return ""
     lead = (
         "Counted whenever an op starts or ends, with that op. A line is the mean of nearby events, a band their range."
     )
-    return (
-        '<section aria-labelledby="corunning"><h2 id="corunning">Ops that run at once</h2>'
-        f'<p class="lead">{lead}</p><div id="at-once">{corunning_svg(timelines, width=1120)}</div></section>'
-    )
+    body = f'<div id="at-once">{corunning_svg(report.on_lanes, width=1120)}</div>'
+    return section("corunning", "Ops that run at once", body, lead)
 
 
-def parts_section(graph: Graph, plan: Plan, costs: Costs) -> str:
+def parts_section(report: Report) -> str:
     """The ops of each device and the bytes between devices, if there are several."""
-    if len({lane.device for lane in plan.lanes if lane.kind != "channel"}) < 2:
+    if len({lane.device for lane in report.plan.lanes if lane.kind != "channel"}) < 2:
         return ""
     lead = "Each row is a device, with its ops in the order of the step, as wide as their duration; below, bytes sent."
-    return (
-        '<section aria-labelledby="parts"><h2 id="parts">Parts</h2>'
-        f'<p class="lead">{lead}</p><div>{parts_svg(graph, plan, costs, width=1120)}</div></section>'
-    )
+    drawn = parts_svg(report.graph, report.plan, report.costs, width=1120)
+    return section("parts", "Parts", f"<div>{drawn}</div>", lead)
 
 
-def lanes_section(plan: Plan, timelines: Mapping[str, Timeline], baseline: Plan | None) -> str:
+def lanes_section(report: Report) -> str:
     """For each timeline and lane: busy, idle, utilisation."""
-    known = [plan] if baseline is None else [plan, baseline]
+    known = [plan for plan in (report.plan, report.baseline_plan) if plan is not None]
     head = [
         *(Cell(word) for word in ("timeline", "lane", "runs on")),
         *(Cell(word, "n") for word in ("ops", "busy", "idle", "used")),
         Cell('<span class="away">utilisation</span>'),
     ]
     rows: list[list[Cell]] = []
-    for name, timeline in timelines.items():
+    for name, timeline in report.timelines.items():
         lanes = {lane.name: lane_text(lane) for p in known if _fits(p, timeline) for lane in p.lanes}
         rows += [_lane_row(name, use, lanes.get(use.lane, "")) for use in lane_uses(timeline)]
     body = table(head, rows, caption="Use of the lanes", tall=len(rows) > 12, sortable=len(rows) > 12)
-    heading = '<h2 id="lanes">How busy the lanes are</h2>'
-    return f'<section aria-labelledby="lanes">{heading}{body}</section>'
+    return section("lanes", "How busy the lanes are", body)
 
 
 def _lane_row(timeline: str, use: LaneUse, runs_on: str) -> list[Cell]:
@@ -235,9 +209,10 @@ def _fits(plan: Plan, timeline: Timeline) -> bool:
     return {lane.name for lane in plan.lanes if lane.ops} <= set(timeline.lanes)
 
 
-def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, Timeline]) -> str:
+def ops_section(report: Report) -> str:
     """The costliest ops, and all ops added up by layer and by role."""
-    found = op_costs(graph, costs, plan)
+    graph, timelines = report.graph, report.timelines
+    found = op_costs(graph, report.costs, report.plan)
     whole_us = sum(row.duration_us for row in found) or 1.0
     ordered = sorted(found, key=lambda row: -row.duration_us)[:_MAX_ROWS]
     shown = [name for name, timeline in timelines.items() if timeline.source == "measured"][:3]
@@ -263,10 +238,8 @@ def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, 
     some = "" if len(rows) == len(graph) else f" Below are the {len(rows):,} costliest."
     lead = f"{count_text(len(graph), 'op')}, together {duration_text(whole_us, MICRO)} where the plan runs them.{some}"
     groups = []
-    for word, totalled in (
-        ("layer", totals(found, lambda op: op.layer)),
-        ("role", totals(found, lambda op: op.role)),
-    ):
+    by_kind = {"layer": totals(found, lambda op: op.layer), "role": totals(found, lambda op: op.role)}
+    for word, totalled in by_kind.items():
         lines = [
             [
                 Cell((swatch(t.name) if word == "role" else breakable(t.name)) or "(no layer)", "name"),
@@ -279,18 +252,19 @@ def ops_section(graph: Graph, plan: Plan, costs: Costs, timelines: Mapping[str, 
         columns = [Cell(word), *(Cell(name, "n") for name in ("ops", "cost", "share"))]
         body = table(columns, lines, caption=f"Costs by {word}", sortable=True, tall=len(lines) > 8)
         groups.append(f"<div><h3>By {word}</h3>{body}</div>")
-    return (
-        f'<section aria-labelledby="ops"><h2 id="ops">Costliest ops</h2><p class="lead">{text(lead)}</p>'
+    body = (
         '<p class="bar"><input id="filter" type="search" placeholder="filter by any column"'
         ' aria-label="Filter the ops" hidden></p>'
         f"{table(head, rows, caption='Costliest ops', identity='ops-table', sortable=True, tall=True)}"
-        f'<div class="pair">{"".join(groups)}</div></section>'
+        f'<div class="pair">{"".join(groups)}</div>'
     )
+    return section("ops", "Costliest ops", body, text(lead))
 
 
-def changes_section(graph: Graph, plan: Plan, timelines: Mapping[str, Timeline], baseline: Plan | None) -> str:
+def changes_section(report: Report) -> str:
     """The plan's differences from its baseline, its lanes, and its text."""
-    changed = changes(graph, plan, timelines, baseline)
+    graph, plan, baseline = report.graph, report.plan, report.baseline_plan
+    changed = changes(graph, plan, report.timelines, baseline)
     against = f"the plan “{baseline.planner}”" if baseline is not None and baseline.planner else "the serial order"
     tiles = [("Moved to another lane", changed.moved)]
     if changed.earlier is not None and changed.later is not None:
@@ -315,18 +289,18 @@ def changes_section(graph: Graph, plan: Plan, timelines: Mapping[str, Timeline],
         ]
         for lane in plan.lanes
     ]
-    return (
-        '<section aria-labelledby="changes"><h2 id="changes">What the plan changed</h2>'
-        f'<p class="lead">{text(lead)}</p>'
+    body = (
         f'<dl class="tiles">{items}</dl>{_by_role(graph, changed)}'
         f"<h3>Lanes of the plan</h3>{table(head, rows, caption='Lanes of the plan', tall=len(rows) > 12)}"
         f"<details><summary>The plan as text, {count_text(str(plan).count(chr(10)), 'line')}</summary>"
-        f'<pre tabindex="0">{_lines(str(plan))}</pre></details></section>'
+        f'<pre tabindex="0">{_lines(str(plan))}</pre></details>'
     )
+    return section("changes", "What the plan changed", body, text(lead))
 
 
-def environment_section(comparison: Comparison | None, notes: Sequence[str]) -> str:
+def environment_section(report: Report) -> str:
     """Where this was measured."""
+    comparison, notes = report.comparison, report.notes
     rows: list[Sequence[Cell]] = []
     if comparison is not None:
         pairs = {
@@ -342,8 +316,7 @@ def environment_section(comparison: Comparison | None, notes: Sequence[str]) -> 
     body = table([Cell("what"), Cell("which")], rows, caption="Environment") if rows else ""
     items = "".join(f"<li>{text(note)}</li>" for note in notes)
     listed = f'<ul class="notes">{items}</ul>' if items else ""
-    heading = '<h2 id="environment">Environment</h2>'
-    return f'<section aria-labelledby="environment">{heading}{body}{listed}</section>'
+    return section("environment", "Environment", body + listed)
 
 
 def _by_role(graph: Graph, changed: Changes) -> str:
@@ -375,3 +348,13 @@ def _sentence(words: str) -> str:
 
 def _ms(value_ms: float) -> str:
     return duration_text(value_ms * 1e3, MICRO)
+
+
+# Each by its place in the template of the page.
+SECTIONS = {
+    each.__name__.removesuffix("_section"): each
+    for each in (
+        *(hero_section, comparison_section, gains_section, corunning_section, parts_section, lanes_section),
+        *(ops_section, changes_section, attempts_section, environment_section),
+    )
+}

@@ -20,8 +20,6 @@ from hocket.search.trainer import SerialTrainer
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["best_model"]
-
 
 def best_model(
     study: optuna.Study, train: Train, *, seed: int | None = None, checkpoints: str | os.PathLike[str] | None = None

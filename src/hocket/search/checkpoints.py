@@ -22,8 +22,6 @@ from filelock import FileLock, Timeout
 from hocket.errors import FormatError, InputError
 from hocket.ir._fields import load_document, named_failures
 
-__all__ = ["Checkpoints"]
-
 FORMAT = "hocket-search/1"
 
 

@@ -21,8 +21,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from hocket.errors import InputError
 from hocket.fusion.stacked import is_same
 
-__all__ = ["RandomState", "are_same_batches", "epoch_batches", "is_fixed", "joined", "size_of", "updates"]
-
 PRIMES = (1_000_003, 7_919)  # of a seed for each epoch; neighbouring seeds do not meet
 
 

@@ -14,8 +14,6 @@ from hocket.search.policy import Ends, Exploit, Move, Policy
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.study import StudyClient
 
-__all__ = ["Decisions"]
-
 log = logging.getLogger(__name__)
 
 

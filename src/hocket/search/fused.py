@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from operator import itemgetter
@@ -28,15 +29,12 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion import fuse
 from hocket.fusion.loss import Losses
-from hocket.optim import ModelSlots, TrainedModel
+from hocket.optim import FusedOptimizer, ModelSlots, TrainedModel, clip_grad_norm_, clip_grad_value_
 from hocket.search.data import are_same_batches, is_fixed
-from hocket.search.fused_state import NO_LIMIT, bring_home, clip, fused_optimizer
 from hocket.search.run import EpochResult, Run, Status
-from hocket.search.signature import difference, is_same_loss, options_of, reads_model
-from hocket.search.split import Train
+from hocket.search.split import Train, difference, fused_class, is_same_loss, options_of, reads_model
 from hocket.search.trainer import CannotFuseError, EpochTrainer
-
-__all__ = ["FusedTrainer", "Runner", "why_apart"]
+from hocket.search.training import Training
 
 log = logging.getLogger(__name__)
 
@@ -291,3 +289,57 @@ def why_apart(first: Run, second: Run) -> str:
     if not are_same_batches(mine.measured_on, its.measured_on):
         return "validation: not provably the same data"
     return ""
+
+
+NO_LIMIT = sys.float_info.max  # of gradients
+
+
+def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
+    """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
+    assert run.random is not None
+    state = slots.state(slot, run.made.model)
+    optimizer, entries = run.made.optimizer, state.optimizers[0]["state"]
+    params = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
+    for index, (p, is_fused) in enumerate(params):
+        optimizer.state[p] = entries.get(index, {})
+        if is_fused and "step" in optimizer.state[p]:  # torch's kernel counts where the parameter is
+            optimizer.state[p]["step"] = optimizer.state[p]["step"].to(p.device)
+    for device, generator in (state.generators or {}).items():
+        run.random.set_on(device, generator)
+
+
+def fused_optimizer(array: Any, trainings: Sequence[Training], options: frozenset[str]) -> FusedOptimizer:
+    """The fused optimizer of these plain ones, which goes on where they are."""
+    first = trainings[0]
+    kind = fused_class(first.optimizer)
+    if kind is None:
+        raise CannotFuseError(f"optimizer: {type(first.optimizer).__name__} has no fused form")
+    stacked = array.all_tensors()
+    names = {id(parameter): name for name, parameter in first.model.named_parameters()}
+    groups = []
+    for number, group in enumerate(first.optimizer.param_groups):
+        own = [names.get(id(parameter)) for parameter in group["params"]]
+        if any(name is None or name not in stacked for name in own):
+            raise CannotFuseError(f"optimizer: group {number} has parameters that are not fused")
+        groups.append({"params": [stacked[str(name)] for name in own]})
+        if any(group.get(flag) for flag in ("differentiable", "capturable")):
+            raise CannotFuseError("optimizer: differentiable and capturable have no fused form")
+    optimizer = kind(groups)
+    optimizer.load_unfused([each.optimizer.state_dict() for each in trainings])
+    changing = options | ({"lr"} if any(each.scheduler is not None for each in trainings) else set())
+    for group in optimizer.param_groups:
+        for key in changing & set(optimizer.bounds):
+            whole = group[key]
+            if isinstance(whole, tuple):
+                group[key] = tuple(optimizer.widened(group, part) for part in whole)
+            else:
+                group[key] = optimizer.widened(group, whole)
+    return optimizer
+
+
+def clip(array: Any, norms: Sequence[float], values: Sequence[float]) -> None:
+    """Clip each trial's gradients by its own limits, `NO_LIMIT` for none."""
+    for function, limits in ((clip_grad_norm_, norms), (clip_grad_value_, values)):
+        if any(limit < NO_LIMIT for limit in limits):
+            parameters = [parameter for _, parameter in array.named_parameters()]
+            function(parameters, list(limits), num_models=len(limits))

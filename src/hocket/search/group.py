@@ -19,8 +19,6 @@ from hocket.search.split import Split, Train
 from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer, needs_closure
 from hocket.search.training import Training
 
-__all__ = ["TrialGroup", "Ways", "probe"]
-
 MAX_SLOTS = 64
 
 log = logging.getLogger(__name__)

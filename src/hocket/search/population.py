@@ -25,10 +25,7 @@ from typing import Any
 
 from hocket.errors import InputError
 from hocket.optim.hyper import check_whole
-from hocket.search.halving import Bracket, LockStep, Rung
-from hocket.search.policy import Exploit, Move, Policy, Schedules
-
-__all__ = ["Generations", "Population"]
+from hocket.search.policy import Bracket, Exploit, LockStep, Move, Policy, Rung, Schedules
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,7 @@ class Population(Schedules):
     def explored(
         self, params: Mapping[str, Any], space: Mapping[str, Any], fusible: Sequence[str], seed: str
     ) -> dict[str, Any]:
-        """Other hyper-parameters near these.
-
-        Args:
-            params: by name.
-            space: Optuna's distributions by name.
-            fusible: the names of those that may move.
-            seed: of what is drawn.
+        """Other hyper-parameters near these, of which only the fusible ones move. `seed` is of what is drawn.
 
         Example:
             >>> from optuna.distributions import FloatDistribution, IntDistribution

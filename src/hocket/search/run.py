@@ -11,11 +11,8 @@ from typing import Any
 import torch
 
 from hocket.search.data import RandomState
-from hocket.search.signature import Signature, signature
-from hocket.search.split import Train, built
+from hocket.search.split import Signature, Train, built, signature
 from hocket.search.training import Training
-
-__all__ = ["EpochResult", "Run", "Status", "load_model", "step_scheduler"]
 
 
 class Status(enum.Enum):

@@ -10,23 +10,196 @@ data, and the signatures are compared::
 
 A parameter may also matter only beside another one (the width of a layer that is there for depth 2). So every trial is
 compared with its group again when it is built. This here only says how to form groups.
+
+A signature is the lines on which trials of one fused model agree::
+
+    train(params) --> Training --signature--> lines such as  "model.0.weight: (32, 8) float32"
+                                                             "optimizer: torch.optim.adam.Adam"
+                                                             "batch: inputs (32, 8) float32, target (32,) int64"
+
+Two trials with the same lines can be fused. Errors and reports name the first line in which they differ.
+
+``train`` is called for each trial and often makes its loss anew: a lambda, a partial, a module. Two losses are the same
+where their code and all that it reads besides globals are equal. Otherwise each model's loss is called by itself.
 """
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils import _pytree as pytree
 
+from hocket import optim
 from hocket.errors import InputError
-from hocket.search.data import RandomState
-from hocket.search.hyperparameters import Hyperparameters
-from hocket.search.signature import Signature, difference, is_on_meta, options_of, signature
-from hocket.search.training import Training
+from hocket.fusion.shared_objects import held_by, inside
+from hocket.fusion.stacked import is_same
+from hocket.search.data import RandomState, epoch_batches
+from hocket.search.training import Hyperparameters, Training
 
-__all__ = ["Split", "built", "find_split", "suggest_all"]
+Signature = tuple[tuple[str, str], ...]
+FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+
+
+def signature(training: Training) -> Signature:
+    """The lines that trials of one group have in common, each with its name.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> training = Training(
+        ...     model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss,
+        ...     [(torch.ones(4, 2), torch.ones(4, 1))], metric=torch.nn.functional.mse_loss,
+        ... )
+        >>> dict(signature(training))["model.weight"]
+        '(1, 2) torch.float32, trained'
+    """
+    lines = [(f"layer {name or 'itself'}", _named(type(module))) for name, module in training.model.named_modules()]
+    lines += [(f"model.{name}", _described(tensor)) for name, tensor in _tensors(training.model)]
+    lines.append(("optimizer", _named(type(training.optimizer))))
+    names = {id(parameter): name for name, parameter in training.model.named_parameters()}
+    for number, group in enumerate(training.optimizer.param_groups):
+        trained = ", ".join(names.get(id(parameter), "one that is not the model's") for parameter in group["params"])
+        lines.append((f"optimizer group {number}", trained))
+        lines += [
+            (f"optimizer {key}", str(value)) for key, value in group.items() if isinstance(value, bool) or value is None
+        ]
+    same = ("accumulate", "autocast", "scheduler_interval", "metric_interval")
+    lines += [(name, str(getattr(training, name))) for name in same]
+    lines.append(("batch", _batch(training)))
+    length = getattr(training.batches, "__len__", None)
+    lines.append(("batches", str(length()) if length is not None else "unknown"))
+    return tuple(lines)
+
+
+def difference(first: Signature, second: Signature) -> str:
+    """The first thing in which two signatures differ, in words. Empty where they agree.
+
+    Example:
+        >>> difference((("model.weight", "(1, 2)"),), (("model.weight", "(1, 3)"),))
+        'model.weight: (1, 2) and (1, 3)'
+    """
+    if first == second:
+        return ""
+    mine, its = dict(first), dict(second)
+    for name in (*mine, *its):
+        if mine.get(name) != its.get(name):
+            return f"{name}: {mine.get(name, 'none')} and {its.get(name, 'none')}"
+    return ""
+
+
+def fused_class(optimizer: torch.optim.Optimizer) -> type[optim.FusedOptimizer] | None:
+    """The class of `hocket.optim` that trains B models as `optimizer` trains one, or None if there is none."""
+    for name in optim.__all__:
+        found: Any = getattr(optim, name)
+        if getattr(found, "torch_class", None) is type(optimizer):
+            return found
+    return None
+
+
+def options_of(training: Training) -> list[dict[str, Any]]:
+    """For each parameter group the numbers of its optimizer that may differ between fused models."""
+    kind = fused_class(training.optimizer)
+    bounds: Mapping[str, Any] = {} if kind is None else kind.bounds
+    return [
+        {
+            key: tuple(map(float, group[key])) if isinstance(group[key], tuple) else float(group[key])
+            for key in bounds
+            if key in group
+        }
+        for group in training.optimizer.param_groups
+    ]
+
+
+def is_on_meta(training: Training) -> bool:
+    """True if a tensor of the model is on the meta device, where there are shapes and no data."""
+    return any(tensor.is_meta for _, tensor in _tensors(training.model))
+
+
+def _batch(training: Training) -> str:
+    inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
+    return f"inputs {_tree(inputs)}, target {_tree(target)}"
+
+
+def _tree(tree: Any) -> str:
+    leaves, spec = pytree.tree_flatten(tree)
+    shown = [f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves]
+    return shown[0] if len(shown) == 1 else f"{spec} of {', '.join(shown)}"
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        if nn.parameter.is_lazy(tensor):
+            raise InputError(f"Training.model: {name} has no shape yet; call the model once on a batch first")
+    return named
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}{', trained' if tensor.requires_grad else ''}"
+
+
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_same_loss(first: Any, second: Any) -> bool:
+    """True if two loss functions are provably the same.
+
+    Example:
+        >>> def make(smoothing):
+        ...     return lambda outputs, target: nn.functional.cross_entropy(outputs, target, label_smoothing=smoothing)
+        >>> is_same_loss(make(0.1), make(0.1)), is_same_loss(make(0.1), make(0.2))
+        (True, False)
+    """
+    return is_same(first, second, _is_like)
+
+
+def _is_like(first: Any, second: Any) -> bool:
+    """True if two functions, of one type, do the same."""
+    if isinstance(first, types.FunctionType):
+        same_code = first.__code__ is second.__code__ and first.__globals__ is second.__globals__
+        return same_code and is_same_loss(held_by(first), held_by(second))
+    if isinstance(first, functools.partial):
+        mine, its = ((each.func, each.args, each.keywords) for each in (first, second))
+        return is_same_loss(mine, its)
+    if isinstance(first, types.MethodType):
+        return first.__func__ is second.__func__ and is_same_loss(first.__self__, second.__self__)
+    if isinstance(first, nn.Module) and type(first).__module__ == "torch.nn.modules.loss":
+        return is_same_loss(vars(first), vars(second))
+    return isinstance(first, set) and bool(first == second)
+
+
+def reads_model(function: Any, model: nn.Module) -> bool:
+    """True if a function holds a model, a layer or a tensor of it, in its closure, its defaults or an object of these.
+
+    In a fused slot a trial's own model does not move, so a loss or a metric that reads it would see old weights.
+
+    Example:
+        >>> model = nn.Linear(2, 1)
+        >>> reads_model(lambda outputs, target: outputs.mean() + model.weight.norm(), model)
+        False
+        >>> def make(model):
+        ...     return lambda outputs, target: outputs.mean() + model.weight.norm()
+        >>> reads_model(make(model), model)
+        True
+    """
+    held: dict[int, Any] = {}
+    ahead = [function]
+    while ahead:
+        each = ahead.pop()
+        if id(each) in held or isinstance(each, (type, types.ModuleType, str, bytes, int, float, types.NoneType)):
+            continue
+        held[id(each)] = each
+        ahead += held_by(each) if isinstance(each, FUNCTIONS) else inside(each)
+    if all(isinstance(each, types.FunctionType) for each in held.values()):
+        return False
+    return any(id(each) in held for each in (*model.modules(), *model.parameters(), *model.buffers()))
+
 
 Train = Callable[[dict[str, Any]], Training]
 

@@ -22,13 +22,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import ExecutionError, InputError, MissingDependencyError
-from hocket.search.hyperparameters import Hyperparameters, stored_form
 from hocket.search.run import Run, Status
+from hocket.search.training import Hyperparameters, stored_form
 
 if TYPE_CHECKING:
     import optuna
-
-__all__ = ["EXPLOITS", "SEED", "StudyClient", "load_optuna", "new_study"]
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hocket.distributed.pipelines.schedules import SCHEDULES, has_one_stage_a_rank, torch_order
+from hocket.distributed.pipelines.split import SCHEDULES, has_one_stage_a_rank, torch_order
 from hocket.errors import InputError
 from hocket.planning.partition.pipeline_order import pipeline_step_us
 

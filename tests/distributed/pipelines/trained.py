@@ -9,8 +9,8 @@ from torch.distributed.pipelining import PipelineStage, pipeline
 from torch.nn import functional as F
 
 import hocket
-from benchmarks.partition.models import Logits, UNet
-from hocket.distributed.pipelines.schedules import schedule_class
+from benchmarks.partition.paced import Logits, UNet
+from hocket.distributed.pipelines.split import schedule_class
 
 MICROBATCHES = 4
 

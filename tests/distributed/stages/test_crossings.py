@@ -12,8 +12,7 @@ from distributed.stages.trained import mixed, scattered
 from execution.parted import batches, captured_of, training
 from hocket.checking import check, hazards
 from hocket.distributed.job import captured_for
-from hocket.distributed.stages.crossings import Borders
-from hocket.distributed.stages.joined import joined_graph, joined_plan, plan_of_rank
+from hocket.distributed.stages.crossings import Borders, joined_graph, joined_plan, plan_of_rank
 from hocket.errors import InputError, PlanError
 from hocket.ir import Graph, Plan
 

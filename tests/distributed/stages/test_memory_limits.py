@@ -15,9 +15,8 @@ from distributed.stages.trained import alone, flat, mixed, same, work_of
 from hocket import distribute
 from hocket.checking import check, hazards
 from hocket.distributed.job import captured_for
-from hocket.distributed.stages.crossings import Borders
-from hocket.distributed.stages.joined import joined_graph, joined_order, joined_plan
-from hocket.distributed.stages.memory_limits import check_fits, check_peaks, held_within, limits_of, peaks_of
+from hocket.distributed.stages.crossings import Borders, joined_graph, joined_order, joined_plan
+from hocket.distributed.stages.planner import check_fits, check_peaks, held_within, limits_of, peaks_of
 from hocket.errors import InputError
 from hocket.ir import Plan
 from hocket.planning.critical_path import serial_peak_bytes

@@ -1,4 +1,7 @@
-"""Ranks that never hold the whole model: captured on fake tensors, as rank 0 captures on real ones."""
+"""Ranks that never hold the whole model: captured on fake tensors, as rank 0 captures on real ones.
+
+Memory of a model that a rank gives back, and takes again.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,9 @@ from distributed.stages.trained import Work, alone, check_as_alone, first_blocks
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.distributed.description import OF_RANK_0, described, difference
-from hocket.distributed.stages.memory import captured_at, given_memory
+from hocket.distributed.stages.memory import PartMemory, captured_at, given_memory
 from hocket.errors import InputError
+from hocket.tracing.state import inventory
 
 
 def on_meta(name: str, optimizer: str = "adam") -> Work:
@@ -149,3 +153,37 @@ def test_a_rank_on_meta_never_has_the_memory_of_the_whole_model():
     # Half of parameters and two moments, its gradients, and what it takes to capture; the whole would be four times.
     assert peak < 3.2 * parameters, (peak, parameters)
     assert peak < 0.6 * of_rank_0
+
+
+def test_what_is_not_kept_is_empty_until_it_is_restored():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    places = inventory(model, optimizer)
+    entries = {entry.name: entry for entry in (*places.parameters, *places.tensors)}
+    weight, bias = model.weight, model.bias.detach().clone()
+    memory = PartMemory(entries)
+    memory.keep(["bias"])
+    assert model.weight is weight
+    assert sorted(memory.released) == sorted(set(entries) - {"bias"})
+    assert all(entries[name].get().untyped_storage().nbytes() == 0 for name in memory.released)
+    assert torch.equal(model.bias, bias)
+    memory.keep(["bias"])  # once more changes nothing
+    memory.restore()
+    assert not memory.released
+    assert model.weight is weight
+    assert weight.shape == (2, 3)
+    assert optimizer.state[weight]["step"].shape == ()
+
+
+def test_state_that_is_not_made_yet_has_nothing_to_give_back():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    places = inventory(model, optimizer)
+    optimizer.state.clear()
+    memory = PartMemory({entry.name: entry for entry in places.tensors})
+    memory.keep([])
+    assert not memory.released

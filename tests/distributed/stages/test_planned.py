@@ -12,8 +12,7 @@ from torch import nn
 
 from distributed.stages.trained import Work
 from hocket.distributed.job import captured_for
-from hocket.distributed.stages.crossings import Borders
-from hocket.distributed.stages.joined import check_runs
+from hocket.distributed.stages.crossings import Borders, check_runs
 from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.partition import equal_devices, partitioned, plan_of, problem_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.distributed.pipelines.schedules import torch_order
+from hocket.distributed.pipelines.split import torch_order
 from hocket.errors import InputError
 from hocket.planning.partition.pipeline_cut import Chain, cut_at, cut_chain, cut_for_schedule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.partition.workloads import DYNAMIC_PROGRAMME, workload
+from benchmarks.partition import DYNAMIC_PROGRAMME, workload
 from hocket.planning.partition import partitioned
 from hocket.planning.partition.search import Wanted, keeps_limits
 

@@ -16,16 +16,49 @@ from torch import fx
 from torch.distributed.pipelining import pipeline
 from torch.utils._pytree import tree_flatten
 
-from hocket.distributed.pipelines.first_rank import made_by_first_rank
-from hocket.distributed.pipelines.measured_link import measured_link
-from hocket.distributed.pipelines.schedules import has_one_stage_a_rank, schedule_class
-from hocket.distributed.pipelines.split import split_policy
+from hocket.distributed.pipelines.split import has_one_stage_a_rank, made_by_first_rank, schedule_class, split_policy
 from hocket.distributed.pipelines.step import PipelinedStep
 from hocket.distributed.pipelines.traced import inline_grad_modes
 from hocket.errors import ExecutionError, InputError
 from hocket.ir import Link
 from hocket.job import Job
 from hocket.planning.partition.pipeline_cut import PipelineCut
+
+PINGS = 20
+PING_BYTES = 4 << 20
+# As many messages as a pipeline has on their way; together they are larger than a core's cache.
+PLACES = 8
+
+
+def measured_link() -> Link:
+    """Latency and bandwidth between the first two ranks of the job, by messages both ways at once, for all ranks.
+
+    In a pipeline an activation and a gradient cross a border at the same time. As there, what is sent has just been
+    made, and each of the last few messages has memory of its own. The other ranks wait meanwhile: with all pairs at it
+    all the time, four ranks on two cores looked slower than they are in a pipeline, which computes in between. Every
+    rank has to call it. In a job of one rank the link is as fast as can be said.
+    """
+    able = dist.get_rank() < 2 <= dist.get_world_size()
+    short_us, long_us = _one_way_us(1, PING_BYTES) if able else (0.0, 0.0)
+    latency_us, sending_us = made_by_first_rank(lambda: [short_us, max(long_us - short_us, 1.0)])
+    return Link("rank0", "rank1", PING_BYTES / sending_us * 1e6, latency_us)
+
+
+def _one_way_us(*sizes: int) -> tuple[float, ...]:
+    """The median for messages of each size, in turns."""
+    peer = 1 - dist.get_rank()
+    places = {size: [torch.zeros(size, dtype=torch.uint8) for _ in range(PLACES)] for size in sizes}
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    for number in range(PINGS):
+        for size in sizes:
+            sent, received = torch.ones(size, dtype=torch.uint8), places[size][number % PLACES]
+            begin_s = perf_counter()
+            both = [dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)]
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
+            found[size].append((perf_counter() - begin_s) * 1e6)
+    return tuple(median(found[size]) for size in sizes)
+
 
 EAGER_RUNS = 5
 # How far a gradient may be from eager's, as a share of the parameter's largest.
@@ -66,13 +99,6 @@ def check_pipeline(
 ) -> None:
     """Return if a job's step can be a pipeline, in this process alone. Its parameters stay, and nothing is timed.
 
-    Args:
-        job: what `run_pipeline` will be given.
-        ranks: how many there will be.
-        microbatches: equal parts of the job's first batch.
-        schedule: torch's name.
-        memory_bytes: of a rank, as `split_policy` takes it.
-
     Raises:
         InputError: a step, a model or a schedule that cannot be a pipeline. The message says why.
     """
@@ -108,12 +134,7 @@ def run_pipeline(
 ) -> PipelineRun:
     """Run a job's forward and backward as a pipeline over the ranks of the process group. Nothing is updated.
 
-    Args:
-        job: the same on every rank, and `check_pipeline` has nothing against it. Parameters are those of rank 0.
-        microbatches: equal parts of the job's first batch.
-        schedule: torch's name.
-        runs: how many steps are timed.
-        memory_bytes: of a rank, as `split_policy` takes it.
+    Parameters are those of rank 0. The batch is the job's first one, in `microbatches` equal parts.
 
     Raises:
         InputError: what `check_pipeline` raises.

@@ -10,25 +10,150 @@ Torch runs the stages, with any of its schedules. Two things are done to the tra
   that every edge between stages is one between neighbours. A parameter that several stages read (tied embeddings) lives
   in the first of them, and goes the same way. Its gradient comes back and is summed there. Torch by itself would give
   each stage a copy, and each copy a part of the gradient.
+
+Nothing of torch's schedules is re-written: one is made for stages that compute nothing, in this process alone, and
+asked for the order of its actions. Results of rank 0 go to all others as JSON text, so that nothing is unpickled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import fx
+from torch.distributed import pipelining
+from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from hocket.distributed.pipelines.first_rank import made_by_first_rank
-from hocket.distributed.pipelines.node_times import BACKWARD, node_times
-from hocket.distributed.pipelines.schedules import has_one_stage_a_rank, torch_order
-from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases, tensor_of
-from hocket.errors import InputError
+from hocket.distributed.pipelines.traced import (
+    BACKWARD,
+    chain_of,
+    inline_grad_modes,
+    join_aliases,
+    node_times,
+    tensor_of,
+)
+from hocket.errors import InputError, PeerError
 from hocket.ir import Link
 from hocket.planning.partition.graph_problem import LINK_BYTES_PER_S, LINK_LATENCY_US
 from hocket.planning.partition.pipeline_cut import PipelineCut, cut_for_schedule
-from hocket.planning.partition.pipeline_order import PipelineOrder
+from hocket.planning.partition.pipeline_order import PipelineAction, PipelineOrder
+
+
+def made_by_first_rank(make: Callable[[], Any]) -> Any:
+    """The result of `make` on rank 0, on every rank of the job, or here where there is no job.
+
+    Args:
+        make: returns something that JSON can hold. Only rank 0 calls it.
+
+    Raises:
+        PeerError: it raised on rank 0, where the error itself is raised.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return make()
+    if dist.get_rank() != 0:
+        document = json.loads(_broadcast(b""))
+        if "error" in document:
+            raise PeerError(f"rank 0 failed: {document['error']}")
+        return document["value"]
+    try:
+        value = make()
+    except Exception as error:
+        _broadcast(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        raise
+    _broadcast(json.dumps({"value": value}).encode())
+    return value
+
+
+def _broadcast(text: bytes) -> bytes:
+    """Rank 0's bytes: their number first, then they themselves."""
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    size = torch.tensor([len(text)], dtype=torch.int64, device=device)
+    dist.broadcast(size, src=0)
+    data = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if dist.get_rank() == 0:
+        data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(data, src=0)
+    return bytes(data.cpu().tolist())
+
+
+# By lower-case name, without the word that they begin with.
+SCHEDULES: dict[str, Any] = {
+    name.removeprefix("Schedule").lower(): getattr(pipelining, name)
+    for name in pipelining.__all__
+    if name.startswith("Schedule")
+}
+
+
+def schedule_class(name: str) -> Any:
+    """Torch's class of a schedule, by its name in any case, with or without ``Schedule`` before it.
+
+    Raises:
+        InputError: there is none.
+    """
+    found = SCHEDULES.get(name.lower().removeprefix("schedule"))
+    if found is None:
+        raise InputError(f"split_policy: unknown schedule {name!r}; one of {', '.join(SCHEDULES)}")
+    return found
+
+
+def has_one_stage_a_rank(name: str) -> bool:
+    """True if a schedule takes one stage for each rank. The others take any number, or two."""
+    return issubclass(schedule_class(name), PipelineScheduleSingle)
+
+
+def torch_order(name: str, *, stages: int, ranks: int, microbatches: int) -> PipelineOrder:
+    """The actions of each rank, which has as many stages as every other one, by torch's schedule of that name.
+
+    Raises:
+        InputError: an unknown schedule, or numbers that it does not take, with torch's words.
+
+    Example:
+        >>> order = torch_order("1f1b", stages=2, ranks=2, microbatches=2)
+        >>> ["".join(map(str, action)) for action in order.ranks[0]]
+        ['0F0', '0F1', '0B0', '0B1']
+    """
+    made = schedule_class(name)
+    per_rank, remainder = divmod(stages, ranks)
+    if remainder or per_rank < 1:
+        raise InputError(f"split_policy: {stages} stages cannot be shared by {ranks} ranks evenly")
+    single = has_one_stage_a_rank(name)
+    if single and per_rank > 1:
+        raise InputError(
+            f"split_policy: schedule {name!r} has one stage for each rank, got {stages} stages for {ranks} ranks"
+        )
+    stand_in = SimpleNamespace(num_stages=stages, group_size=ranks, group_rank=0, submod=None)
+    try:
+        listed = made(*([stand_in] if single else [[stand_in] * per_rank]), microbatches).pipeline_order
+    except (AssertionError, ValueError) as error:
+        problem = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"split_policy: schedule {name!r} does not take {microbatches} micro-batches for {stages} stages on "
+            f"{ranks} ranks: {problem}"
+        ) from error
+    actions = tuple(tuple(_flat(listed[rank])) for rank in range(ranks))
+    # Torch 2.13 lists the forwards of the last stage of 1F1B from micro-batch 1 on; it runs them from 0 on.
+    actions = tuple(map(_renumbered, actions)) if single else actions
+    return PipelineOrder(name.lower(), actions, stages, microbatches, receives_ahead=not single)
+
+
+def _flat(listed: Iterable[Any]) -> Iterator[PipelineAction]:
+    for action in listed:
+        for each in () if action is None else action.sub_actions or (action,):
+            if each.computation_type.value in ("F", "B", "I", "W"):  # the others are about sharded parameters
+                yield PipelineAction(each.stage_index, each.computation_type.value, each.microbatch_index)
+
+
+def _renumbered(actions: tuple[PipelineAction, ...]) -> tuple[PipelineAction, ...]:
+    counted = {"F": 0, "B": 0}
+    found = []
+    for action in actions:
+        found.append(action._replace(micro_batch=counted[action.kind]))
+        counted[action.kind] += 1
+    return tuple(found)
 
 
 def split_policy(

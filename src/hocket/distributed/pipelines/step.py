@@ -62,10 +62,6 @@ def micro_batches_of(batch: Any, count: int) -> list[Any]:
 class PipelinedStep:
     """The step of a job, on one batch in micro-batches.
 
-    Args:
-        job: with one model, which its step calls once with tensors.
-        microbatches: how many.
-
     Raises:
         InputError: the job has several models, the batch cannot be divided, or the step does something else.
     """

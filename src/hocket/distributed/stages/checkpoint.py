@@ -111,11 +111,6 @@ def digests_of(entries: Mapping[str, Entry], state: Mapping[str, Any], fails: bo
 
     The first number is 1 if the rank cannot load it. The second is a hash of the options, and a hash for each place
     follows, or 0 if the state lacks it.
-
-    Args:
-        entries: places of everything that outlives a step, by name. The same on all ranks.
-        state: the state to load.
-        fails: True if it cannot be loaded.
     """
     if fails:
         return [1] + [0] * (len(entries) + 1)
@@ -134,11 +129,7 @@ def digests_of(entries: Mapping[str, Entry], state: Mapping[str, Any], fails: bo
 
 
 def check_alike(hashes: Mapping[int, Sequence[int]], names: Sequence[str]) -> None:
-    """Return if all ranks can load their states, and no two ranks have different values of a place.
-
-    Args:
-        hashes: for each rank the result of `digests_of`.
-        names: names of the places.
+    """Return if all ranks can load their states, and no two have different values of a place, by `digests_of` each.
 
     Raises:
         InputError: a rank cannot load, or two ranks differ. The ranks and the place are named.

@@ -24,10 +24,9 @@ from hocket.distributed.staging import device_of
 from hocket.distributed.state import begin_from_zeros
 from hocket.errors import InputError
 from hocket.loading import open_weights
-from hocket.loading.header import DTYPES
 from hocket.loading.landing import bytes_of
 from hocket.loading.targets import find_targets, named_tensors
-from hocket.loading.weights import StoredTensor
+from hocket.loading.weights import DTYPES, StoredTensor
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import Entry, as_tuple, inventory
 

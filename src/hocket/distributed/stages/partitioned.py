@@ -14,17 +14,14 @@ import torch
 
 from hocket.adaptation import DeviceShare
 from hocket.arguments import packed
-from hocket.distributed.job import GATHER, LOAD, SAVE, STEP, JobStep, check_choice
+from hocket.distributed.job import GATHER, LOAD, SAVE, STEP, JobStep, StepGuard, check_choice
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
 from hocket.distributed.stages.checkpoint import LOADED, check_alike, digests_of, part_state, part_to_load
 from hocket.distributed.stages.memory import standing_for_cpu
-from hocket.distributed.stages.memory_limits import limits_of
-from hocket.distributed.stages.migration import Migration
-from hocket.distributed.stages.planner import StagePlanner
-from hocket.distributed.stages.rebalancing import Rebalancer, rebalanced
+from hocket.distributed.stages.planner import StagePlanner, limits_of
+from hocket.distributed.stages.rebalancing import Migration, Rebalancer, rebalanced
 from hocket.distributed.stages.stage_job import RunningPart, StageJob
 from hocket.distributed.stages.start import begun_job
-from hocket.distributed.step_guard import StepGuard
 from hocket.errors import ExecutionError, InputError
 from hocket.heap import trim_heap
 from hocket.ir import Plan

@@ -14,8 +14,7 @@ from hocket.checking import check
 from hocket.distributed.channels import PullChannel
 from hocket.distributed.job import JoinedJob
 from hocket.distributed.packets import Packet, pack
-from hocket.distributed.stages.crossings import Borders, Crossing
-from hocket.distributed.stages.joined import checked_parts, link_name, plan_of_rank
+from hocket.distributed.stages.crossings import Borders, Crossing, checked_parts, link_name, plan_of_rank
 from hocket.distributed.stages.memory import PartMemory
 from hocket.distributed.staging import random_state, set_random_state
 from hocket.distributed.state import ShardState, make_state
@@ -200,15 +199,7 @@ class StageSends:
 def divided(
     job: JoinedJob, borders: Borders, plan: Plan, memory: PartMemory, *, all_parts: bool, since: int = 0
 ) -> StageJob:
-    """Make the part of this rank, by a plan that all ranks have.
-
-    Args:
-        job: the connected job.
-        borders: borders of the whole step.
-        plan: plan of all ranks.
-        memory: memory of the places of model and optimizer.
-        all_parts: True: check the parts of all ranks together.
-        since: number of migrations before.
+    """Make the part of this rank, by a plan that all ranks have. With `all_parts` those of all are checked together.
 
     Raises:
         InputError: a division that could not compute as the whole step does.

@@ -25,8 +25,7 @@ from hocket.distributed.stages.checkpoint import LOADED
 from hocket.distributed.stages.crossings import Borders
 from hocket.distributed.stages.from_file import ModelFile, check_fresh, check_optimizers_begin_from_zeros
 from hocket.distributed.stages.memory import PartMemory, captured_at, given_memory
-from hocket.distributed.stages.migration import READY
-from hocket.distributed.stages.rebalancing import NUM_SHARES, SHARES
+from hocket.distributed.stages.rebalancing import NUM_SHARES, READY, SHARES
 from hocket.distributed.stages.stage_job import RANDOM, StageJob, divided, places_of, trimmed
 from hocket.distributed.staging import devices_of, random_state
 from hocket.distributed.state import ShardState, begin_from_zeros, make_state
@@ -50,16 +49,8 @@ def begun_job(
 ) -> StageJob:
     """Capture, compare, connect and divide, and give all ranks the state of rank 0 or of a file.
 
-    Args:
-        step: the user's own step.
-        model: model that it trains, one or a list.
-        optimizer: its optimizer, one or a list.
-        batch: batch of the first step.
-        membership: place of this process.
-        planned: makes the plan of all ranks, at rank 0, from the whole step, its borders, the number of ranks, and the
-            bytes per second between them.
-        rebalance: number of steps between two decisions whether ops move. 0: ops never move.
-        weights: file that has the model's values. None: rank 0 has them.
+    `planned` makes the plan at rank 0, from the whole step, its borders, the number of ranks, and the bytes per second
+    between them.
 
     Raises:
         CaptureError, InputError: the step cannot be captured or divided.

@@ -17,9 +17,12 @@ weights are there, and until the first output of a small batch.
 
 from __future__ import annotations
 
+import io
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,13 +33,144 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file, save_model
 
 from benchmarks.bench import Save, ratios, unsaved
-from benchmarks.loading.networks import NETWORKS, Network, searched_names
-from benchmarks.loading.paced import PacedReader, PacedStream
+from benchmarks.contenders import language_job
+from hocket import zoo
 from hocket.cli.console import UsageError, table
+from hocket.ir import Edge, Graph, Link, Machine, Op
+from hocket.job import Job
 from hocket.loading import finish, first_use, load, reorder
+from hocket.loading.ordering import with_siblings
 from hocket.loading.targets import named_tensors
+from hocket.planning.transfers.orders import searched_order
+from hocket.planning.transfers.receives import receives_of
+from hocket.profiling.analytic import estimate
+from hocket.tracing import capture
 
-__all__ = ["CONTENDERS", "NAMES", "run", "tables"]
+
+class PacedReader:
+    """Bytes at a rate: what is asked for is there as soon as a link of that rate has carried it."""
+
+    name = "link"
+
+    def __init__(self, data: bytes, bytes_per_s: float) -> None:
+        self.size = len(data)
+        self._data = memoryview(data)
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+
+    def read_at(self, offset: int, length: int) -> memoryview:
+        """At most `length` bytes from `offset` on."""
+        found = self._data[offset : offset + length]
+        self._free_s = max(self._free_s, time.perf_counter()) + len(found) / self._bytes_per_s
+        time.sleep(max(0.0, self._free_s - time.perf_counter()))
+        return found
+
+
+class PacedStream(io.RawIOBase):
+    """The same, of what cannot seek."""
+
+    name = "stream"
+
+    def __init__(self, data: bytes, bytes_per_s: float) -> None:
+        super().__init__()
+        self._reader = PacedReader(data, bytes_per_s)
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        found = self._reader.read_at(self._at, len(target))
+        target[: len(found)] = found
+        self._at += len(found)
+        return len(found)
+
+
+# Of one core, for the graph's durations: only proportions matter, for the link is scaled to them.
+FLOPS_PER_S, BYTES_PER_S = 5e10, 1e10
+TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model with a batch.
+
+    Attributes:
+        job: its training step, which is captured for the searched order.
+        args, kwargs: of the forward.
+    """
+
+    job: Job
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model, in the mode in which it is used."""
+        return self.job.models[0].eval()
+
+
+def _classifier(entry: str, batch_size: int) -> Network:
+    job = zoo.load(entry, batch_size=batch_size, num_batches=1)
+    return Network(job, (job.batch(0)[0],), {})
+
+
+def _bert(entry: str, width: int, depth: int, batch_size: int) -> Network:
+    job = zoo.load(entry, batch_size=batch_size, num_batches=1, width=width, depth=depth, steps=TOKENS)
+    return Network(job, (), {"input_ids": job.batch(0)["input_ids"]})
+
+
+def _gpt2(batch_size: int) -> Network:
+    """GPT-2 with random weights. As in generating text, only the last token's logits are computed."""
+    import transformers
+
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
+    tokens = torch.randint(0, 50_000, (batch_size, TOKENS))
+    job = language_job(model, torch.optim.SGD(model.parameters(), lr=1e-3), [tokens])
+    return Network(job, (tokens,), {"logits_to_keep": 1, "use_cache": False})
+
+
+# By name, of a batch size.
+NETWORKS: Mapping[str, Callable[[int], Network]] = {
+    "resnet50": partial(_classifier, "resnet50"),
+    "vgg16": partial(_classifier, "vgg16"),
+    "inception-v3": partial(_classifier, "inception-v3"),
+    "bert-base": partial(_bert, "bert-medium", 768, 12),
+    "bert-tiny": partial(_bert, "bert-tiny", 128, 2),
+    "gpt2": _gpt2,
+}
+
+
+def searched_names(network: Network) -> list[str]:
+    """Tensors in the order that planner `transfers` finds for the forward, on one computing resource.
+
+    Every op of the forward may start when what it depends on is there, as if a user's forward ran its branches in any
+    order; durations are estimated, and the link is scaled so that receiving takes as long as computing.
+    """
+    job = network.job
+    with torch.enable_grad():
+        graph = capture(job.step, job.model, job.optimizer, job.batch(0)).graph
+    tensors = named_tensors(job.models[0])
+    kept = {op.name: replace(op, reads=(), writes=()) for op in graph.ops if op.role == "forward"}
+    edges = [edge for edge in graph.edges if edge.src in kept and edge.dst in kept]
+    recvs: dict[str, Op] = {}
+    for op in graph.ops:
+        for name in op.reads if op.name in kept else ():
+            if name in tensors:
+                recv = recvs.setdefault(name, Op(f"recv:{name}", role="recv", size_bytes=float(tensors[name].nbytes)))
+                edges.append(Edge(recv.name, op.name, float(tensors[name].nbytes)))
+    forward = Graph((*recvs.values(), *kept.values()), tuple(dict.fromkeys(edges)))
+    rated = Machine.of(cores=1).with_rates("cpu0", flops_per_s=FLOPS_PER_S, bytes_per_s=BYTES_PER_S)
+    costs = estimate(forward, rated).restricted(list(kept))
+    compute_us = sum(costs.duration_us(name) for name in kept)
+    received = sum(recv.size_bytes for recv in recvs.values())
+    machine = Machine(rated.devices, (Link("file", "cpu0", received / compute_us * 1e6),))
+    receives = receives_of(forward, costs, machine)
+    found = [receives.names[at].removeprefix("recv:") for at in searched_order(receives)]
+    return with_siblings(found, tensors)
+
 
 CONTENDERS = ("load_then_run", "safetensors", "file_order", "registration", "first_use", "searched", "reordered")
 
