@@ -69,7 +69,7 @@ def finds(model, inputs, targets, optimizer):
 
 
 def counts_kinds(model, inputs, targets, optimizer):
-    kinds = torch.unique(inputs > 0)  # here
+    kinds = torch.unique(model(inputs) > 0)  # here
     return model(inputs).mean() * len(kinds)
 
 
@@ -158,15 +158,14 @@ def splits_by_what_it_computes(model, inputs, targets, optimizer):
 
 
 def packs(model, inputs, targets, optimizer):
-    lengths = torch.tensor([6, 4, 2, 1])
-    packed = nn.utils.rnn.pack_padded_sequence(inputs, lengths, batch_first=True)  # here
+    lengths = torch.tensor([2, 2, 2, 1])
+    packed = nn.utils.rnn.pack_padded_sequence(model(inputs), lengths, batch_first=True)  # here
     return model(inputs).mean() + packed.data.mean()
 
 
 def weighs_by_lengths(model, inputs, targets, optimizer):
     scores = model(inputs).log_softmax(1).unsqueeze(1).repeat(1, 2, 1)
-    lengths = torch.tensor([4, 4])
-    return nn.functional.ctc_loss(scores, torch.ones(2, 2, dtype=torch.int64), lengths, lengths - 2)  # here
+    return nn.functional.ctc_loss(scores, torch.ones(2, 2, dtype=torch.int64), (4, 4), (2, 2))  # here
 
 
 def resizes(model, inputs, targets, optimizer):
@@ -197,7 +196,7 @@ def draws_from_its_own_generator(model, inputs, targets, optimizer):
 
 
 def repeats(model, inputs, targets, optimizer):
-    often = torch.tensor([1, 2, 1, 3])
+    often = (model(inputs) > 0).sum(1)
     return model(inputs.repeat_interleave(often, 0)).mean()  # here
 
 
