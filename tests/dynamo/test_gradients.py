@@ -111,6 +111,30 @@ def test_a_graph_that_writes_cannot_begin_to_be_differentiated_twice() -> None:
             torch.autograd.grad(loss, x, create_graph=number > 3)
 
 
+@pytest.mark.parametrize("looks", [False, True], ids=["two branches", "a look in between"])
+def test_a_batch_norm_runs_again_before_the_backward(looks: bool) -> None:
+    """A siamese model, whose first call is made by the graph as it stands, and one that is read without gradients."""
+
+    def trained_by(backend: str | None) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run = model if backend is None else torch.compile(model, backend=backend)
+        for _ in range(20):
+            one, two = torch.randn(5, 4), torch.randn(5, 4)
+            loss = run(one).square().sum()
+            with torch.set_grad_enabled(not looks):
+                other = run(two).sum()
+            optimizer.zero_grad()
+            (loss - other).backward()
+            optimizer.step()
+        return list(model.state_dict().values())
+
+    with made_regions():
+        assert same(trained_by("hocket"), trained_by(None))
+
+
 def test_a_tensor_that_is_saved_may_not_be_written() -> None:
     torch._dynamo.reset()
     model = Method(lambda m, x: (x @ m.weight).sin())

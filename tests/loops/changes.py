@@ -268,6 +268,26 @@ def optimizer_replaced() -> Loop:
 
 
 @loop(planned=True)
+def adam_begun_anew_and_loaded() -> Loop:
+    """Trainers make their optimizer anew at a checkpoint. The schedule knows the first one."""
+    model = mlp()
+    first = optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(batch):
+        return train(model, optimizer, batch)
+
+    def after(n, _):
+        nonlocal optimizer
+        if n in (20, 50):
+            state = copy.deepcopy(optimizer.state_dict())
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            if n == 50:
+                optimizer.load_state_dict(state)
+
+    return Loop(step, model, first, labelled(), lambda: {"used": optimizer.state_dict()}, after)
+
+
+@loop(planned=True)
 def model_and_optimizer_rebound() -> Loop:
     """The names stand for others from some step on; the schedule was told of the first ones."""
     model, optimizer, batches = task()

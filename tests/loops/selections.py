@@ -107,6 +107,61 @@ def a_class_that_there_is_not() -> Loop:
     return Loop(step, model, optimizer, batch)
 
 
+@loop(planned=True)
+def means_of_graphs_by_counts() -> Loop:
+    """A graph net: the nodes of each graph are counted, and once the last graph has none."""
+    model, optimizer, batches = task()
+
+    def batch(n):
+        x, y = batches[n % len(batches)]
+        return x, torch.arange(6) // (3 if n == CHANGE else 2), y[:3]
+
+    def step(batch):
+        x, graph, y = batch
+        pooled = (
+            torch.zeros(3, 4).index_add(0, graph, model(x)) / torch.bincount(graph, minlength=3).clamp(min=1)[:, None]
+        )
+        return update(optimizer, F.cross_entropy(pooled, y))
+
+    return Loop(step, model, optimizer, batch)
+
+
+@loop(planned=True)
+def items_once_and_repeated() -> Loop:
+    """Rows of a table for the items that there are, each as often as the batch says."""
+    model = nn.Embedding(12, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    often = (torch.tensor([1, 2, 3]), torch.tensor([2, 2, 2]))
+
+    def batch(n):
+        return torch.arange(9) % 4 + n % 3, often[n % 2]
+
+    def step(batch):
+        items, counts = batch
+        kinds, place = items.unique(return_inverse=True)
+        repeated = torch.repeat_interleave(model(items[:3]), counts, dim=0)
+        return update(optimizer, (model(kinds)[place].mean(0) + repeated.sum(0)).square().sum())
+
+    return Loop(step, model, optimizer, batch)
+
+
+@loop(planned=True)
+def texts_of_several_lengths() -> Loop:
+    """CTC: the longest text of a batch gives a shape, and it is longer from some step on."""
+    model = nn.Linear(4, 6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def batch(n):
+        frames, letters = torch.randn(9, 3, 4), torch.randint(1, 6, (3, 3))
+        return frames, letters, torch.randint(7, 10, (3,)), torch.tensor([n % 2 + 1, 1, 2 + (n > CHANGE)])
+
+    def step(batch):
+        frames, *texts = batch
+        return update(optimizer, F.ctc_loss(model(frames).log_softmax(-1), *texts, zero_infinity=True))
+
+    return Loop(step, model, optimizer, batch)
+
+
 class Codebook(nn.Module):
     """Quantizes to the nearest of some vectors, and counts how often each was."""
 

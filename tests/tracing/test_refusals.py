@@ -50,7 +50,7 @@ def finds(model, inputs, targets, optimizer):
 
 
 def counts_kinds(model, inputs, targets, optimizer):
-    kinds = torch.unique(inputs > 0)  # here
+    kinds = torch.unique(model(inputs) > 0)  # here
     return model(inputs).mean() * len(kinds)
 
 
@@ -126,7 +126,7 @@ def exchanges_data(model, inputs, targets, optimizer):
 
 
 def repeats(model, inputs, targets, optimizer):
-    often = torch.tensor([1, 2, 1, 3])
+    often = (model(inputs) > 0).sum(1)
     return model(inputs.repeat_interleave(often, 0)).mean()  # here
 
 

@@ -87,7 +87,7 @@ class VariantPool:
         self._num_leaves = 0  # those of `config.leaves` that are in its places
         self._failed = False  # the last call raised
         self._direct: Any = None  # calls of the current variant that need nothing of Python
-        self._has_plan = False  # some variant was captured
+        self._has_plan = False  # some variant is captured
         self._num_refused = 0  # calls of refused variants, while none was ever captured
 
     def __call__(self, batch: Any) -> Any:
@@ -144,7 +144,7 @@ class VariantPool:
 
     @property
     def has_plan(self) -> bool:
-        """Return whether some variant was captured."""
+        """Return whether some variant is captured."""
         return self._has_plan
 
     @property
@@ -267,7 +267,8 @@ class VariantPool:
             result = variant(batch)
             if not self.config.is_region:  # which calls natively by itself
                 self._direct = variant.direct(self._signatures.recognised)
-            self._has_plan = self._has_plan or variant.captured is not None
+            if variant.captured is not None or variant.is_refused:  # one that was captured may differ from eager
+                self._has_plan = any(each.captured is not None for each in self._recent)
             self._num_refused += variant.is_refused and not self._has_plan
             return result
         except StaleCaptureError:
@@ -304,8 +305,9 @@ class VariantPool:
         if len(variants) >= MAX_REFUSED_STATES and all(variant.is_refused for variant in variants):
             refused = variants[0].decision.reason
         elif len(variants) >= MAX_STATES:
-            what = f"{place} still changes" if place else "its state still changes"
-            refused = f"it was watched for {MAX_STATES} variants of its state, and {what}"
+            captured = variants[-1].captured
+            why = f"{place} still changes" if place else "" if captured is None else captured.why_not(batch)
+            refused = f"it was watched for {MAX_STATES} variants of its state, and {why or 'its state still changes'}"
         self._make_room()
         self._searched.add(key)
         variant = Variant(self.config, refused=refused)

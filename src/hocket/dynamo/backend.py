@@ -22,7 +22,16 @@ from hocket.autotune.remembered import about_step
 from hocket.autotune.store import DecisionStore
 from hocket.dynamo.contest import Contest
 from hocket.dynamo.gradients import Boxed, Differentiable, differentiable, num_trained
-from hocket.dynamo.graphs import copied, digest, foreign_call, held_tensors, partitioned, unchanged
+from hocket.dynamo.graphs import (
+    averages,
+    copied,
+    digest,
+    foreign_call,
+    held_tensors,
+    keeping_versions,
+    partitioned,
+    unchanged,
+)
 from hocket.dynamo.region import Region, region_of
 from hocket.errors import InputError
 from hocket.ir import Machine
@@ -104,7 +113,7 @@ def compiled_graph(
     known = store.find(about)
     if known is not None and known.kind == "eager":
         return _as_it_stands(graph, f"{known.reason}; remembered")
-    original = unchanged(graph)
+    original, written = unchanged(graph), averages(graph)
     parts = _Parts(asked)
     backend = aot_autograd(
         fw_compiler=partial(parts.compiled, kind="forward"),
@@ -126,7 +135,7 @@ def compiled_graph(
         return _as_it_stands(graph, reason)
     contest = Contest(
         original,
-        compiled,
+        keeping_versions(compiled, written),
         parts.regions,
         held,
         needs_equal_bits=asked.numerics == "bitwise",

@@ -125,6 +125,35 @@ def _is_view(node: fx.Node) -> bool:
     return is_view and len(node.all_input_nodes) == 1 and isinstance(node.all_input_nodes[0].meta["val"], torch.Tensor)
 
 
+def averages(graph: fx.GraphModule) -> list[int]:
+    """Positions of the inputs of a graph of Dynamo's that batch norms take: their averages, and weights if any."""
+    inputs = {node: place for place, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    norms = [node for node in graph.graph.nodes if getattr(node.target, "__name__", "") == "batch_norm"]
+    return sorted({inputs[each] for node in norms for each in node.all_input_nodes[1:] if each in inputs})
+
+
+def keeping_versions(run: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+    """`run` without a new version for its arguments at these places.
+
+    Eager's batch norms write their averages and count no version. A graph that copies into them would keep the results
+    of the same model's calls before, which eager has made, from their backward.
+    """
+    if not places:
+        return run
+
+    def kept(*args: Any) -> Any:
+        tensors = [
+            each for place in places if isinstance(each := args[place], torch.Tensor) and not each.is_inference()
+        ]
+        versions = [tensor._version for tensor in tensors]
+        try:
+            return run(*args)
+        finally:
+            torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(versions))
+
+    return kept
+
+
 def held_tensors(graph: fx.GraphModule) -> list[torch.Tensor]:
     """Tensors that a graph of Dynamo's uses beside its inputs: an optimizer's parameters and state."""
     targets = dict.fromkeys(str(node.target) for node in graph.graph.find_nodes(op="get_attr"))

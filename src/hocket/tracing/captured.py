@@ -113,6 +113,8 @@ class Captured:
                 return f"there is no {source.name} yet: run one eager step before the planned ones"
         if self._read_inputs(leaves) is None:
             return self.standing.why_not(dict(self.inputs))
+        if self.trace.batch_guards.evaluate(leaves) is None:
+            return "a value of its batch that it branches on, or the number of elements that it selects, has changed"
         if self._numbers_of(leaves) is None:
             return "a number that the step uses is of another type, or one that it branches on has changed"
         return ""

@@ -42,7 +42,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "makes a shape of values": (
         f"the step at {{line}} makes a shape that {_DATA}: {{subject}}",
-        "multiply by a mask, or use torch.where, in place of selecting by it",
+        "multiply by a mask, or use torch.where, in place of selecting by it; give ctc_loss its lengths as tensors",
     ),
     "leaves torch": (
         "the step at {line} takes a tensor out of torch's sight: {subject}",

@@ -246,3 +246,20 @@ def scaled_by_a_generator_of_its_own() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, data, lambda: {"own": own})
+
+
+@row()
+def rows_of_a_memory_in_numpy() -> Loop:
+    """A replay memory of arrays, which numpy itself indexes by what was drawn."""
+    model = mlp(8, 12, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    seen, wanted = (np.random.randn(40, width).astype(np.float32) for width in (8, 1))  # noqa: NPY002
+
+    def step(batch):
+        rows = np.random.randint(0, 40, size=6)  # noqa: NPY002
+        x, y = (torch.as_tensor(each[rows]) for each in (seen, wanted))
+        loss = F.mse_loss(model(x), y)
+        update(optimizer, loss)
+        return loss.item()
+
+    return Loop(step, model, optimizer, [None])

@@ -17,10 +17,11 @@ All other ops that torch takes apart in C++ were tried: captured with some value
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 # Ops that return a Python value that depends on data, and do not say so.
 _VALUES = frozenset(
@@ -38,7 +39,8 @@ _VALUES = frozenset(
 # Ops whose results have shapes that depend on data, and that do not say so.
 _SHAPES = frozenset({"aten::_pack_padded_sequence", "aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
 
-_SELECTING = frozenset({"aten::nonzero", "aten::masked_select"})
+# Where these take the mask that selects.
+_MASKS = {"aten::nonzero": 0, "aten::masked_select": 1}
 
 # Functions that read an argument in C++: its position and its names.
 _READERS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -145,20 +147,31 @@ def shaped_by_values(func: Any, args: Any, kwargs: Any) -> bool:
     return torch.Tag.dynamic_output_shape in func.tags or name in _SHAPES
 
 
-def selecting_masks(func: Any, args: Any) -> list[torch.Tensor]:
-    """Masks whose numbers of true elements are all that the shape of the op's result depends on, beside shapes.
-
-    Empty where it depends on something else.
-    """
+def shape_reads(func: Any, args: Any, kwargs: Any) -> list[tuple[Callable[..., Any], tuple[Any, ...], Any]]:
+    """Calls that read all that the shape of the op's result depends on, beside shapes and numbers."""
     name = func._schema.name
+    if name in _MASKS:
+        return [(_num_selected, (args[_MASKS[name]],), {})]
     if name == "aten::index":
-        return [each for each in args[1] if isinstance(each, torch.Tensor) and each.dtype is torch.bool]
-    return [args[{"aten::nonzero": 0, "aten::masked_select": 1}[name]]] if name in _SELECTING else []
+        masks = [each for each in args[1] if isinstance(each, torch.Tensor)]
+        if not any(mask.dtype is torch.uint8 for mask in masks):
+            return [(_num_selected, (mask,), {}) for mask in masks if mask.dtype is torch.bool]
+    if name == "aten::_ctc_loss" and isinstance(args[3], torch.Tensor):
+        return [(_longest, (args[3],), {})]
+    return [(partial(_shapes, func), args, kwargs)]
 
 
-def num_selected(mask: torch.Tensor) -> int:
+def _num_selected(mask: torch.Tensor) -> int:
     """The number of elements of a mask that are not zero."""
     return int(torch.count_nonzero(mask))
+
+
+def _longest(lengths: torch.Tensor) -> int:
+    return int(lengths.max()) if lengths.numel() else 0
+
+
+def _shapes(func: Any, *args: Any, **kwargs: Any) -> list[torch.Size]:
+    return [value.shape for value in tree_leaves(func(*args, **kwargs)) if isinstance(value, torch.Tensor)]
 
 
 def tensors_read(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

@@ -26,7 +26,7 @@ from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
 from hocket.tracing.raising import is_foreign, is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
-from hocket.tracing.recording.data_reads import num_selected, reads_value, selecting_masks, shaped_by_values
+from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, with_plain_numbers, written_arguments
@@ -101,6 +101,7 @@ class OpRecorder(TorchDispatchMode):
         batch: values that depend on the batch alone.
         leaves: trainable tensors from elsewhere, as they were when the step met them.
         outside: by root a tensor of memory that there was before the step.
+        saved: storages from outside that the step has written, by address, with copies of what they held.
         given: places whose tensors have got other memory, with that of before.
         may_undo: True if the user's step may catch what the op raises that runs next. The step can be undone then.
         outcome_of: outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
@@ -140,7 +141,7 @@ class OpRecorder(TorchDispatchMode):
         self._layouts: dict[fx.Node, Any] = {}
         self._plain_numbers = plain_numbers
         self._effects_now = effects_now
-        self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._random_state = _random_state()
         self._heap = HeapTrimmer()
 
@@ -182,7 +183,7 @@ class OpRecorder(TorchDispatchMode):
         """Give every storage from outside its content back."""
         for entry, memory in self.given.items():
             entry.get().data = memory
-        for storage, content in self._saved.values():
+        for storage, content in self.saved.values():
             storage.copy_(content)
 
     def finish(self) -> None:
@@ -357,9 +358,9 @@ class OpRecorder(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         known = self._root_of.get(storage._cdata)
-        if storage._cdata not in self._saved and (known is None or known[0] in self.outside):
+        if storage._cdata not in self.saved and (known is None or known[0] in self.outside):
             with _disable_current_modes():
-                self._saved[storage._cdata] = (storage, storage.clone())
+                self.saved[storage._cdata] = (storage, storage.clone())
 
     def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name
@@ -367,17 +368,16 @@ class OpRecorder(TorchDispatchMode):
             self.reasons.add("moves memory", name)
         elif kwargs.get("generator") is not None:
             self.reasons.add("draws from a generator", name)
-        elif shaped_by_values(func, args, kwargs) and not self._is_shape_known(func, args):
+        elif shaped_by_values(func, args, kwargs) and not self._is_shape_known(func, args, kwargs):
             self.reasons.add("makes a shape of values", name)
 
-    def _is_shape_known(self, func: Any, args: Any) -> bool:
+    def _is_shape_known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Return True if the shape of the op's result follows from the batch. Later batches must have the same."""
-        masks = [(mask, frozenset([self.root(mask)])) for mask in selecting_masks(func, args)]
-        if not masks or not all(self.batch.knows(roots) for _, roots in masks):
-            return False
-        for mask, roots in masks:
-            self.batch.guard((num_selected, (mask,), {}), roots)
-        return True
+        calls = [(call, frozenset(map(self.root, tensors_in(call[1:])))) for call in shape_reads(func, args, kwargs)]
+        known = not (func._schema.is_mutable or is_foreign(func)) and all(self.batch.knows(roots) for _, roots in calls)
+        for call, roots in calls if known else ():
+            self.batch.guard(call, roots)
+        return known
 
 
 def _layout(tensor: torch.Tensor) -> _Layout | None:

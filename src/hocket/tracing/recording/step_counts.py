@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.tape import Tape
-from hocket.tracing.state import Entry, ItemOf
+from hocket.tracing.state import Constant, Entry, ItemOf
 
 
 class StepCounts:
@@ -36,13 +37,13 @@ class StepCounts:
             for source, tensor in zip(sources, tensors, strict=True)
             if isinstance(source, Entry) and source.kind in ("state", "group", "buffer") and _is_count(tensor)
         ]
-        self.sources = {ops.root(tensor): source for source, tensor in counts}
+        self.sources: dict[int, Any] = {ops.root(tensor): source for source, tensor in counts}
         self.begun = {ops.root(tensor): tensor.item() for _, tensor in counts}  # before the step
         self.leaves: dict[int, Any] = {}
 
     def __call__(self, tensor: torch.Tensor) -> Any:
         root = self.ops.root(tensor)
-        if root not in self.sources:
+        if root not in self.sources and not self._adopted(root):
             return self._compared(tensor) if tensor.dtype is torch.bool else None
         if self.sources[root].kind == "buffer" and (self.ops.writers.get(root) or tensor.dtype is not torch.int64):
             return None
@@ -54,6 +55,20 @@ class StepCounts:
                 return None
             value = self.tape.apply(operation[tensor.dtype == torch.float32], value, operand)
         return value
+
+    def _adopted(self, root: int) -> bool:
+        """Add a count that the step has from elsewhere and has written: that of an optimizer which is not known."""
+        tensor = self.ops.outside.get(root)
+        source = next((s for s in self.ops.sources if isinstance(s, Constant) and s.value is tensor), None)
+        if tensor is None or source is None or not _is_count(tensor):
+            return False
+        _, begun = self.ops.saved.get(tensor.untyped_storage()._cdata, (None, None))
+        if begun is None or begun.nbytes() != tensor.nbytes:
+            return False
+        with _disable_current_modes():
+            self.begun[root] = torch.empty(0, dtype=tensor.dtype).set_(begun).item()
+        self.sources[root] = source
+        return True
 
     def _begun(self, root: int) -> Any:
         if root not in self.leaves:
