@@ -22,7 +22,7 @@ def sound(hocket, made, tmp_path):
 
 
 @pytest.mark.parametrize("kind", NAMES)
-@pytest.mark.parametrize("number", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [100, pytest.param(5000, marks=pytest.mark.slow)])
 def test_mutated_files_are_one_clear_line(sound, kind, number):
     tests = Path(__file__).parents[1]
     paths = os.pathsep.join([str(tests), str(tests.parent / "src")])

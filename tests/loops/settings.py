@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, update
 
 temperature = 1.0
 
@@ -31,22 +31,6 @@ class Coder(nn.Module):
 def coder():
     model = Coder()
     return model, torch.optim.Adam(model.parameters(), lr=0.01), [torch.randn(6, 8) for _ in range(10)]
-
-
-@loop(planned=True)
-def kl_weight_in_a_closure() -> Loop:
-    model, optimizer, batches = coder()
-    weight = 0.0
-
-    def step(x):
-        error, kl = model(x)
-        return update(optimizer, error + weight * kl)
-
-    def after(n, _):
-        nonlocal weight
-        weight = min(1.0, n / CHANGE)
-
-    return Loop(step, model, optimizer, batches, lambda: {"weight": weight}, after)
 
 
 @loop(planned=True)
@@ -104,23 +88,6 @@ def rate_by_the_loss() -> Loop:
 
 
 @loop(planned=True)
-def options_of_the_optimizer() -> Loop:
-    """Weight decay begins, momentum grows, Nesterov is switched on."""
-    model, optimizer, batches = task()
-
-    def after(n, _):
-        group = optimizer.param_groups[0]
-        if n == CHANGE - 30:
-            group["weight_decay"] = 0.01
-        if n == CHANGE - 20:
-            group["momentum"] = 0.95
-        if n == CHANGE:
-            group["nesterov"] = True
-
-    return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
 def dropout_made_stronger() -> Loop:
     model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -128,19 +95,6 @@ def dropout_made_stronger() -> Loop:
     def after(n, _):
         if n == CHANGE:
             model[2].p = 0.5
-
-    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), after=after)
-
-
-@loop(planned=True)
-def momentum_of_batch_norm() -> Loop:
-    # No bias before batch norm: its gradient is all rounding, and eager at one thread has another one than at two.
-    model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def after(n, _):
-        if n == CHANGE:
-            model[1].momentum = 0.01
 
     return Loop(ordinary(model, optimizer), model, optimizer, labelled(), after=after)
 
@@ -177,22 +131,6 @@ def loss_replaced() -> Loop:
 
 
 @loop(planned=True)
-def class_weights_rebound() -> Loop:
-    model, optimizer, batches = task()
-    weights = torch.ones(4)
-
-    def step(batch):
-        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1], weight=weights))
-
-    def after(n, _):
-        nonlocal weights
-        if n == CHANGE:
-            weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
-
-    return Loop(step, model, optimizer, batches, lambda: {"weights": weights}, after)
-
-
-@loop(planned=True)
 def class_weights_written() -> Loop:
     """The same tensor with other values: nothing but its content tells."""
     model, optimizer, batches = task()
@@ -220,22 +158,5 @@ def name_of_the_activation() -> Loop:
     def after(n, _):
         if n == CHANGE:
             model.activation = "gelu"
-
-    return Loop(step, model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def autocast_switched_on() -> Loop:
-    model, optimizer, batches = task()
-    half = False
-
-    def step(batch):
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            return train(model, optimizer, batch)
-
-    def after(n, _):
-        nonlocal half
-        if n == CHANGE:
-            half = True
 
     return Loop(step, model, optimizer, batches, after=after)

@@ -25,7 +25,6 @@ KINDS = (
     "counters",
     "draws",
     "history",
-    "hooks",
     "early_looks",
     "late_draws",
     "meters",
