@@ -16,9 +16,7 @@ def supervised(model, optimizer, after, batches=None, state=dict):
 
 
 @loop(planned=True)
-def layer_appended() -> Loop:
-    model, optimizer, _ = task()
-
+def layer_appended(model, optimizer) -> Loop:
     def after(n, _):
         if n == CHANGE:
             model.append(nn.Linear(4, 4))
@@ -82,8 +80,7 @@ def optimizer_state_cleared_again_and_again() -> Loop:
 
 
 @loop(planned=True)
-def tensor_replaced_between_steps() -> Loop:
-    model, optimizer, batches = task()
+def tensor_replaced_between_steps(model, optimizer, batches) -> Loop:
     weights = {"of_class": torch.ones(4)}
 
     def step(batch):
@@ -97,9 +94,8 @@ def tensor_replaced_between_steps() -> Loop:
 
 
 @loop(planned=True)
-def averaged_weights_swapped_in() -> Loop:
+def averaged_weights_swapped_in(model, optimizer) -> Loop:
     """Evaluation by other weights between two steps, by `data` as many averaging libraries do it."""
-    model, optimizer, _ = task()
     average = [p.detach().clone() for p in model.parameters()]
     probe = torch.randn(4, 8)
     seen = []
@@ -120,24 +116,21 @@ def averaged_weights_swapped_in() -> Loop:
 
 
 @loop(planned=True)
-def hook_that_collects_activations() -> Loop:
-    model, optimizer, batches = task()
+def hook_that_collects_activations(model, optimizer, batches) -> Loop:
     seen = []
     model[1].register_forward_hook(lambda module, args, out: seen.append(out.detach().mean()))
     return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"seen": seen})
 
 
 @loop(planned=True)
-def hook_that_collects_norms() -> Loop:
-    model, optimizer, batches = task()
+def hook_that_collects_norms(model, optimizer, batches) -> Loop:
     norms = {}
     model[0].weight.register_hook(lambda grad: norms.__setitem__("weight", grad.norm().item()))
     return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: norms)
 
 
 @loop(planned=True)
-def hook_whose_value_changes() -> Loop:
-    model, optimizer, batches = task()
+def hook_whose_value_changes(model, optimizer, batches) -> Loop:
     scale = {"factor": 1.0}
     model[2].weight.register_hook(lambda grad: scale["factor"] * grad)
 

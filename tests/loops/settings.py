@@ -65,9 +65,8 @@ def temperature_in_a_global() -> Loop:
 
 
 @loop(planned=True)
-def rate_set_by_hand() -> Loop:
+def rate_set_by_hand(model, optimizer, batches) -> Loop:
     """Warm-up and decay outside the step, the way that needs no scheduler."""
-    model, optimizer, batches = task()
 
     def after(n, _):
         for group in optimizer.param_groups:
@@ -77,8 +76,7 @@ def rate_set_by_hand() -> Loop:
 
 
 @loop(planned=True)
-def rate_by_the_loss() -> Loop:
-    model, optimizer, batches = task()
+def rate_by_the_loss(model, optimizer, batches) -> Loop:
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
 
     def after(n, loss):
@@ -100,8 +98,7 @@ def dropout_made_stronger() -> Loop:
 
 
 @loop(planned=True)
-def label_smoothing_changed() -> Loop:
-    model, optimizer, batches = task()
+def label_smoothing_changed(model, optimizer, batches) -> Loop:
     criterion = nn.CrossEntropyLoss(label_smoothing=0.2)
 
     def step(batch):
@@ -115,8 +112,7 @@ def label_smoothing_changed() -> Loop:
 
 
 @loop(planned=True)
-def loss_replaced() -> Loop:
-    model, optimizer, batches = task()
+def loss_replaced(model, optimizer, batches) -> Loop:
     criterion = F.cross_entropy
 
     def step(batch):
@@ -131,9 +127,8 @@ def loss_replaced() -> Loop:
 
 
 @loop(planned=True)
-def class_weights_written() -> Loop:
+def class_weights_written(model, optimizer, batches) -> Loop:
     """The same tensor with other values: nothing but its content tells."""
-    model, optimizer, batches = task()
     weights = torch.ones(4)
 
     def step(batch):
@@ -147,8 +142,7 @@ def class_weights_written() -> Loop:
 
 
 @loop(planned=True)
-def name_of_the_activation() -> Loop:
-    model, optimizer, batches = task()
+def name_of_the_activation(model, optimizer, batches) -> Loop:
     model.activation = "relu"
 
     def step(batch):

@@ -50,7 +50,7 @@ def programs(each: int = 4) -> Iterator[tuple[str, ChangingProgram]]:
             yield f"{kind} {number}", made
 
 
-@pytest.mark.parametrize(("name", "program"), some(programs(), 3))
+@pytest.mark.parametrize(("name", "program"), some(programs(), 5))
 def test_each_call_is_eager_s_after_a_change_and_when_it_is_undone(name, program):
     if faults(program):
         pytest.fail(f"{name}: {report(program)}", pytrace=False)

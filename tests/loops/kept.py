@@ -6,15 +6,13 @@ import copy
 import io
 import math
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from loops.bookkeeping.table import classifier, parts, row
-from loops.loop import Loop, train, update
+from loops.loop import Loop, loop, train, update
 
 
 class AverageMeter:
@@ -32,9 +30,8 @@ class AverageMeter:
         return f"{self.name} {self.val:.4f} ({self.avg:.4f})"
 
 
-@row()
-def imagenet_meters() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def imagenet_meters(model, optimizer, batches) -> Loop:
     losses, top1, n = AverageMeter("Loss"), AverageMeter("Acc"), [0]
 
     def step(batch):
@@ -51,28 +48,11 @@ def imagenet_meters() -> Loop:
             print(f"[{n[0]}]", losses, top1)
         n[0] += 1
 
-    return Loop(step, model, optimizer, data, lambda: {"losses": vars(losses), "top1": vars(top1), "n": n})
+    return Loop(step, model, optimizer, batches, lambda: {"losses": vars(losses), "top1": vars(top1), "n": n})
 
 
-@row()
-def best_so_far() -> Loop:
-    model, optimizer, data = parts()
-    best = {"loss": float("inf"), "step": -1}
-    n = [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        if loss.item() < best["loss"]:
-            best.update(loss=loss.item(), step=n[0])
-        n[0] += 1
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"best": best, "n": n})
-
-
-@row()
-def best_weights() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def best_weights(model, optimizer, batches) -> Loop:
     best = {"loss": 1e9, "weights": None}
 
     def step(batch):
@@ -82,12 +62,11 @@ def best_weights() -> Loop:
             best["weights"] = copy.deepcopy(model.state_dict())
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: best)
+    return Loop(step, model, optimizer, batches, lambda: best)
 
 
-@row()
-def patience() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def patience(model, optimizer, batches) -> Loop:
     state = {"best": 1e9, "waited": 0, "stop": False}
 
     def step(batch):
@@ -100,25 +79,11 @@ def patience() -> Loop:
             state["stop"] = state["stop"] or state["waited"] >= 10
         return state["stop"]
 
-    return Loop(step, model, optimizer, data, lambda: state)
+    return Loop(step, model, optimizer, batches, lambda: state)
 
 
-@row()
-def window_of_losses() -> Loop:
-    model, optimizer, data = parts()
-    window = deque(maxlen=8)
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        window.append(loss.item())
-        return sum(window) / len(window)
-
-    return Loop(step, model, optimizer, data, lambda: {"window": window})
-
-
-@row()
-def moving_average_printed() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def moving_average_printed(model, optimizer, batches) -> Loop:
     smooth = None
     n = 0
 
@@ -131,12 +96,11 @@ def moving_average_printed() -> Loop:
             print(f"{n} {smooth:.5f}")
         return smooth
 
-    return Loop(step, model, optimizer, data, lambda: {"smooth": smooth, "n": n})
+    return Loop(step, model, optimizer, batches, lambda: {"smooth": smooth, "n": n})
 
 
-@row()
-def history_of_lists() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def history_of_lists(model, optimizer, batches) -> Loop:
     history = defaultdict(list)
 
     def step(batch):
@@ -148,42 +112,11 @@ def history_of_lists() -> Loop:
         history[f"lr of group {0}"].append(optimizer.param_groups[0]["lr"])
         return {"loss": history["loss"][-1], "mean": sum(history["loss"]) / len(history["loss"])}
 
-    return Loop(step, model, optimizer, data, lambda: dict(history))
+    return Loop(step, model, optimizer, batches, lambda: dict(history))
 
 
-@dataclass
-class State:
-    step: int = 0
-    seen: int = 0
-    losses: list = field(default_factory=list)
-
-    @property
-    def mean(self):
-        return sum(self.losses[-5:]) / max(len(self.losses[-5:]), 1)
-
-
-@row()
-def state_in_a_dataclass() -> Loop:
-    model, optimizer, data = parts()
-    state = State()
-
-    def step(batch):
-        x, y = batch
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        state.step += 1
-        state.seen += len(y)
-        state.losses.append(loss.item())
-        if state.step % 10 == 0:
-            print(state.step, state.seen, state.mean)
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"state": state})
-
-
-@row()
-def checkpoint_every_25() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def checkpoint_every_25(model, optimizer, batches) -> Loop:
     saved, n = [], [0]
 
     def step(batch):
@@ -195,18 +128,17 @@ def checkpoint_every_25() -> Loop:
             saved.append((n[0], len(file.getvalue()) > 0))
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"saved": saved, "n": n})
+    return Loop(step, model, optimizer, batches, lambda: {"saved": saved, "n": n})
 
 
-@row()
-def evaluated_every_20() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def evaluated_every_20(model, optimizer, batches) -> Loop:
     scores, n = [], [0]
 
     def evaluate():
         model.eval()
         with torch.no_grad():
-            score = sum((model(x).argmax(1) == y).float().mean().item() for x, y in data[:3]) / 3
+            score = sum((model(x).argmax(1) == y).float().mean().item() for x, y in batches[:3]) / 3
         model.train()
         return score
 
@@ -218,52 +150,11 @@ def evaluated_every_20() -> Loop:
             print(f"accuracy after {n[0]}: {scores[-1]:.2%}")
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"scores": scores, "n": n})
+    return Loop(step, model, optimizer, batches, lambda: {"scores": scores, "n": n})
 
 
-@row()
-def accumulated_and_logged() -> Loop:
-    model, optimizer, data = parts()
-    count, running = 0, 0.0
-
-    def step(batch):
-        nonlocal count, running
-        loss = classifier(model, batch) / 4
-        loss.backward()
-        count += 1
-        if count % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-        running += loss.item()
-        if count % 4 == 0:
-            print(f"update {count // 4}: {running:.4f}")
-            running = 0.0
-
-    return Loop(step, model, optimizer, data, lambda: {"count": count, "running": running})
-
-
-@row()
-def average_of_weights_printed() -> Loop:
-    model, optimizer, data = parts()
-    average = copy.deepcopy(model)
-    n = [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        with torch.no_grad():
-            for a, p in zip(average.parameters(), model.parameters(), strict=True):
-                a.mul_(0.99).add_(p, alpha=0.01)
-        n[0] += 1
-        if n[0] % 10 == 0:
-            print(n[0], loss.item())
-        return loss
-
-    return Loop(step, [model, average], optimizer, data, lambda: {"n": n})
-
-
-@row()
-def early_result() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def early_result(model, optimizer, batches) -> Loop:
     n = [0]
 
     def step(batch):
@@ -274,7 +165,7 @@ def early_result() -> Loop:
         print("reported", n[0])
         return {"loss": loss.item(), "step": n[0]}
 
-    return Loop(step, model, optimizer, data, lambda: {"n": n})
+    return Loop(step, model, optimizer, batches, lambda: {"n": n})
 
 
 class Window:
@@ -288,9 +179,8 @@ class Window:
         return sorted(self.values)[len(self.values) // 2]
 
 
-@row()
-def median_of_a_window() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def median_of_a_window(model, optimizer, batches) -> Loop:
     window = Window()
 
     def step(batch):
@@ -298,12 +188,11 @@ def median_of_a_window() -> Loop:
         window.values.append(loss.item())
         return window.median
 
-    return Loop(step, model, optimizer, data, lambda: vars(window))
+    return Loop(step, model, optimizer, batches, lambda: vars(window))
 
 
-@row()
-def perplexity() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def perplexity(model, optimizer, batches) -> Loop:
     job = SimpleNamespace(state={"n": [0]})  # code of torch uses the name `state`, too
 
     def step(batch):
@@ -311,12 +200,11 @@ def perplexity() -> Loop:
         job.state["n"][0] += 1
         return {"loss": loss.item(), "perplexity": math.exp(min(loss.item(), 20)), "step": job.state["n"][0]}
 
-    return Loop(step, model, optimizer, data, lambda: job.state)
+    return Loop(step, model, optimizer, batches, lambda: job.state)
 
 
-@row()
-def confusion_matrix() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def confusion_matrix(model, optimizer, batches) -> Loop:
     matrix = np.zeros((4, 4), int)
 
     def step(batch):
@@ -326,4 +214,4 @@ def confusion_matrix() -> Loop:
         np.add.at(matrix, (y.numpy(), out.argmax(1).numpy()), 1)
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"matrix": matrix})
+    return Loop(step, model, optimizer, batches, lambda: {"matrix": matrix})
