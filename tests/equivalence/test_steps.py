@@ -67,23 +67,6 @@ def test_gradients_that_are_zeroed_in_place():
     check_twins(make)
 
 
-def test_gradients_that_are_cleared_at_the_end_of_the_step():
-    def make():
-        model = mlp()
-        optimizer = adam(model)
-
-        def step(batch):
-            loss = mse(model, batch)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        return Job(step, model, optimizer, pairs())
-
-    check_twins(make)
-
-
 def test_gradients_that_are_never_cleared():
     check_twins(lambda: simple(mse, clear=lambda: None))
 

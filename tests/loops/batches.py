@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, ordinary, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, train, update
 
 
 @loop(planned=True)
@@ -38,21 +37,6 @@ def name_in_the_batch(model, optimizer, batches) -> Loop:
         return update(optimizer, F.cross_entropy(model(x), y))
 
     return Loop(step, model, optimizer, lambda n: (*batches[n % 10], "flipped" if n % 2 and n < CHANGE else "plain"))
-
-
-class Sample(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-@loop(planned=True)
-def batch_in_a_named_tuple(model, optimizer, batches) -> Loop:
-    def step(batch):
-        loss = F.cross_entropy(model(batch.x), batch.y)
-        update(optimizer, loss)
-        return Sample(loss, batch.y)
-
-    return Loop(step, model, optimizer, [Sample(x, y) for x, y in batches])
 
 
 @dataclass
@@ -87,15 +71,6 @@ def batch_that_is_emptied(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, made, lambda: {"left": [len(batch) for batch in made]})
 
 
-@loop()
-def batch_written_in_place(model, optimizer, batches) -> Loop:
-    def step(batch):
-        batch[0].mul_(0.99)
-        return train(model, optimizer, batch)
-
-    return Loop(step, model, optimizer, batches, lambda: {"batches": batches})
-
-
 @loop(planned=True)
 def nothing_for_a_batch_now_and_then(model, optimizer, batches) -> Loop:
     def step(batch):
@@ -104,13 +79,6 @@ def nothing_for_a_batch_now_and_then(model, optimizer, batches) -> Loop:
         return train(model, optimizer, batch)
 
     return Loop(step, model, optimizer, [None if n % 5 == 3 else batch for n, batch in enumerate(batches)])
-
-
-@loop(planned=True)
-def last_batch_smaller(model, optimizer, batches) -> Loop:
-    batches[9] = (batches[9][0][:3], batches[9][1][:3])
-
-    return Loop(ordinary(model, optimizer), model, optimizer, lambda n: batches[n % 10 if n < 100 else n % 9])
 
 
 @loop(planned=True)

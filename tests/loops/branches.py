@@ -37,23 +37,6 @@ def regular() -> nn.Sequential:
 
 
 @loop(planned=True)
-def loss_that_is_not_finite_is_skipped(model, optimizer, batches) -> Loop:
-    state = {"skipped": 0}
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        if not torch.isfinite(loss):
-            state["skipped"] += 1
-            return loss.detach()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Loop(step, model, optimizer, spoilt(batches), lambda: state)
-
-
-@loop(planned=True)
 def skipped_after_draws_and_statistics(batches) -> Loop:
     """The forward draws and writes buffers before the check, and the gradients of the step before are still there."""
     model = regular()

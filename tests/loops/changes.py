@@ -62,11 +62,6 @@ def model_made_double() -> Loop:
 
 
 @loop(planned=True)
-def model_made_bfloat16() -> Loop:
-    return converted(torch.bfloat16)
-
-
-@loop(planned=True)
 def optimizer_state_cleared_again_and_again() -> Loop:
     """Whatever the planned step does at that moment: it runs, it is profiled, or it is audited."""
     model = mlp()

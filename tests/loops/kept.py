@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -166,29 +166,6 @@ def early_result(model, optimizer, batches) -> Loop:
         return {"loss": loss.item(), "step": n[0]}
 
     return Loop(step, model, optimizer, batches, lambda: {"n": n})
-
-
-class Window:
-    """A median of the last values, as detection trainers keep it."""
-
-    def __init__(self):
-        self.values = deque(maxlen=4)
-
-    @property
-    def median(self):
-        return sorted(self.values)[len(self.values) // 2]
-
-
-@loop(planned=True)
-def median_of_a_window(model, optimizer, batches) -> Loop:
-    window = Window()
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        window.values.append(loss.item())
-        return window.median
-
-    return Loop(step, model, optimizer, batches, lambda: vars(window))
 
 
 @loop(planned=True)

@@ -204,23 +204,6 @@ def draw_beside_a_helper_that_draws(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop(planned=True)
-def draw_after_a_helper_that_draws(model, optimizer, batches) -> Loop:
-    seen = {"steps": 0}
-
-    def shift():
-        return np.random.normal(0, 1)  # noqa: NPY002
-
-    def step(batch):
-        x, y = batch
-        seen["steps"] += 1
-        moved = shift()
-        share = np.random.beta(0.4, 0.4)  # noqa: NPY002
-        return update(optimizer, share * F.cross_entropy(model(x) + moved, y))
-
-    return Loop(step, model, optimizer, batches, lambda: dict(seen))
-
-
 @loop()
 def draw_after_an_attribute_is_set(model, optimizer, batches) -> Loop:
     options = {"alpha": 0.4}

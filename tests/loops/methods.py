@@ -202,20 +202,3 @@ def tasks_in_turn() -> Loop:
         return name, loss
 
     return Loop(step, model, optimizer, [torch.randn(6, 8) for _ in range(10)], lambda: {"order": order})
-
-
-@loop(planned=True)
-def denoising() -> Loop:
-    """Diffusion: noise levels and noise come from torch's own generator."""
-    model = mlp(9, 12, 8)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
-    kept = torch.linspace(0.99, 0.01, 50)
-
-    def step(x):
-        level = torch.randint(50, (len(x),))
-        noise = torch.randn_like(x)
-        share = kept[level][:, None]
-        noisy = share.sqrt() * x + (1 - share).sqrt() * noise
-        return update(optimizer, F.mse_loss(model(torch.cat([noisy, level[:, None] / 50], 1)), noise))
-
-    return Loop(step, model, optimizer, [torch.randn(6, 8) for _ in range(10)])

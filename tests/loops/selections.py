@@ -70,18 +70,6 @@ def another_count_in_every_batch(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
-def classes_as_one_hot_vectors(model, optimizer, batches) -> Loop:
-    """Mixed labels, and a prototype of each class."""
-
-    def step(batch):
-        x, y = batch
-        wanted = F.one_hot(y, 4).float() * 0.9 + 0.025
-        return update(optimizer, -(wanted * model(x).log_softmax(1)).sum(1).mean())
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
 def a_class_that_there_is_not(model, optimizer, batches) -> Loop:
     """The label of one batch has no class: the same kind of error, and nothing written."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import warnings
 
 import torch
 import torch.nn.functional as F
@@ -119,19 +118,3 @@ def clock_that_decides(model, optimizer, batches) -> Loop:
             return update(optimizer, loss + 0.1 * model[0].weight.square().sum())
 
     return Loop(step, model, optimizer, batches, lambda: {"last": last, **clock})
-
-
-@loop()
-def warning_given_inside(model, optimizer, batches) -> Loop:
-    given = []
-
-    def step(batch):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loss = F.cross_entropy(model(batch[0]), batch[1])
-            if loss < 1.0:
-                warnings.warn("the loss is small", stacklevel=2)
-        given.append(len(caught))
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, batches, lambda: {"given": given})

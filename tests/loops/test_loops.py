@@ -20,24 +20,8 @@ from loops.runner import STEPS, builder, problems, run
 BOOKKEEPING = ("drawn", "kept", "parted", "rates", "shown", "trainers")
 KINDS = (
     *BOOKKEEPING,
-    "averages",
-    "batches",
-    "branches",
-    "callables",
-    "changes",
-    "counters",
-    "draws",
-    "history",
-    "early_looks",
-    "late_draws",
-    "methods",
-    "mixed_draws",
-    "optimizers",
-    "selections",
-    "settings",
-    "sinks",
-    "sources",
-    "updates",
+    *("averages", "batches", "branches", "callables", "changes", "counters", "draws", "early_looks", "history"),
+    *("late_draws", "methods", "mixed_draws", "optimizers", "selections", "settings", "sinks", "sources", "updates"),
 )
 KIND_OF: dict[str, str] = {}
 for kind in KINDS:

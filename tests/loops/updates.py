@@ -7,7 +7,6 @@ import uuid
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from loops.loop import Loop, labelled, loop, mlp, ordinary, train, update
 
@@ -78,22 +77,6 @@ def accumulation_outside(model, optimizer, batches) -> Loop:
             optimizer.zero_grad()
 
     return Loop(step, model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def checkpoints_with_dropout() -> Loop:
-    """One keeps its inputs, the other its graph. Both make their forward again with the same random numbers."""
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.3)) for _ in range(3)), nn.Linear(8, 4)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def step(batch):
-        hidden = checkpoint(model[0], batch[0].detach().requires_grad_(), use_reentrant=True)
-        hidden = model[2](checkpoint(model[1], hidden, use_reentrant=False))
-        return update(optimizer, F.cross_entropy(model[3](hidden), batch[1]))
-
-    return Loop(step, model, optimizer, labelled())
 
 
 @loop(planned=True)

@@ -13,38 +13,6 @@ from support.schedules import state, twin
 from support.steps import update
 
 
-def test_a_new_shape_is_captured_again_and_remembered() -> None:
-    _, job = twin()
-    fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial", guard=False)
-    for number in range(20):
-        fast(job.batch(number))
-    assert fast.decided
-    whole = fast.captured
-    inputs, targets = job.batch(0)
-    fast((inputs[:2], targets[:2]))
-    assert not fast.decided
-    fast(job.batch(1))
-    assert fast.decided
-    assert fast.captured is whole
-
-
-def test_switching_a_module_to_eval_is_another_step() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        return update(optimizer, model(batch).pow(2).mean()).detach()
-
-    fast = hocket.schedule(step, model, optimizer, planner="serial", guard=False)
-    batch = torch.randn(8, 4)
-    for _ in range(15):
-        fast(batch)
-    assert fast.decided
-    model.eval()
-    fast(batch)
-    assert not fast.decided
-
-
 def test_a_branch_on_a_rate_is_taken_anew_when_the_rate_crosses_it() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
