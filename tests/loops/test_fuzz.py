@@ -34,7 +34,7 @@ def test_programs_end_scheduled_where_they_end_eagerly(first, count):
 
 def test_programs_that_change_are_worth_running():
     """Most of their eager calls raise nothing, some do, and a run shows the same when it is made again."""
-    made = [changing_program(seed) for seed in range(20)]
+    made = [changing_program(seed) for seed in range(10)]
     raised = [n for each in made for n in run(each, None).trouble]
     assert 0 < len(raised) < 0.5 * sum(each.num_calls for each in made)
     assert not any(changing_program(each.seed) != each for each in made)
