@@ -58,11 +58,12 @@ def test_without_plotly_nothing_begins(monkeypatch, tmp_path):
 
 
 WIDTHS = """(async () => {
-  await new Promise((done) => setTimeout(done, 1000));
+  const drawn = () => document.querySelectorAll(".figure .main-svg").length > 3;
+  while (!drawn() && performance.now() < 10000) await new Promise((done) => setTimeout(done, 50));
   const page = document.documentElement, inside = (each) => each.closest(".scroll, .figure");
   return {
     width: innerWidth, needed: page.scrollWidth, paper: getComputedStyle(document.body).backgroundColor,
-    drawn: document.querySelectorAll(".figure .main-svg").length > 3,
+    drawn: drawn(),
     wide: [...document.querySelectorAll("main *")].map((each) => [each, each.getBoundingClientRect().right])
       .filter(([each, right]) => right > innerWidth + 1 && !inside(each)).map(([each]) => each.outerHTML.slice(0, 80)),
   };

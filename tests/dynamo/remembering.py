@@ -20,7 +20,7 @@ from hocket.autotune import tuner, turns
 from hocket.dynamo import region
 from support.regions import made_regions
 
-NUM_CALLS = 320
+NUM_CALLS = 200
 # The speedup of the compiled graph in turns with the graph as it stands.
 OUTCOMES: dict[str, tuple[float, float, float]] = {
     "faster": (1.2, 1.1, 1.3),

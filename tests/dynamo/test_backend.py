@@ -73,13 +73,6 @@ def test_shapes_that_move(dynamic: bool | None) -> None:
     assert {region.verdict for region in regions} <= {"planned", "searching"}
 
 
-def test_many_shapes_stay_right() -> None:
-    batch = _rows(lambda number: 2 + number)
-    with made_regions():
-        found = run_program(_model, batch, "hocket", NUM_CALLS, dynamic=True)
-    assert same(found, run_program(_model, batch, None, NUM_CALLS))
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_no_gradients(mode: Callable[[], Any]) -> None:
     model = _model().eval()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from equivalence.compare import check_twins
-from equivalence.test_steps import adam, mlp, mse, pairs, simple
+from equivalence.test_steps import mlp, mse, pairs, simple
 from hocket.errors import CaptureError
 from hocket.job import Job
 from support.steps import update
@@ -97,28 +97,6 @@ def test_buffers_written_in_place_or_exchanged_for_others(exchanged):
     check_twins(lambda: simple(mse, Counting(exchanged)))
 
 
-def test_an_average_of_the_parameters_that_nobody_but_the_step_knows():
-    averages = []
-
-    def make():
-        model = mlp()
-        average = [p.detach().clone() for p in model.parameters()]
-        averages.append(average)
-        job = simple(mse, model)
-
-        def step(batch):
-            loss = job.step(batch)
-            with torch.no_grad():
-                for mean, p in zip(average, model.parameters(), strict=True):
-                    mean.mul_(0.9).add_(p, alpha=0.1)
-            return loss
-
-        return Job(step, model, job.optimizer, job.batches)
-
-    check_twins(make)
-    assert all(map(torch.equal, *averages))
-
-
 def test_frozen_parameters_stay_as_they_are():
     def make():
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 3))
@@ -138,14 +116,6 @@ def test_images_with_the_channels_last():
         return simple(lambda model, batch: model(batch).square().mean(), model, batches)
 
     check_twins(make)
-
-
-def test_a_batch_that_is_a_tree_with_plain_values_in_it():
-    def loss_of(model, batch):
-        return F.mse_loss(model(batch["in"][0]) * batch["scale"], batch["in"][1], reduction=batch["how"])
-
-    batches = [{"in": [torch.randn(4, 6), torch.randn(4, 3)], "scale": 0.5, "how": "mean"} for _ in range(3)]
-    check_twins(lambda: simple(loss_of, batches=batches))
 
 
 def test_a_batch_that_the_step_writes_into():
@@ -227,21 +197,3 @@ def test_sparse_gradients_are_refused():
 
     with pytest.raises(CaptureError, match="sparse"):
         check_twins(make)
-
-
-def test_two_steps_of_one_optimizer_in_one_call():
-    def make():
-        model = mlp()
-        optimizer = adam(model)
-
-        def step(batch):
-            for _ in range(2):
-                optimizer.zero_grad()
-                loss = mse(model, batch)
-                loss.backward()
-                optimizer.step()
-            return loss
-
-        return Job(step, model, optimizer, pairs())
-
-    check_twins(make)

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, task, train, update
 
 
 @loop(planned=True)
-def average_rebound_in_a_dictionary() -> Loop:
-    model, optimizer, batches = task()
+def average_rebound_in_a_dictionary(model, optimizer, batches) -> Loop:
     average = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     def step(batch):
@@ -53,8 +52,7 @@ def average_in_a_model_that_is_not_known() -> Loop:
 
 
 @loop()
-def average_by_torch() -> Loop:
-    model, optimizer, batches = task()
+def average_by_torch(model, optimizer, batches) -> Loop:
     average = AveragedModel(model)
 
     def step(batch):
@@ -66,9 +64,8 @@ def average_by_torch() -> Loop:
 
 
 @loop(planned=True)
-def exponential_average_by_torch_that_is_given() -> Loop:
+def exponential_average_by_torch_that_is_given(model, optimizer, batches) -> Loop:
     """It asks whether the count in its buffer is zero, once before it counts and once after."""
-    model, optimizer, batches = task()
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 
     def step(batch):
@@ -81,34 +78,7 @@ def exponential_average_by_torch_that_is_given() -> Loop:
 
 
 @loop(planned=True)
-def average_outside() -> Loop:
-    model, optimizer, batches = task()
-    average = AveragedModel(model)
-
-    def after(n, _):
-        if n > 50:
-            average.update_parameters(model)
-
-    return Loop(ordinary(model, optimizer), model, optimizer, batches, average.state_dict, after)
-
-
-@loop(planned=True)
-def teacher_that_is_fixed() -> Loop:
-    model, optimizer, batches = task()
-    teacher = mlp().requires_grad_(False)
-
-    def step(batch):
-        out = model(batch[0])
-        target = teacher(batch[0]).softmax(1)
-        loss = F.cross_entropy(out, batch[1]) + F.kl_div(out.log_softmax(1), target, reduction="batchmean")
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def teacher_that_follows() -> Loop:
-    model, optimizer, batches = task()
+def teacher_that_follows(model, optimizer, batches) -> Loop:
     teacher = copy.deepcopy(model).requires_grad_(False)
     center = torch.zeros(4)
 
@@ -188,68 +158,8 @@ def hidden_states_with_their_graph() -> Loop:
     return Loop(step, model, optimizer, words(), lambda: {**state(), "error": kept["error"]}, after)
 
 
-@loop(planned=True)
-def hidden_state_in_a_buffer() -> Loop:
-    model = Reader()
-    del model.hidden
-    model.register_buffer("hidden", torch.zeros(1, 3, 6))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def step(batch):
-        return update(optimizer, F.mse_loss(model(batch[0]), batch[1]))
-
-    return Loop(step, model, optimizer, words())
-
-
-class Queue(nn.Module):
-    """Keys of earlier batches as negatives of a contrastive loss; `place` is where the next ones go."""
-
-    def __init__(self, place: int | torch.Tensor) -> None:
-        super().__init__()
-        self.encoder = nn.Linear(8, 5)
-        self.register_buffer("keys", torch.randn(24, 5))
-        if isinstance(place, torch.Tensor):
-            self.register_buffer("place", place)
-        else:
-            self.place = place
-
-    def forward(self, x):
-        query = F.normalize(self.encoder(x), dim=1)
-        positive = (query * query.detach().roll(1, 0)).sum(1, keepdim=True)
-        loss = F.cross_entropy(torch.cat([positive, query @ self.keys.clone().t()], 1), torch.zeros(6).long())
-        rows = self.place + torch.arange(6)
-        self.keys.index_copy_(0, rows, query.detach())
-        if isinstance(self.place, torch.Tensor):
-            self.place.copy_((self.place + 6) % 24)
-        else:
-            self.place = (self.place + 6) % 24
-        return loss
-
-
-def contrastive(place: int | torch.Tensor) -> Loop:
-    model = Queue(place)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def step(batch):
-        return update(optimizer, model(batch[0]))
-
-    return Loop(step, model, optimizer, labelled(), lambda: {"place": model.place})
-
-
-@loop(planned=True)
-def queue_with_a_pointer_in_a_tensor() -> Loop:
-    return contrastive(torch.zeros((), dtype=torch.long))
-
-
-@loop(planned=True)
-def queue_with_a_pointer_in_an_attribute() -> Loop:
-    return contrastive(0)
-
-
 @loop()
-def copy_of_the_model_made_inside() -> Loop:
-    model, optimizer, batches = task()
-
+def copy_of_the_model_made_inside(model, optimizer, batches) -> Loop:
     def step(batch):
         frozen = copy.deepcopy(model)
         loss = train(model, optimizer, batch)
@@ -260,12 +170,11 @@ def copy_of_the_model_made_inside() -> Loop:
 
 
 @loop(planned=True)
-def average_given_as_memory() -> Loop:
+def average_given_as_memory(model, optimizer, batches) -> Loop:
     """As in MoCo and BYOL: ``old.data = old.data * m + new.data * (1 - m)``, and the teacher runs after that.
 
     The loop holds the memory of each step before, which nothing may write any more.
     """
-    model, optimizer, batches = task()
     teacher = copy.deepcopy(model).requires_grad_(False)
     held = {}
 
@@ -285,9 +194,8 @@ def average_given_as_memory() -> Loop:
 
 
 @loop(planned=True)
-def weights_given_as_memory_twice() -> Loop:
+def weights_given_as_memory_twice(model, optimizer, batches) -> Loop:
     """The weights that are trained get other memory, in a step before the forward and once more behind the update."""
-    model, optimizer, batches = task()
 
     def step(batch):
         x, y = batch
@@ -302,8 +210,7 @@ def weights_given_as_memory_twice() -> Loop:
 
 
 @loop(word="other memory")
-def memory_exchanged_between_two_models() -> Loop:
-    model, optimizer, batches = task()
+def memory_exchanged_between_two_models(model, optimizer, batches) -> Loop:
     other = copy.deepcopy(model)
 
     def step(batch):
@@ -356,9 +263,8 @@ def keys_in_a_queue_by_a_pointer() -> Loop:
 
 
 @loop(planned=True)
-def weights_written_through_their_memory() -> Loop:
+def weights_written_through_their_memory(model, batches) -> Loop:
     """As in tutorials: ``p.data -= rate * p.grad.data``."""
-    model, _, batches = task()
 
     def step(batch):
         loss = F.cross_entropy(model(batch[0]), batch[1])
@@ -373,9 +279,8 @@ def weights_written_through_their_memory() -> Loop:
 
 
 @loop(planned=True)
-def perturbation_given_as_memory() -> Loop:
+def perturbation_given_as_memory(model, optimizer, batches) -> Loop:
     """As in adversarial training: a tensor that the step has made gets other memory, and is trained further."""
-    model, optimizer, batches = task()
 
     def step(batch):
         x, y = batch

@@ -5,33 +5,17 @@ from __future__ import annotations
 import contextlib
 import random
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, train, update
 
 
 @loop(planned=True)
-def number_of_the_step_in_the_batch() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        n, x, y = batch
-        loss = F.cross_entropy(model(x), y) / (1 + n / 100)
-        update(optimizer, loss)
-        return n, loss
-
-    return Loop(step, model, optimizer, lambda n: (n, *batches[n % 10]))
-
-
-@loop(planned=True)
-def weight_in_the_batch() -> Loop:
-    model, optimizer, batches = task()
-
+def weight_in_the_batch(model, optimizer, batches) -> Loop:
     def step(batch):
         return update(optimizer, batch["weight"] * F.cross_entropy(model(batch["x"]), batch["y"]))
 
@@ -43,9 +27,8 @@ def weight_in_the_batch() -> Loop:
 
 
 @loop(planned=True)
-def name_in_the_batch() -> Loop:
+def name_in_the_batch(model, optimizer, batches) -> Loop:
     """Two data sets in turn, told apart by a string; from some step on only one of them."""
-    model, optimizer, batches = task()
 
     def step(batch):
         x, y, name = batch
@@ -56,23 +39,6 @@ def name_in_the_batch() -> Loop:
     return Loop(step, model, optimizer, lambda n: (*batches[n % 10], "flipped" if n % 2 and n < CHANGE else "plain"))
 
 
-class Sample(NamedTuple):
-    x: torch.Tensor
-    y: torch.Tensor
-
-
-@loop(planned=True)
-def batch_in_a_named_tuple() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch.x), batch.y)
-        update(optimizer, loss)
-        return Sample(loss, batch.y)
-
-    return Loop(step, model, optimizer, [Sample(x, y) for x, y in batches])
-
-
 @dataclass
 class Record:
     x: torch.Tensor
@@ -81,8 +47,7 @@ class Record:
 
 
 @loop(planned=True)
-def batch_in_a_dataclass_that_is_written() -> Loop:
-    model, optimizer, batches = task()
+def batch_in_a_dataclass_that_is_written(model, optimizer, batches) -> Loop:
     records = [Record(x, y) for x, y in batches]
 
     def step(batch):
@@ -93,9 +58,7 @@ def batch_in_a_dataclass_that_is_written() -> Loop:
 
 
 @loop(planned=True)
-def batch_that_is_emptied() -> Loop:
-    model, optimizer, batches = task()
-
+def batch_that_is_emptied(model, optimizer, batches) -> Loop:
     def step(batch):
         y = batch.pop()
         x = batch.pop()
@@ -108,21 +71,8 @@ def batch_that_is_emptied() -> Loop:
     return Loop(step, model, optimizer, made, lambda: {"left": [len(batch) for batch in made]})
 
 
-@loop()
-def batch_written_in_place() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        batch[0].mul_(0.99)
-        return train(model, optimizer, batch)
-
-    return Loop(step, model, optimizer, batches, lambda: {"batches": batches})
-
-
 @loop(planned=True)
-def nothing_for_a_batch_now_and_then() -> Loop:
-    model, optimizer, batches = task()
-
+def nothing_for_a_batch_now_and_then(model, optimizer, batches) -> Loop:
     def step(batch):
         if batch is None:
             return None
@@ -132,16 +82,7 @@ def nothing_for_a_batch_now_and_then() -> Loop:
 
 
 @loop(planned=True)
-def last_batch_smaller() -> Loop:
-    model, optimizer, batches = task()
-    batches[9] = (batches[9][0][:3], batches[9][1][:3])
-
-    return Loop(ordinary(model, optimizer), model, optimizer, lambda n: batches[n % 10 if n < 100 else n % 9])
-
-
-@loop(planned=True)
-def index_tensor_that_splits() -> Loop:
-    model, optimizer, batches = task()
+def index_tensor_that_splits(model, optimizer, batches) -> Loop:
     places = [torch.tensor([2, 4]), torch.tensor([1, 5]), torch.tensor([3, 3])]
 
     def step(batch):
@@ -153,9 +94,7 @@ def index_tensor_that_splits() -> Loop:
 
 
 @loop()
-def mask_that_selects() -> Loop:
-    model, optimizer, batches = task()
-
+def mask_that_selects(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         keep = x[:, 0] > -0.5
@@ -174,9 +113,7 @@ class Outcome:
 
 
 @loop(planned=True)
-def result_is_a_dataclass() -> Loop:
-    model, optimizer, batches = task()
-
+def result_is_a_dataclass(model, optimizer, batches) -> Loop:
     def step(batch):
         out = model(batch[0])
         loss = F.cross_entropy(out, batch[1])
@@ -187,8 +124,7 @@ def result_is_a_dataclass() -> Loop:
 
 
 @loop(planned=True)
-def step_that_fails_by_its_own_count() -> Loop:
-    model, optimizer, batches = task()
+def step_that_fails_by_its_own_count(model, optimizer, batches) -> Loop:
     calls = 0
 
     def step(batch):
@@ -202,9 +138,8 @@ def step_that_fails_by_its_own_count() -> Loop:
 
 
 @loop(planned=True)
-def step_that_fails_on_some_batches() -> Loop:
+def step_that_fails_on_some_batches(model, optimizer, batches) -> Loop:
     """A label that does not exist: torch itself raises, after the gradients are gone."""
-    model, optimizer, batches = task()
     bad = (batches[0][0], torch.full((6,), 9))
 
     def step(batch):
@@ -283,9 +218,8 @@ def parts_of_a_batch_with_unknown_labels_are_left_out() -> Loop:
 
 
 @loop(planned=True)
-def rare_batch_writes_and_draws() -> Loop:
+def rare_batch_writes_and_draws(model, optimizer, batches) -> Loop:
     """The first call that takes this branch may be the one that is traced."""
-    model, optimizer, batches = task()
     seen, numbers, members = np.zeros(2), iter(range(1000)), set()
     own = random.Random(3)
     drawn = []
@@ -307,20 +241,7 @@ def rare_batch_writes_and_draws() -> Loop:
 
 
 @loop(planned=True)
-def batch_with_options() -> Loop:
-    model, optimizer, batches = task()
-
-    def step(batch):
-        (x, y), options = batch
-        return update(optimizer, options["weight"] * F.cross_entropy(model(x), y))
-
-    return Loop(step, model, optimizer, lambda n: (batches[n % 10], {"weight": 1.0 + n % 2}))
-
-
-@loop(planned=True)
-def numbers_of_numpy_in_the_batch() -> Loop:
-    model, optimizer, batches = task()
-
+def numbers_of_numpy_in_the_batch(model, optimizer, batches) -> Loop:
     def step(batch):
         (x, y), weight, kind, is_doubled = batch
         loss = F.cross_entropy(model(x), y, reduction="none").sum() * weight * (2 if is_doubled else 1)
@@ -333,9 +254,7 @@ def numbers_of_numpy_in_the_batch() -> Loop:
 
 
 @loop(planned=True)
-def helper_that_asks_for_the_type_of_an_array() -> Loop:
-    model, optimizer, batches = task()
-
+def helper_that_asks_for_the_type_of_an_array(model, optimizer, batches) -> Loop:
     def as_tensor(value):
         if type(value) is np.ndarray:
             return torch.from_numpy(value)
@@ -349,9 +268,7 @@ def helper_that_asks_for_the_type_of_an_array() -> Loop:
 
 
 @loop(planned=True)
-def array_cast_and_then_written() -> Loop:
-    model, optimizer, batches = task()
-
+def array_cast_and_then_written(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         values = x.astype(np.float32)

@@ -37,27 +37,8 @@ def regular() -> nn.Sequential:
 
 
 @loop(planned=True)
-def loss_that_is_not_finite_is_skipped() -> Loop:
-    model, optimizer, batches = task()
-    state = {"skipped": 0}
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        if not torch.isfinite(loss):
-            state["skipped"] += 1
-            return loss.detach()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Loop(step, model, optimizer, spoilt(batches), lambda: state)
-
-
-@loop(planned=True)
-def skipped_after_draws_and_statistics() -> Loop:
+def skipped_after_draws_and_statistics(batches) -> Loop:
     """The forward draws and writes buffers before the check, and the gradients of the step before are still there."""
-    _, _, batches = task()
     model = regular()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     state = {"skipped": 0}
@@ -73,8 +54,7 @@ def skipped_after_draws_and_statistics() -> Loop:
 
 
 @loop(planned=True)
-def number_of_the_loss_is_asked_for_nan() -> Loop:
-    model, optimizer, batches = task()
+def number_of_the_loss_is_asked_for_nan(model, optimizer, batches) -> Loop:
     state = {"bad": 0, "sum": 0.0}
 
     def step(batch):
@@ -91,8 +71,7 @@ def number_of_the_loss_is_asked_for_nan() -> Loop:
 
 
 @loop(planned=True)
-def step_of_an_optimizer_that_is_left_out() -> Loop:
-    model, optimizer, batches = task()
+def step_of_an_optimizer_that_is_left_out(model, optimizer, batches) -> Loop:
     state = {"left_out": 0}
 
     def step(batch):
@@ -110,9 +89,7 @@ def step_of_an_optimizer_that_is_left_out() -> Loop:
 
 
 @loop(planned=True)
-def output_that_is_asserted() -> Loop:
-    model, optimizer, batches = task()
-
+def output_that_is_asserted(model, optimizer, batches) -> Loop:
     def step(batch):
         output = model(batch[0])
         assert torch.isfinite(output).all(), "an output is not finite"
@@ -123,9 +100,8 @@ def output_that_is_asserted() -> Loop:
 
 
 @loop()
-def output_that_raises_in_some_steps() -> Loop:
+def output_that_raises_in_some_steps(batches) -> Loop:
     """The user's error is raised where eager raises it, and leaves what eager leaves."""
-    _, _, batches = task()
     model = regular()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
@@ -139,9 +115,8 @@ def output_that_raises_in_some_steps() -> Loop:
 
 
 @loop(planned=True)
-def branch_that_changes_once() -> Loop:
+def branch_that_changes_once(model, optimizer, batches) -> Loop:
     """A loss above a bound is halved. The bound moves, so that the other branch is taken from then on."""
-    model, optimizer, batches = task()
     scale = torch.ones(())
 
     def step(batch):
@@ -158,9 +133,7 @@ def branch_that_changes_once() -> Loop:
 
 
 @loop()
-def branch_that_changes_all_the_time() -> Loop:
-    model, optimizer, batches = task()
-
+def branch_that_changes_all_the_time(model, optimizer, batches) -> Loop:
     def step(batch):
         output = model(batch[0])
         loss = F.cross_entropy(output, batch[1])
@@ -188,9 +161,7 @@ def variational_autoencoder_by_distributions() -> Loop:
 
 
 @loop(planned=True)
-def policy_gradient_by_distributions() -> Loop:
-    model, optimizer, batches = task()
-
+def policy_gradient_by_distributions(model, optimizer, batches) -> Loop:
     def step(batch):
         policy = Categorical(logits=model(batch[0]))
         action = policy.sample()
@@ -203,8 +174,7 @@ def policy_gradient_by_distributions() -> Loop:
 
 
 @loop(planned=True)
-def gradients_accumulated_unless_not_finite() -> Loop:
-    model, optimizer, batches = task()
+def gradients_accumulated_unless_not_finite(model, optimizer, batches) -> Loop:
     state = {"count": 0, "bad": 0}
 
     def step(batch):
@@ -223,9 +193,8 @@ def gradients_accumulated_unless_not_finite() -> Loop:
 
 
 @loop()
-def value_that_is_written_before_it_is_asked() -> Loop:
+def value_that_is_written_before_it_is_asked(model, optimizer, batches) -> Loop:
     """The number was read before the write, and the branch is on that."""
-    model, optimizer, batches = task()
 
     def step(batch):
         loss = F.cross_entropy(model(batch[0]), batch[1])
@@ -241,9 +210,8 @@ def value_that_is_written_before_it_is_asked() -> Loop:
 
 
 @loop(planned=True)
-def a_weight_that_is_asked_after_the_update() -> Loop:
+def a_weight_that_is_asked_after_the_update(model, optimizer, batches) -> Loop:
     """The model begins anew, without the optimizer's state, where an update has made a weight that is no number."""
-    model, optimizer, batches = task()
     begun = {"anew": 0}
 
     def step(batch):
@@ -284,9 +252,8 @@ def scaled_gradients_of_two_parts_are_accumulated() -> Loop:
 
 
 @loop(planned=True)
-def a_skipped_step_before_a_scheduler() -> Loop:
+def a_skipped_step_before_a_scheduler(model, optimizer, batches) -> Loop:
     """What ends a step early stands between its ops, and Python after them."""
-    model, optimizer, batches = task()
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 300)
     state = {"skipped": 0, "best": math.inf}
 
@@ -308,8 +275,7 @@ def a_skipped_step_before_a_scheduler() -> Loop:
 
 
 @loop(planned=True)
-def ends_early_in_a_loop_over_micro_batches() -> Loop:
-    model, optimizer, batches = task()
+def ends_early_in_a_loop_over_micro_batches(model, optimizer, batches) -> Loop:
     seen = []
 
     def step(batch):
@@ -328,9 +294,8 @@ def ends_early_in_a_loop_over_micro_batches() -> Loop:
 
 
 @loop(planned=True)
-def small_batches_are_returned_at_once() -> Loop:
+def small_batches_are_returned_at_once(model, optimizer, batches) -> Loop:
     """A branch on the batch: each way is a recording of its own."""
-    model, optimizer, batches = task()
     counts = {"used": 0, "lines": 0}
 
     def step(batch):
@@ -353,9 +318,8 @@ def small_batches_are_returned_at_once() -> Loop:
 
 
 @loop()
-def draws_after_what_may_end_the_step() -> Loop:
+def draws_after_what_may_end_the_step(model, optimizer, batches) -> Loop:
     """A draw that a skipped step does not make must not be made before it."""
-    model, optimizer, batches = task()
     draw = random.Random(5)
     used = []
 

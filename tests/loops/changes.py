@@ -1,15 +1,12 @@
-"""Loops that change their model or their optimizer while they run: other layers, other parameters, other types."""
+"""Loops with hooks, and loops that change their model or their optimizer while they run. See also `step_changes`."""
 
 from __future__ import annotations
 
 import copy
-import functools
-import types
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import prune
 
 from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
 
@@ -21,112 +18,11 @@ def supervised(model, optimizer, after, batches=None, state=dict):
 
 
 @loop(planned=True)
-def layer_replaced() -> Loop:
-    model, optimizer, _ = task()
-
-    def after(n, _):
-        if n == CHANGE:
-            model[1] = nn.Tanh()
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def layer_with_parameters_replaced() -> Loop:
-    model, optimizer, _ = task()
-
-    def after(n, _):
-        if n == CHANGE:
-            model[2] = nn.Linear(12, 4)
-            optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.01})
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def layer_appended() -> Loop:
-    model, optimizer, _ = task()
-
+def layer_appended(model, optimizer) -> Loop:
     def after(n, _):
         if n == CHANGE:
             model.append(nn.Linear(4, 4))
             optimizer.add_param_group({"params": model[3].parameters()})
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def parameter_replaced() -> Loop:
-    """The optimizer goes on with the old one, which gets no gradients any more."""
-    model, optimizer, _ = task()
-
-    def after(n, _):
-        if n == CHANGE:
-            model[2].bias = nn.Parameter(torch.zeros(4))
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def parameter_given_other_memory() -> Loop:
-    model, optimizer, _ = task()
-
-    def after(n, _):
-        if n == CHANGE:
-            model[0].weight.data = torch.randn(12, 8)
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def forward_replaced() -> Loop:
-    model, optimizer, _ = task()
-
-    def after(n, _):
-        if n == CHANGE:
-            model[1].forward = types.MethodType(lambda self, x: x.clamp(-1, 1), model[1])
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def forward_of_a_class_replaced() -> Loop:
-    class Gate(nn.Module):
-        def forward(self, x):
-            return x * torch.sigmoid(x)
-
-    model = nn.Sequential(nn.Linear(8, 12), Gate(), nn.Linear(12, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def after(n, _):
-        if n == CHANGE:
-            Gate.forward = lambda self, x: x * torch.tanh(x)
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def layers_thawed_one_by_one() -> Loop:
-    model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(3)], nn.Linear(8, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for p in model[:3].parameters():
-        p.requires_grad_(False)
-
-    def after(n, _):
-        if n in (30, 60, 90):
-            for p in model[3 - n // 30].parameters():
-                p.requires_grad_(True)
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def layer_frozen() -> Loop:
-    model, optimizer, _ = task()
-
-    def after(n, _):
-        if n == CHANGE:
-            model[0].requires_grad_(False)
 
     return supervised(model, optimizer, after)
 
@@ -149,30 +45,6 @@ def batch_norm_evaluated_between() -> Loop:
     return supervised(model, optimizer, after, state=lambda: {"scores": scores})
 
 
-@loop(planned=True)
-def batch_norm_frozen() -> Loop:
-    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def after(n, _):
-        if n == CHANGE:
-            model[1].eval()
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def parameter_group_added() -> Loop:
-    model = mlp()
-    optimizer = torch.optim.Adam(model[2].parameters(), lr=0.01)
-
-    def after(n, _):
-        if n == CHANGE:
-            optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.001})
-
-    return supervised(model, optimizer, after)
-
-
 def converted(kind: torch.dtype, change: int = CHANGE) -> Loop:
     model, optimizer, batches = task()
     halves = [(x.to(kind), y) for x, y in batches]
@@ -192,23 +64,6 @@ def model_made_double() -> Loop:
 
 
 @loop(planned=True)
-def model_made_bfloat16() -> Loop:
-    return converted(torch.bfloat16)
-
-
-@loop(planned=True)
-def optimizer_state_cleared() -> Loop:
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def after(n, _):
-        if n == CHANGE:
-            optimizer.state.clear()
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
 def optimizer_state_cleared_again_and_again() -> Loop:
     """Whatever the planned step does at that moment: it runs, it is profiled, or it is audited."""
     model = mlp()
@@ -222,8 +77,7 @@ def optimizer_state_cleared_again_and_again() -> Loop:
 
 
 @loop(planned=True)
-def tensor_replaced_between_steps() -> Loop:
-    model, optimizer, batches = task()
+def tensor_replaced_between_steps(model, optimizer, batches) -> Loop:
     weights = {"of_class": torch.ones(4)}
 
     def step(batch):
@@ -234,37 +88,6 @@ def tensor_replaced_between_steps() -> Loop:
             weights["of_class"] = torch.linspace(1, 1 + n % 3, 4)
 
     return Loop(step, model, optimizer, batches, lambda: dict(weights), after)
-
-
-@loop(planned=True)
-def checkpoint_loaded() -> Loop:
-    """Model and optimizer go back to what they were fifty steps ago."""
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    saved = {}
-
-    def after(n, _):
-        if n == CHANGE - 50:
-            saved["model"] = copy.deepcopy(model.state_dict())
-            saved["optimizer"] = copy.deepcopy(optimizer.state_dict())
-        if n == CHANGE:
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-
-    return supervised(model, optimizer, after)
-
-
-@loop()
-def optimizer_replaced() -> Loop:
-    model, optimizer, batches = task()
-    used = optimizer
-
-    def after(n, _):
-        nonlocal used
-        if n == CHANGE:
-            used = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"used": used.state_dict()}, after)
 
 
 @loop(planned=True)
@@ -288,39 +111,8 @@ def adam_begun_anew_and_loaded() -> Loop:
 
 
 @loop(planned=True)
-def model_and_optimizer_rebound() -> Loop:
-    """The names stand for others from some step on; the schedule was told of the first ones."""
-    model, optimizer, batches = task()
-    first = model
-
-    def step(batch):
-        return train(model, optimizer, batch)
-
-    def after(n, _):
-        nonlocal model, optimizer
-        if n == CHANGE:
-            model = copy.deepcopy(model)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    return Loop(step, first, optimizer, batches, lambda: model.state_dict(), after)
-
-
-@loop(planned=True)
-def layer_pruned() -> Loop:
-    """Pruning turns a parameter into two tensors and a hook."""
-    model, optimizer, _ = task()
-
-    def after(n, _):
-        if n == CHANGE:
-            prune.l1_unstructured(model[0], "weight", amount=0.5)
-
-    return supervised(model, optimizer, after)
-
-
-@loop(planned=True)
-def averaged_weights_swapped_in() -> Loop:
+def averaged_weights_swapped_in(model, optimizer) -> Loop:
     """Evaluation by other weights between two steps, by `data` as many averaging libraries do it."""
-    model, optimizer, _ = task()
     average = [p.detach().clone() for p in model.parameters()]
     probe = torch.randn(4, 8)
     seen = []
@@ -341,13 +133,47 @@ def averaged_weights_swapped_in() -> Loop:
 
 
 @loop(planned=True)
-def deterministic_algorithms_switched_on() -> Loop:
-    model, optimizer, _ = task()
+def hook_that_collects_activations(model, optimizer, batches) -> Loop:
+    seen = []
+    model[1].register_forward_hook(lambda module, args, out: seen.append(out.detach().mean()))
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"seen": seen})
+
+
+@loop(planned=True)
+def hook_that_collects_norms(model, optimizer, batches) -> Loop:
+    norms = {}
+    model[0].weight.register_hook(lambda grad: norms.__setitem__("weight", grad.norm().item()))
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: norms)
+
+
+@loop(planned=True)
+def hook_whose_value_changes(model, optimizer, batches) -> Loop:
+    scale = {"factor": 1.0}
+    model[2].weight.register_hook(lambda grad: scale["factor"] * grad)
 
     def after(n, _):
         if n == CHANGE:
-            torch.use_deterministic_algorithms(True)
+            scale["factor"] = 0.1
 
-    made = supervised(model, optimizer, after)
-    close = functools.partial(torch.use_deterministic_algorithms, False)
-    return Loop(made.step, model, optimizer, made.batches, after=after, close=close)
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: scale, after)
+
+
+@loop(planned=True)
+def optimizer_in_the_backward_pass() -> Loop:
+    """Every parameter has an optimizer of its own, which steps as soon as its gradient is there."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.Tanh(), nn.Linear(12, 4))
+    optimizers = {p: torch.optim.Adam([p], lr=0.01) for p in model.parameters()}
+
+    def apply(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(apply)
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    return Loop(step, model, list(optimizers.values()), labelled())

@@ -1,13 +1,9 @@
-"""Random programs with random changes between their steps, as source text. See `loops.fuzz_changes`.
-
-``python -m loops.changing 17`` prints program 17.
-"""
+"""Random programs with random changes between their steps, as source text. See `loops.fuzz_changes`."""
 
 from __future__ import annotations
 
 import contextlib
 import linecache
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -161,7 +157,3 @@ def _split(lines: Iterable[str]) -> list[str]:
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" if line else "" for line in lines]
-
-
-if __name__ == "__main__":
-    print(changing_program(int(sys.argv[1])).source)

@@ -7,6 +7,7 @@ in a variable of the function that builds the program.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -150,22 +151,29 @@ class Step:
     outer: tuple[str, ...] = ("net", "optimizer", "k", "h")
 
 
-def step_of(rng: Random) -> Step:
-    """A random program's parts."""
-    model = rng.choice(list(_MODELS))
-    batch, loss, hidden_shape = _MODELS[model]
-    number = rng.choice(_NUMBERS)
-    hidden = rng.choice(("s['h']", "h", "box.h", "")) if model != "RNN" else rng.choice(("s['h']", "h", "box.h"))
-    declare = [
+def declared(model: str, optimizer: str, tied: Sequence[str] = ()) -> list[str]:
+    """Lines that build a model, its optimizer, its batches, and what its step carries."""
+    batch, _, hidden_shape = _MODELS[model]
+    return [
         f"net = {model}()",
-        *(["net.out.weight = net.emb.weight"] if model == "Embedded" and rng.random() < 0.3 else []),
-        f"optimizer = {rng.choice(_OPTIMIZERS)}",
+        *tied,
+        f"optimizer = {optimizer}",
         f"data = [{batch} for _ in range(5)]",
         "s, box, items = {'k': 0.5, 'h': None, 'seen': []}, Box(0.5), [0.5]",
         "box.h = h = None",
         "net.k = k = 0.5",
         f"hidden_shape = ({hidden_shape},)",
     ]
+
+
+def step_of(rng: Random) -> Step:
+    """A random program's parts."""
+    model = rng.choice(list(_MODELS))
+    _, loss, _ = _MODELS[model]
+    number = rng.choice(_NUMBERS)
+    hidden = rng.choice(("s['h']", "h", "box.h", "")) if model != "RNN" else rng.choice(("s['h']", "h", "box.h"))
+    tied = ["net.out.weight = net.emb.weight"] if model == "Embedded" and rng.random() < 0.3 else []
+    declare = declared(model, rng.choice(_OPTIMIZERS), tied)
     body = ["x, y = batch"]
     after: list[str] = []
     if rng.random() < 0.3:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import Loop, labelled, loop, mlp, task, train, update
+from loops.loop import Loop, labelled, loop, mlp, train, update
 
 global_step = 0
 position: contextvars.ContextVar[int] = contextvars.ContextVar("position")
@@ -76,9 +76,8 @@ def a_rate_by_numpy() -> Loop:
 
 
 @loop(planned=True)
-def accumulation_by_batch_index() -> Loop:
+def accumulation_by_batch_index(model, optimizer, batches) -> Loop:
     """The place in the epoch travels in the batch, as `enumerate` gives it."""
-    model, optimizer, batches = task()
 
     def step(batch):
         place, x, y = batch
@@ -93,24 +92,7 @@ def accumulation_by_batch_index() -> Loop:
 
 
 @loop(planned=True)
-def every_tenth_by_a_flag_outside() -> Loop:
-    model, optimizer, batches = task()
-    flags = {"penalise": True}
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        if flags["penalise"]:
-            return update(optimizer, loss + 0.1 * sum(p.square().sum() for p in model.parameters()))
-
-    def after(n, _):
-        flags["penalise"] = (n + 1) % 10 == 0
-
-    return Loop(step, model, optimizer, batches, lambda: flags, after)
-
-
-@loop(planned=True)
-def counter_and_a_remembered_rate() -> Loop:
-    model, optimizer, batches = task()
+def counter_and_a_remembered_rate(model, optimizer, batches) -> Loop:
     state = {"step": 0}
 
     @functools.cache
@@ -126,8 +108,7 @@ def counter_and_a_remembered_rate() -> Loop:
 
 
 @loop(planned=True)
-def counter_in_a_tensor() -> Loop:
-    model, optimizer, batches = task()
+def counter_in_a_tensor(model, optimizer, batches) -> Loop:
     done = torch.zeros(())
 
     def step(batch):
@@ -138,8 +119,7 @@ def counter_in_a_tensor() -> Loop:
 
 
 @loop()
-def counter_in_an_array() -> Loop:
-    model, optimizer, batches = task()
+def counter_in_an_array(model, optimizer, batches) -> Loop:
     classes = np.zeros(4)
 
     def step(batch):
@@ -152,9 +132,8 @@ def counter_in_an_array() -> Loop:
 
 
 @loop(planned=True)
-def counter_in_a_buffer_elsewhere() -> Loop:
+def counter_in_a_buffer_elsewhere(model, optimizer, batches) -> Loop:
     """A module that the schedule is not told of has a buffer that the step writes."""
-    model, optimizer, batches = task()
     scale = nn.BatchNorm1d(8, affine=False)
 
     def step(batch):
@@ -164,8 +143,7 @@ def counter_in_a_buffer_elsewhere() -> Loop:
 
 
 @loop(planned=True)
-def counter_whose_type_is_asked() -> Loop:
-    model, optimizer, batches = task()
+def counter_whose_type_is_asked(model, optimizer, batches) -> Loop:
     state = {"step": 0, "odd": 0}
 
     def step(batch):

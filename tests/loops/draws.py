@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, mlp, task, update
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, update
 
 
 @loop(planned=True)
-def mix_up_by_torch() -> Loop:
-    model, optimizer, batches = task()
-
+def mix_up_by_torch(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         share = torch.rand(len(x), 1)
@@ -28,9 +26,8 @@ def mix_up_by_torch() -> Loop:
 
 
 @loop(planned=True)
-def draws_made_plain() -> Loop:
+def draws_made_plain(model, optimizer, batches) -> Loop:
     """A drawn number is converted at once, as type checkers ask for."""
-    model, optimizer, batches = task()
     generator = np.random.default_rng(5)
 
     def step(batch):
@@ -46,9 +43,8 @@ def draws_made_plain() -> Loop:
 
 
 @loop(planned=True)
-def mix_up_by_a_function_after_zero_grad() -> Loop:
+def mix_up_by_a_function_after_zero_grad(model, optimizer, batches) -> Loop:
     """As in mixup-cifar10: a function draws by Python, by torch and by a generator, and mixes. It reads no weight."""
-    model, optimizer, batches = task()
     generator = torch.Generator().manual_seed(7)
 
     def mixed(x, y, alpha=0.4):
@@ -72,8 +68,7 @@ def mix_up_by_a_function_after_zero_grad() -> Loop:
 
 
 @loop()
-def generator_of_torch_of_its_own() -> Loop:
-    model, optimizer, batches = task()
+def generator_of_torch_of_its_own(model, optimizer, batches) -> Loop:
     generator = torch.Generator().manual_seed(7)
 
     def step(batch):
@@ -84,9 +79,7 @@ def generator_of_torch_of_its_own() -> Loop:
 
 
 @loop(planned=True)
-def seed_set_inside() -> Loop:
-    model, optimizer, batches = task()
-
+def seed_set_inside(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         torch.manual_seed(11)
@@ -96,9 +89,7 @@ def seed_set_inside() -> Loop:
 
 
 @loop(planned=True)
-def seed_set_outside() -> Loop:
-    model, optimizer, batches = task()
-
+def seed_set_outside(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         return update(optimizer, F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y))
@@ -111,9 +102,8 @@ def seed_set_outside() -> Loop:
 
 
 @loop(planned=True)
-def python_seed_set_inside() -> Loop:
+def python_seed_set_inside(model, optimizer, batches) -> Loop:
     """Reads no state that outlives it, and yet changes the state of `random` for others."""
-    model, optimizer, batches = task()
     drawn = []
 
     def step(batch):
@@ -162,9 +152,8 @@ def noise_on_gradients() -> Loop:
 
 
 @loop(planned=True)
-def noise_from_a_certain_step_on() -> Loop:
+def noise_from_a_certain_step_on(model, optimizer, batches) -> Loop:
     """The step begins to draw from `random` long after a verdict stands."""
-    model, optimizer, batches = task()
     options = {"noise": False}
 
     def step(batch):
@@ -181,9 +170,8 @@ def noise_from_a_certain_step_on() -> Loop:
 
 
 @loop(planned=True)
-def batch_sliced_at_drawn_places() -> Loop:
+def batch_sliced_at_drawn_places(model, optimizer, batches) -> Loop:
     """The step makes its own batch by ops whose numbers decide on slices."""
-    model, optimizer, batches = task()
     inputs, labels = (torch.cat(each) for each in zip(*batches, strict=True))
 
     def fetched():
@@ -198,9 +186,8 @@ def batch_sliced_at_drawn_places() -> Loop:
 
 
 @loop(planned=True)
-def transitions_sampled_from_a_memory() -> Loop:
+def transitions_sampled_from_a_memory(model, optimizer, batches) -> Loop:
     """A deep Q network: a list of tuples of tensors and numbers, which are never the same."""
-    model, optimizer, batches = task()
     target = mlp()
     target.load_state_dict(model.state_dict())
     draw = random.Random(0)
@@ -225,9 +212,8 @@ def transitions_sampled_from_a_memory() -> Loop:
 
 
 @loop(word="reads a tensor's value")
-def value_read_from_what_a_hidden_model_computes() -> Loop:
+def value_read_from_what_a_hidden_model_computes(model, optimizer, batches) -> Loop:
     """The first statement calls the model by another name, so that it cannot stand before the graph."""
-    model, optimizer, batches = task()
     calls = {"model": lambda x: model(x)}
 
     def step(batch):

@@ -32,8 +32,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor, ranks: tuple[int, ...] 
 
 
 @loop(planned=True)
-def hits_by_numpy_before_the_backward() -> Loop:
-    model, optimizer, batches = task()
+def hits_by_numpy_before_the_backward(model, optimizer, batches) -> Loop:
     state = {"hits": 0, "seen": 0}
 
     def step(batch):
@@ -53,8 +52,7 @@ def hits_by_numpy_before_the_backward() -> Loop:
 
 
 @loop(planned=True)
-def meters_and_a_confusion_matrix_before_the_backward() -> Loop:
-    model, optimizer, batches = task()
+def meters_and_a_confusion_matrix_before_the_backward(model, optimizer, batches) -> Loop:
     losses, first, matrix, pairs = Mean(), Mean(), np.zeros((4, 4), dtype=np.int64), Counter()
 
     def step(batch):
@@ -175,9 +173,8 @@ def codes_drawn_behind_ops_and_hits_before_the_backward() -> Loop:
 
 
 @loop()
-def weights_read_before_the_update() -> Loop:
+def weights_read_before_the_update(model, optimizer, batches) -> Loop:
     """It may not read them after it."""
-    model, optimizer, batches = task()
     norms: list[Any] = []
 
     def step(batch):
@@ -193,9 +190,8 @@ def weights_read_before_the_update() -> Loop:
 
 
 @loop()
-def a_hook_that_keeps_what_the_step_keeps() -> Loop:
+def a_hook_that_keeps_what_the_step_keeps(model, optimizer, batches) -> Loop:
     """It runs in the backward, so what stands before that may not come after it."""
-    model, optimizer, batches = task()
     kept: list[Any] = []
     model[0].weight.register_hook(lambda gradient: kept.append("hook"))
 
@@ -224,9 +220,8 @@ def trained_on_its_input(model: nn.Module, optimizer: torch.optim.Optimizer, bat
 
 
 @loop()
-def gradient_of_an_input_read_after_the_update() -> Loop:
+def gradient_of_an_input_read_after_the_update(model, optimizer, batches) -> Loop:
     """A graph returns tensors, and none of them with a gradient of its own."""
-    model, optimizer, batches = task()
     seen: list[Any] = []
 
     def step(batch):
@@ -238,8 +233,7 @@ def gradient_of_an_input_read_after_the_update() -> Loop:
 
 
 @loop()
-def input_returned_with_its_gradient() -> Loop:
-    model, optimizer, batches = task()
+def input_returned_with_its_gradient(model, optimizer, batches) -> Loop:
     seen: list[Any] = []
 
     def step(batch):

@@ -1,26 +1,19 @@
 """Fuzzer of changes between steps: each call of a scheduled program is as eager's, or raises eager's own exception.
 
-``python -m loops.fuzz_changes --seed 17`` (in ``tests``, or ``python -m tests.loops.fuzz_changes`` from the root)
-replays one program and shrinks it where it differs; ``--programs 3000`` runs many and lists the seeds that differ.
+``report(changing_program(17))`` replays one program and shrinks it where it differs.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import logging
 import random
-import sys
 import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-if __package__ != "loops":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -28,15 +21,13 @@ from torch.utils._pytree import tree_leaves
 
 import hocket
 import hocket.native
-from loops.changing import ChangingLoop, ChangingProgram, changing_program, reset_switches
-from loops.runner import Ended, code_of, counting, time_limit
+from loops.changing import ChangingLoop, ChangingProgram, reset_switches
+from loops.runner import Ended, code_of, counting
 from loops.snapshot import differences, flat, trained
 
 MAX_LINES = 6
 # Where programs may round otherwise: what is left where large numbers cancel counts by their size.
 SMALLEST = 1e-2
-# A call takes milliseconds; how long one program may take in all.
-TIME_LIMIT_S = 60
 
 
 @dataclass
@@ -224,34 +215,3 @@ def report(failing: ChangingProgram) -> str:
     less = smallest_change(failing)
     source = less.source[less.source.index("def build():") :]
     return f"program {less.seed}, {less.setting}, {less.num_calls} calls:\n{source}\n" + "\n".join(faults(less))
-
-
-def main(arguments: list[str]) -> int:
-    """Run one program, or many."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, help="replay and shrink this program")
-    parser.add_argument("--programs", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--setting", default="", help="schedule it otherwise than the seed says")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    hocket.native.available()  # built now, and not in the time of a program
-    seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.programs)
-    failing = []
-    for seed in seeds:
-        program = changing_program(seed)
-        if asked.setting:
-            program = replace(program, setting=asked.setting)
-        with time_limit(TIME_LIMIT_S):
-            lines = faults(program)
-        if lines:
-            failing.append(seed)
-            print(f"seed {seed} ({program.setting}): {lines[0][:300]}", flush=True)
-            if asked.seed is not None:
-                print(report(program))
-    print(f"{len(failing)} of {len(seeds)} programs differ: {failing}")
-    return int(bool(failing))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,13 +1,11 @@
 """Fuzzer of looking: fused models whose forwards look at things compute what the plain models compute, one by one.
 
-``python -m loops.fuzz_looks --seed 17`` (in ``tests``, or ``python -m tests.loops.fuzz_looks`` from the root) replays
-one program and shrinks it where it fails; ``--first 0 --programs 5000`` runs many and lists what fails. An `InputError`
-where eager raises nothing is "loud": it is allowed, and counted by reason. Everything else that differs is a failure.
+``report(looking_program(17))`` replays one program and shrinks it where it fails. An `InputError` where eager raises
+nothing is "loud", which is allowed. Everything else that differs is a failure.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import logging
 import os
@@ -18,13 +16,9 @@ import tempfile
 import traceback
 import types
 import warnings
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-if __package__ != "loops":
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -34,11 +28,8 @@ from torch.utils import _pytree as pytree
 import hocket
 from hocket.errors import InputError
 from loops.alike import attributes, difference, unequal
-from loops.looking_programs import Call, Program, looking_program
+from loops.looking_programs import Call, Program
 from loops.looks import IMPORTS
-from loops.runner import time_limit
-
-TIME_LIMIT_S = 60
 
 
 @dataclass(frozen=True)
@@ -308,40 +299,3 @@ def report(failing: Program) -> str:
     verdict = judge(less)
     source = less.source.removeprefix(IMPORTS)
     return f"{replace(less, uses=())}\n{source}\n{verdict.kind}: {verdict.line}\n{verdict.detail}"
-
-
-def main(arguments: list[str]) -> int:
-    """Run one program, or many."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, help="replay and shrink this program")
-    parser.add_argument("--programs", type=int, default=100)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--backend", default="", help="fuse otherwise than the seed says")
-    asked = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    seeds = [asked.seed] if asked.seed is not None else range(asked.first, asked.first + asked.programs)
-    kinds, loud, names = Counter[str](), Counter[str](), Counter[str]()
-    failing: list[int] = []
-    for seed in seeds:
-        program = looking_program(seed)
-        program = replace(program, backend=asked.backend or program.backend)
-        with time_limit(TIME_LIMIT_S):
-            verdict = judge(program)
-        kinds[verdict.kind] += 1
-        if verdict.kind == "loud":
-            loud[re.sub(r"\d+", "#", verdict.line.split(": ", 1)[1])[:150]] += 1
-        if verdict.is_failure:
-            failing.append(seed)
-            names.update({use.piece.name for use in program.uses} if len(program.uses) == 1 else ())
-            pieces = "; ".join(f"{use.piece.group}: {use.piece.name}" for use in program.uses)
-            print(f"seed {seed} ({program.backend}, {pieces}): {verdict.kind}: {verdict.line[:200]}", flush=True)
-            if asked.seed is not None:
-                print(report(program))
-    for reason, count in loud.most_common():
-        print(f"loud {count}x: {reason}")
-    print(f"{len(failing)} of {len(seeds)} programs fail: {failing}\n{dict(kinds)}; alone: {dict(names)}")
-    return int(bool(failing))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

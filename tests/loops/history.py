@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import Loop, loop, train, update
 
 
 @loop(word="recent")
-def recent_losses_that_skip_outliers() -> Loop:
-    model, optimizer, batches = task()
+def recent_losses_that_skip_outliers(model, optimizer, batches) -> Loop:
     batches[3] = (30 * batches[3][0], batches[3][1])
     recent = deque(maxlen=20)
 
@@ -29,9 +29,8 @@ def recent_losses_that_skip_outliers() -> Loop:
 
 
 @loop(planned=True)
-def tables_returned_and_written_outside() -> Loop:
+def tables_returned_and_written_outside(model, optimizer, batches) -> Loop:
     """The step returns a dict and a list of its own, and the loop writes into what it is given."""
-    model, optimizer, batches = task()
     settings, seen = {"scale": 1.0, "steps": 0}, [0.5]
     same = []
 
@@ -50,8 +49,7 @@ def tables_returned_and_written_outside() -> Loop:
 
 
 @loop(planned=True)
-def rows_of_numbers_and_tensors() -> Loop:
-    model, optimizer, batches = task()
+def rows_of_numbers_and_tensors(model, optimizer, batches) -> Loop:
     rows = []
 
     def step(batch):
@@ -63,8 +61,7 @@ def rows_of_numbers_and_tensors() -> Loop:
 
 
 @loop(planned=True)
-def total_of_tensors() -> Loop:
-    model, optimizer, batches = task()
+def total_of_tensors(model, optimizer, batches) -> Loop:
     total = torch.zeros(())
 
     def step(batch):
@@ -76,36 +73,9 @@ def total_of_tensors() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"total": total})
 
 
-@loop(planned=True)
-def total_of_numbers() -> Loop:
-    model, optimizer, batches = task()
-    total = 0.0
-
-    def step(batch):
-        nonlocal total
-        loss = train(model, optimizer, batch)
-        total += loss.item()
-        return total
-
-    return Loop(step, model, optimizer, batches, lambda: {"total": total})
-
-
-@loop(planned=True)
-def losses_as_tensors() -> Loop:
-    model, optimizer, batches = task()
-    losses = []
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        losses.append(loss.detach())
-
-    return Loop(step, model, optimizer, batches, lambda: {"losses": losses})
-
-
 @loop(word=".item() may be")
-def losses_read_between_steps() -> Loop:
+def losses_read_between_steps(model, optimizer, batches) -> Loop:
     """``max`` of an empty list raises: the code between steps relies on what the step wrote."""
-    model, optimizer, batches = task()
     losses, worst = [], []
 
     def step(batch):
@@ -121,9 +91,8 @@ def losses_read_between_steps() -> Loop:
 
 
 @loop(planned=True)
-def failures_swallowed() -> Loop:
+def failures_swallowed(model, optimizer, batches) -> Loop:
     """A blind `except` must not hide from the step that it is traced."""
-    model, optimizer, batches = task()
     failures = []
 
     def step(batch):
@@ -138,8 +107,7 @@ def failures_swallowed() -> Loop:
 
 
 @loop(planned=True)
-def scaled_by_the_previous_loss() -> Loop:
-    model, optimizer, batches = task()
+def scaled_by_the_previous_loss(model, optimizer, batches) -> Loop:
     previous = 1.0
 
     def step(batch):
@@ -153,8 +121,7 @@ def scaled_by_the_previous_loss() -> Loop:
 
 
 @loop()
-def best_weights_kept() -> Loop:
-    model, optimizer, batches = task()
+def best_weights_kept(model, optimizer, batches) -> Loop:
     best = {"loss": float("inf"), "weights": None}
 
     def step(batch):
@@ -167,14 +134,39 @@ def best_weights_kept() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: best)
 
 
+seen_loss = 0.0
+
+
+@dataclass
+class Progress:
+    """Numbers that a trainer shows."""
+
+    total: float = 0.0
+    average: float = 0.0
+    samples: int = 0
+
+
 @loop(planned=True)
-def returned_losses_kept_outside() -> Loop:
-    """The same as lists inside, done where it costs nothing: the step stays pure."""
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    losses = []
+def sums_in_many_places(model, optimizer, batches) -> Loop:
+    """In a global, an attribute of a dataclass, a dict and a list."""
+    global seen_loss
+    seen_loss = 0.0
+    progress, table, row = Progress(), {"loss": 0.0}, [0.0, 0]
 
-    def after(_, loss):
-        losses.append(loss.detach())
+    def step(batch):
+        global seen_loss
+        loss = train(model, optimizer, batch)
+        value = loss.item()
+        seen_loss += value
+        progress.total += value * len(batch[0])
+        progress.samples += len(batch[0])
+        progress.average = progress.total / progress.samples
+        table["loss"] = table["loss"] - value
+        row[0] += -value / 3
+        row[1] += 1
+        return {"loss": value, "mean": progress.average, "rounded": round(value, 3), "twice": [2 * value, abs(value)]}
 
-    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), lambda: {"losses": losses}, after)
+    def state():
+        return {"progress": progress, "table": table, "row": row, "global": seen_loss}
+
+    return Loop(step, model, optimizer, batches, state)

@@ -81,17 +81,6 @@ class _Mixing(nn.Module):
 
 
 @loop(planned=True)
-def mix_up_within_a_forward() -> Loop:
-    model = _Mixing()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-
-    def step(batch):
-        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
-
-    return Loop(step, model, optimizer, labelled())
-
-
-@loop(planned=True)
 def mix_up_whose_distribution_changes() -> Loop:
     model = _Mixing()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -131,8 +120,7 @@ def noise_within_a_forward() -> Loop:
 
 
 @loop(planned=True)
-def noise_for_batches_of_two_sizes() -> Loop:
-    model, optimizer, batches = task()
+def noise_for_batches_of_two_sizes(model, optimizer, batches) -> Loop:
     batches[4] = tuple(each[:4] for each in batches[4])
 
     def noisy(x):
@@ -148,9 +136,8 @@ def noise_for_batches_of_two_sizes() -> Loop:
 
 
 @loop(planned=True)
-def draws_around_what_raises() -> Loop:
+def draws_around_what_raises(model, optimizer, batches) -> Loop:
     """One draw comes before a label that does not exist, and one after it. The first model has been trained by then."""
-    model, optimizer, batches = task()
     other = mlp()
     optimizers = [optimizer, torch.optim.SGD(other.parameters(), lr=0.05)]
     bad = (batches[0][0], torch.full((6,), 9))
@@ -168,9 +155,8 @@ def draws_around_what_raises() -> Loop:
 
 
 @loop(word="random")
-def pool_of_earlier_images() -> Loop:
+def pool_of_earlier_images(model, optimizer, batches) -> Loop:
     """As in CycleGAN: how many numbers are drawn depends on those that were."""
-    model, optimizer, batches = task()
     pool = [torch.randn(8) for _ in range(4)]
 
     def queried(rows):
@@ -191,8 +177,7 @@ def pool_of_earlier_images() -> Loop:
 
 
 @loop(word="random")
-def order_shuffled_in_place() -> Loop:
-    model, optimizer, batches = task()
+def order_shuffled_in_place(model, optimizer, batches) -> Loop:
     order = list(range(6))
 
     def step(batch):
@@ -205,9 +190,8 @@ def order_shuffled_in_place() -> Loop:
 
 
 @loop(planned=True)
-def draw_beside_a_helper_that_draws() -> Loop:
+def draw_beside_a_helper_that_draws(model, optimizer, batches) -> Loop:
     """Two draws of one statement: that of the helper comes first, and no hook of Python's sees numpy draw."""
-    model, optimizer, batches = task()
 
     def noise(x):
         return torch.from_numpy(np.random.normal(0, 1, (len(x), 4))).float()  # noqa: NPY002
@@ -220,27 +204,8 @@ def draw_beside_a_helper_that_draws() -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop(planned=True)
-def draw_after_a_helper_that_draws() -> Loop:
-    model, optimizer, batches = task()
-    seen = {"steps": 0}
-
-    def shift():
-        return np.random.normal(0, 1)  # noqa: NPY002
-
-    def step(batch):
-        x, y = batch
-        seen["steps"] += 1
-        moved = shift()
-        share = np.random.beta(0.4, 0.4)  # noqa: NPY002
-        return update(optimizer, share * F.cross_entropy(model(x) + moved, y))
-
-    return Loop(step, model, optimizer, batches, lambda: dict(seen))
-
-
 @loop()
-def draw_after_an_attribute_is_set() -> Loop:
-    model, optimizer, batches = task()
+def draw_after_an_attribute_is_set(model, optimizer, batches) -> Loop:
     options = {"alpha": 0.4}
 
     def step(batch):
@@ -282,9 +247,8 @@ def noise_by_generators_of_numpy() -> Loop:
 
 
 @loop()
-def draws_of_other_kinds_in_turns() -> Loop:
+def draws_of_other_kinds_in_turns(model, optimizer, batches) -> Loop:
     """Two draws that take the same bits, so that the state of the generator does not tell one from the other."""
-    model, optimizer, batches = task()
 
     def drawn(n):
         return random.random() if n % 7 else random.uniform(1, 2)
@@ -301,9 +265,8 @@ def draws_of_other_kinds_in_turns() -> Loop:
 
 
 @loop(planned=True)
-def rows_chosen_by_an_array() -> Loop:
+def rows_chosen_by_an_array(model, optimizer, batches) -> Loop:
     """As in PPO by hand: the order is drawn once, and each part of it picks rows."""
-    model, optimizer, batches = task()
 
     def step(batch):
         x, y = batch
@@ -317,8 +280,7 @@ def rows_chosen_by_an_array() -> Loop:
 
 
 @loop(planned=True)
-def noise_cast_by_numpy() -> Loop:
-    model, optimizer, batches = task()
+def noise_cast_by_numpy(model, optimizer, batches) -> Loop:
     generator = np.random.default_rng(2)
 
     def step(batch):
@@ -330,9 +292,7 @@ def noise_cast_by_numpy() -> Loop:
 
 
 @loop(word="numpy array")
-def item_of_an_array_read_beside_its_rows() -> Loop:
-    model, optimizer, batches = task()
-
+def item_of_an_array_read_beside_its_rows(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         rows = np.random.permutation(len(x))  # noqa: NPY002
@@ -342,8 +302,7 @@ def item_of_an_array_read_beside_its_rows() -> Loop:
 
 
 @loop(planned=True)
-def draws_kept_and_returned() -> Loop:
-    model, optimizer, batches = task()
+def draws_kept_and_returned(model, optimizer, batches) -> Loop:
     generator, kept = np.random.default_rng(4), []
 
     def step(batch):
@@ -357,9 +316,8 @@ def draws_kept_and_returned() -> Loop:
 
 
 @loop()
-def draws_in_one_branch_and_for_each_element() -> Loop:
+def draws_in_one_branch_and_for_each_element(model, optimizer, batches) -> Loop:
     """Neither is made once in each step: a draw of an ``if`` expression, and those of a comprehension."""
-    model, optimizer, batches = task()
     batches[4] = tuple(each[:4] for each in batches[4])
 
     def step(batch):
@@ -371,8 +329,7 @@ def draws_in_one_branch_and_for_each_element() -> Loop:
 
 
 @loop(planned=True)
-def function_of_the_module_exchanged_later() -> Loop:
-    model, optimizer, batches = task()
+def function_of_the_module_exchanged_later(model, optimizer, batches) -> Loop:
     real = random.random
 
     def step(batch):

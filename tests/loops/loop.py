@@ -6,8 +6,10 @@ one eagerly and the second one scheduled, and compares all that either run left 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,7 +63,7 @@ class Case:
     """How to build a loop, and what is expected of its schedule.
 
     Attributes:
-        build: makes the loop; takes a temporary folder if it has a parameter.
+        build: makes the loop. See `built` for its parameters.
         planned: ``guard=False`` ends with a plan.
         word: if the schedule ends eager, its reason contains this.
     """
@@ -104,7 +106,21 @@ def task() -> tuple[nn.Sequential, torch.optim.Optimizer, list[tuple[torch.Tenso
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
     """Update a classifier by one batch, and return the loss."""
-    return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+    return update(optimizer, classifier(model, batch))
+
+
+def classifier(model: nn.Module, batch: Any) -> torch.Tensor:
+    """The loss of a batch."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def built(build: Callable[..., Loop], folder: Path) -> Loop:
+    """Build a loop; the model, the optimizer and the batches of a task and the folder are given as it asks for them."""
+    parameters = inspect.signature(build).parameters
+    given: dict[str, Any] = {"folder": folder}
+    if parameters.keys() & {"model", "optimizer", "batches"}:
+        given |= zip(("model", "optimizer", "batches"), task(), strict=True)
+    return build(**{name: given[name] for name in parameters if name in given})
 
 
 def ordinary(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], torch.Tensor]:

@@ -8,10 +8,9 @@ from collections import deque
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributions import Categorical
 from torch.func import functional_call
 
-from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import Loop, labelled, loop, mlp, train, update
 
 
 def adversaries():
@@ -49,9 +48,8 @@ def adversaries_as_two_steps() -> Loop:
 
 
 @loop(planned=True)
-def two_schedules_of_one_model() -> Loop:
+def two_schedules_of_one_model(model, optimizer, batches) -> Loop:
     """Two tasks in turn, one optimizer: each step finds state that the other one has left."""
-    model, optimizer, batches = task()
 
     def classify(batch):
         return train(model, optimizer, batch)
@@ -63,9 +61,7 @@ def two_schedules_of_one_model() -> Loop:
 
 
 @loop(planned=True)
-def attacked_inputs() -> Loop:
-    model, optimizer, batches = task()
-
+def attacked_inputs(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         move = torch.zeros_like(x)
@@ -110,27 +106,6 @@ def two_models_that_teach_each_other() -> Loop:
         return losses
 
     return Loop(step, models, optimizers, labelled())
-
-
-@loop(planned=True)
-def policy_gradient() -> Loop:
-    """Actions are sampled by torch; the baseline is a number of Python's."""
-    model = mlp(4, 8, 3)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    rewards = torch.randn(3)
-    baseline = 0.0
-
-    def step(states):
-        nonlocal baseline
-        policy = Categorical(logits=model(states), validate_args=False)
-        actions = policy.sample()
-        gained = rewards[actions]
-        loss = -(policy.log_prob(actions) * (gained - baseline)).mean()
-        update(optimizer, loss)
-        baseline = 0.9 * baseline + 0.1 * gained.mean().item()
-        return loss
-
-    return Loop(step, model, optimizer, [torch.randn(6, 4) for _ in range(10)], lambda: {"baseline": baseline})
 
 
 class Walk:
@@ -194,9 +169,8 @@ def curriculum_of_lengths() -> Loop:
 
 
 @loop(planned=True)
-def curriculum_inside() -> Loop:
+def curriculum_inside(model, optimizer, batches) -> Loop:
     """The step itself decides how much of the batch it takes, by how well it does."""
-    model, optimizer, batches = task()
     stage = {"rows": 2, "good": 0}
 
     def step(batch):
@@ -228,37 +202,3 @@ def tasks_in_turn() -> Loop:
         return name, loss
 
     return Loop(step, model, optimizer, [torch.randn(6, 8) for _ in range(10)], lambda: {"order": order})
-
-
-@loop(planned=True)
-def denoising() -> Loop:
-    """Diffusion: noise levels and noise come from torch's own generator."""
-    model = mlp(9, 12, 8)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
-    kept = torch.linspace(0.99, 0.01, 50)
-
-    def step(x):
-        level = torch.randint(50, (len(x),))
-        noise = torch.randn_like(x)
-        share = kept[level][:, None]
-        noisy = share.sqrt() * x + (1 - share).sqrt() * noise
-        return update(optimizer, F.mse_loss(model(torch.cat([noisy, level[:, None] / 50], 1)), noise))
-
-    return Loop(step, model, optimizer, [torch.randn(6, 8) for _ in range(10)])
-
-
-@loop(planned=True)
-def small_convolutional_net() -> Loop:
-    # No bias before batch norm: its gradient is all rounding, and eager at one thread has another one than at two.
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(4, 4),
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    batches = [(torch.randn(4, 1, 8, 8), torch.randint(4, (4,))) for _ in range(10)]
-
-    return Loop(ordinary(model, optimizer), model, optimizer, batches)

@@ -18,9 +18,7 @@ def _loss(model, batch):
 
 
 @loop(word="random")
-def shuffle_in_front_of_a_draw() -> Loop:
-    model, optimizer, batches = task()
-
+def shuffle_in_front_of_a_draw(model, optimizer, batches) -> Loop:
     def order(count):
         found = list(range(count))
         random.shuffle(found)
@@ -35,8 +33,7 @@ def shuffle_in_front_of_a_draw() -> Loop:
 
 
 @loop(planned=True)
-def choice_from_a_list_turned_meanwhile() -> Loop:
-    model, optimizer, batches = task()
+def choice_from_a_list_turned_meanwhile(model, optimizer, batches) -> Loop:
     weights = [1.0, 2.0, 3.0]
 
     def step(batch):
@@ -50,8 +47,7 @@ def choice_from_a_list_turned_meanwhile() -> Loop:
 
 
 @loop(word="numpy.random")
-def seeded_in_some_steps() -> Loop:
-    model, optimizer, batches = task()
+def seeded_in_some_steps(model, optimizer, batches) -> Loop:
     counted = {"steps": 0}
 
     def step(batch):
@@ -65,8 +61,7 @@ def seeded_in_some_steps() -> Loop:
 
 
 @loop(word="a Generator")
-def choice_from_a_list_that_turns() -> Loop:
-    model, optimizer, batches = task()
+def choice_from_a_list_that_turns(model, optimizer, batches) -> Loop:
     generator, weights = np.random.default_rng(2), [1.0, 2.0, 3.0]
 
     def step(batch):
@@ -78,8 +73,7 @@ def choice_from_a_list_that_turns() -> Loop:
 
 
 @loop(planned=True)
-def methods_bound_before() -> Loop:
-    model, optimizer, batches = task()
+def methods_bound_before(model, optimizer, batches) -> Loop:
     uniform, draws = random.uniform, [random.gauss, random.random]
 
     def step(batch):
@@ -90,9 +84,7 @@ def methods_bound_before() -> Loop:
 
 
 @loop(word="random")
-def state_put_back_inside() -> Loop:
-    model, optimizer, batches = task()
-
+def state_put_back_inside(model, optimizer, batches) -> Loop:
     def step(batch):
         loss = _loss(model, batch)
         state = random.getstate()
@@ -115,8 +107,7 @@ class _Noise:
 
 
 @loop(planned=True)
-def generator_held_at_three_places() -> Loop:
-    model, optimizer, batches = task()
+def generator_held_at_three_places(model, optimizer, batches) -> Loop:
     generator = np.random.default_rng(3)
     noise, held = _Noise(generator), [generator, np.random.RandomState(4)]
 
@@ -128,9 +119,8 @@ def generator_held_at_three_places() -> Loop:
 
 
 @loop(word="random")
-def default_and_partial() -> Loop:
+def default_and_partial(model, optimizer, batches) -> Loop:
     """No place in which another function could stand."""
-    model, optimizer, batches = task()
     uniform = functools.partial(random.uniform, 0, 1)
 
     def noise(draw=random.random):
@@ -144,8 +134,7 @@ def default_and_partial() -> Loop:
 
 
 @loop(planned=True)
-def list_grown_by_another_name() -> Loop:
-    model, optimizer, batches = task()
+def list_grown_by_another_name(model, optimizer, batches) -> Loop:
     weights = [0.5, 1.0, 2.0]
 
     def step(batch):
@@ -171,8 +160,7 @@ class _Rows:
 
 
 @loop(planned=True)
-def data_set_that_draws() -> Loop:
-    model, optimizer, batches = task()
+def data_set_that_draws(model, optimizer, batches) -> Loop:
     rows = _Rows(batches)
 
     def step(place):
@@ -184,9 +172,7 @@ def data_set_that_draws() -> Loop:
 
 
 @loop(planned=True)
-def property_and_operator_that_draw() -> Loop:
-    model, optimizer, batches = task()
-
+def property_and_operator_that_draw(model, optimizer, batches) -> Loop:
     class Drawn:
         def __get__(self, owner, kind=None):
             return random.random()
@@ -218,8 +204,7 @@ def property_and_operator_that_draw() -> Loop:
 
 
 @loop(planned=True)
-def assertion_before_a_draw() -> Loop:
-    model, optimizer, batches = task()
+def assertion_before_a_draw(model, optimizer, batches) -> Loop:
     bad = (batches[0][0][:2], batches[0][1])
 
     def step(batch):
@@ -232,8 +217,7 @@ def assertion_before_a_draw() -> Loop:
 
 
 @loop(planned=True)
-def error_of_a_table_before_a_draw() -> Loop:
-    model, optimizer, batches = task()
+def error_of_a_table_before_a_draw(model, optimizer, batches) -> Loop:
     table = {0: 1.0, 1: 2.0}
 
     def step(pair):
@@ -246,8 +230,7 @@ def error_of_a_table_before_a_draw() -> Loop:
 
 
 @loop(planned=True)
-def generator_exchanged_later() -> Loop:
-    model, optimizer, batches = task()
+def generator_exchanged_later(model, optimizer, batches) -> Loop:
     held = {"own": random.Random(3), "numpy": np.random.default_rng(5)}
 
     def noise():
@@ -265,9 +248,7 @@ def generator_exchanged_later() -> Loop:
 
 
 @loop(planned=True)
-def step_of_a_trainer_exchanged_later() -> Loop:
-    model, optimizer, batches = task()
-
+def step_of_a_trainer_exchanged_later(model, optimizer, batches) -> Loop:
     class Trainer:
         def __init__(self):
             self.step = self.first
@@ -290,8 +271,7 @@ def step_of_a_trainer_exchanged_later() -> Loop:
 
 
 @loop(word="random")
-def lists_told_apart_by_identity() -> Loop:
-    model, optimizer, batches = task()
+def lists_told_apart_by_identity(model, optimizer, batches) -> Loop:
     buckets, hits = [[1.0], [2.0], [1.0]], [0, 0, 0]
 
     def step(batch):
@@ -304,9 +284,7 @@ def lists_told_apart_by_identity() -> Loop:
 
 
 @loop(word="random")
-def thread_that_draws_and_is_awaited() -> Loop:
-    model, optimizer, batches = task()
-
+def thread_that_draws_and_is_awaited(model, optimizer, batches) -> Loop:
     def step(batch):
         loss, found = _loss(model, batch), []
         thread = threading.Thread(target=lambda: found.append(random.random()))
@@ -358,9 +336,8 @@ def seed_and_then_the_state_put_back() -> Loop:
 
 
 @loop()
-def generator_kept_and_copied_in_some_steps() -> Loop:
+def generator_kept_and_copied_in_some_steps(model, optimizer, batches) -> Loop:
     """No stand-in of a generator is kept or copied."""
-    model, optimizer, batches = task()
     held = {"steps": 0, "generator": np.random.default_rng(4), "again": None, "copy": None, "draw": None}
 
     def step(batch):
@@ -381,8 +358,7 @@ def generator_kept_and_copied_in_some_steps() -> Loop:
 
 
 @loop(word="a Generator")
-def type_of_a_generator_asked() -> Loop:
-    model, optimizer, batches = task()
+def type_of_a_generator_asked(model, optimizer, batches) -> Loop:
     generator = np.random.default_rng(4)
 
     def step(batch):

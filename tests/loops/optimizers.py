@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from loops.loop import Loop, labelled, loop, mlp, ordinary, task, update
+from loops.loop import Loop, labelled, loop, mlp, ordinary, update
 
 
 @loop(planned=True)
@@ -51,9 +51,8 @@ def scaled_gradients_of_a_fused_update() -> Loop:
 
 
 @loop(planned=True)
-def a_cache_made_anew_by_each_step() -> Loop:
+def a_cache_made_anew_by_each_step(model, optimizer, batches) -> Loop:
     """Activations are kept by a hook while the step runs. Each step leaves another empty table than the one before."""
-    model, optimizer, batches = task()
     kept = {"features": {}}
     seen, repeated = [kept["features"]], []
 
@@ -75,9 +74,7 @@ def a_cache_made_anew_by_each_step() -> Loop:
 
 
 @loop(planned=True)
-def sharpness_aware() -> Loop:
-    model, optimizer, batches = task()
-
+def sharpness_aware(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y = batch
         optimizer.zero_grad()

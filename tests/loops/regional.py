@@ -254,52 +254,6 @@ def a_game_of_two() -> Loop:
 
 
 @regional
-def a_copy_kept_in_each_step() -> Loop:
-    model = _mlp(6, 12, 4)
-    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.005)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
-    best: dict[str, object] = {"loss": float("inf"), "model": None}
-
-    def step(batch):
-        x, y = batch
-        loss = F.cross_entropy(model(x), y)
-        if loss.item() < best["loss"]:
-            best.update(loss=loss.item(), model=copy.deepcopy(model))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        scheduler.step()
-        return loss.item()
-
-    def state():
-        kept = {} if best["model"] is None else dict(best["model"].state_dict())
-        return {"best": best["loss"], "names": sorted(vars(best["model"])) if best["model"] else [], **kept}
-
-    return Loop(step, model, optimizer, _rows, state=state)
-
-
-@regional
-def a_line_search() -> Loop:
-    model = _mlp(6, 5, 4)
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn="strong_wolfe")
-    losses: list[float] = []
-
-    def step(batch):
-        x, y = batch
-
-        def closure():
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y) + 1e-3 * sum(p.pow(2).sum() for p in model.parameters())
-            loss.backward()
-            losses.append(loss.item())
-            return loss
-
-        return optimizer.step(closure).item()
-
-    return Loop(step, model, optimizer, [_rows(0)], state=lambda: {"losses": list(losses)})
-
-
-@regional
 def a_step_that_ends_epochs_by_raising() -> Loop:
     model = nn.GRU(6, 8, batch_first=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import hocket
-from loops.loop import Case, Loop
+from loops.loop import Case, Loop, built
 from loops.snapshot import differences, fingerprint, flat, trained
 
 STEPS = 200
@@ -219,4 +219,4 @@ def time_limit(seconds: int) -> Iterator[None]:
 
 def builder(case: Case, folder: Path) -> Callable[[], Loop]:
     """The loop's builder without parameters."""
-    return functools.partial(case.build, folder) if inspect.signature(case.build).parameters else case.build
+    return functools.partial(built, case.build, folder)

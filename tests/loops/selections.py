@@ -6,13 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, loop, mlp, task, update
+from loops.loop import CHANGE, Loop, loop, mlp, update
 
 
 @loop(planned=True)
-def similarities_without_the_diagonal() -> Loop:
+def similarities_without_the_diagonal(model, optimizer, batches) -> Loop:
     """A contrastive loss: a mask of constants selects what is compared."""
-    model, optimizer, batches = task()
 
     def step(batch):
         x, _ = batch
@@ -25,8 +24,7 @@ def similarities_without_the_diagonal() -> Loop:
 
 
 @loop(planned=True)
-def as_many_labels_ignored_in_every_batch() -> Loop:
-    model, optimizer, batches = task()
+def as_many_labels_ignored_in_every_batch(model, optimizer, batches) -> Loop:
     for n, (_, y) in enumerate(batches):
         y[n % len(y)] = -100
 
@@ -39,9 +37,8 @@ def as_many_labels_ignored_in_every_batch() -> Loop:
 
 
 @loop(planned=True)
-def two_counts_of_positives_in_turns() -> Loop:
+def two_counts_of_positives_in_turns(model, optimizer, batches) -> Loop:
     """A masked loss, as of boxes or of padding, whose count takes two values."""
-    model, optimizer, batches = task()
     masks = [torch.arange(6) < count for count in (4, 2)]
 
     def batch(n):
@@ -58,8 +55,7 @@ def two_counts_of_positives_in_turns() -> Loop:
 
 
 @loop()
-def another_count_in_every_batch() -> Loop:
-    model, optimizer, batches = task()
+def another_count_in_every_batch(model, optimizer, batches) -> Loop:
     generator = torch.Generator().manual_seed(3)
     masks = [torch.rand(6, 4, generator=generator) < 0.5 for _ in range(400)]
 
@@ -74,22 +70,8 @@ def another_count_in_every_batch() -> Loop:
 
 
 @loop(planned=True)
-def classes_as_one_hot_vectors() -> Loop:
-    """Mixed labels, and a prototype of each class."""
-    model, optimizer, batches = task()
-
-    def step(batch):
-        x, y = batch
-        wanted = F.one_hot(y, 4).float() * 0.9 + 0.025
-        return update(optimizer, -(wanted * model(x).log_softmax(1)).sum(1).mean())
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def a_class_that_there_is_not() -> Loop:
+def a_class_that_there_is_not(model, optimizer, batches) -> Loop:
     """The label of one batch has no class: the same kind of error, and nothing written."""
-    model, optimizer, batches = task()
 
     def batch(n):
         x, y = batches[n % len(batches)]
@@ -182,8 +164,7 @@ class Codebook(nn.Module):
 
 
 @loop(planned=True)
-def vectors_quantized() -> Loop:
-    _, _, batches = task()
+def vectors_quantized(batches) -> Loop:
     model = Codebook()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -195,9 +176,8 @@ def vectors_quantized() -> Loop:
 
 
 @loop(planned=True)
-def baseline_of_rewards_read() -> Loop:
+def baseline_of_rewards_read(batches) -> Loop:
     """An actor and a critic: the value is read, and the actor's loss computes with the number."""
-    _, _, batches = task()
     actor, critic = mlp(), mlp(8, 12, 1)
     optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=0.01)
 
@@ -212,9 +192,8 @@ def baseline_of_rewards_read() -> Loop:
 
 
 @loop(planned=True)
-def loss_over_its_own_average() -> Loop:
+def loss_over_its_own_average(model, optimizer, batches) -> Loop:
     """Two losses weighed by what they were read as. A division asks whether the number is zero."""
-    model, optimizer, batches = task()
     state = {"mean": 1.0}
 
     def step(batch):
@@ -229,9 +208,8 @@ def loss_over_its_own_average() -> Loop:
 
 
 @loop(planned=True)
-def a_loss_of_zero_to_divide_by() -> Loop:
+def a_loss_of_zero_to_divide_by(model, optimizer, batches) -> Loop:
     """Eager raises in one step, where the number read is zero."""
-    model, optimizer, batches = task()
 
     def batch(n):
         x, y = batches[n % len(batches)]

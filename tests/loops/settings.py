@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, update
 
 temperature = 1.0
 
@@ -31,22 +31,6 @@ class Coder(nn.Module):
 def coder():
     model = Coder()
     return model, torch.optim.Adam(model.parameters(), lr=0.01), [torch.randn(6, 8) for _ in range(10)]
-
-
-@loop(planned=True)
-def kl_weight_in_a_closure() -> Loop:
-    model, optimizer, batches = coder()
-    weight = 0.0
-
-    def step(x):
-        error, kl = model(x)
-        return update(optimizer, error + weight * kl)
-
-    def after(n, _):
-        nonlocal weight
-        weight = min(1.0, n / CHANGE)
-
-    return Loop(step, model, optimizer, batches, lambda: {"weight": weight}, after)
 
 
 @loop(planned=True)
@@ -81,9 +65,8 @@ def temperature_in_a_global() -> Loop:
 
 
 @loop(planned=True)
-def rate_set_by_hand() -> Loop:
+def rate_set_by_hand(model, optimizer, batches) -> Loop:
     """Warm-up and decay outside the step, the way that needs no scheduler."""
-    model, optimizer, batches = task()
 
     def after(n, _):
         for group in optimizer.param_groups:
@@ -93,31 +76,13 @@ def rate_set_by_hand() -> Loop:
 
 
 @loop(planned=True)
-def rate_by_the_loss() -> Loop:
-    model, optimizer, batches = task()
+def rate_by_the_loss(model, optimizer, batches) -> Loop:
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
 
     def after(n, loss):
         scheduler.step(loss.item())
 
     return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"bad": scheduler.num_bad_epochs}, after)
-
-
-@loop(planned=True)
-def options_of_the_optimizer() -> Loop:
-    """Weight decay begins, momentum grows, Nesterov is switched on."""
-    model, optimizer, batches = task()
-
-    def after(n, _):
-        group = optimizer.param_groups[0]
-        if n == CHANGE - 30:
-            group["weight_decay"] = 0.01
-        if n == CHANGE - 20:
-            group["momentum"] = 0.95
-        if n == CHANGE:
-            group["nesterov"] = True
-
-    return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
 
 
 @loop(planned=True)
@@ -133,21 +98,7 @@ def dropout_made_stronger() -> Loop:
 
 
 @loop(planned=True)
-def momentum_of_batch_norm() -> Loop:
-    # No bias before batch norm: its gradient is all rounding, and eager at one thread has another one than at two.
-    model = nn.Sequential(nn.Linear(8, 12, bias=False), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 4))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def after(n, _):
-        if n == CHANGE:
-            model[1].momentum = 0.01
-
-    return Loop(ordinary(model, optimizer), model, optimizer, labelled(), after=after)
-
-
-@loop(planned=True)
-def label_smoothing_changed() -> Loop:
-    model, optimizer, batches = task()
+def label_smoothing_changed(model, optimizer, batches) -> Loop:
     criterion = nn.CrossEntropyLoss(label_smoothing=0.2)
 
     def step(batch):
@@ -161,8 +112,7 @@ def label_smoothing_changed() -> Loop:
 
 
 @loop(planned=True)
-def loss_replaced() -> Loop:
-    model, optimizer, batches = task()
+def loss_replaced(model, optimizer, batches) -> Loop:
     criterion = F.cross_entropy
 
     def step(batch):
@@ -177,25 +127,8 @@ def loss_replaced() -> Loop:
 
 
 @loop(planned=True)
-def class_weights_rebound() -> Loop:
-    model, optimizer, batches = task()
-    weights = torch.ones(4)
-
-    def step(batch):
-        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1], weight=weights))
-
-    def after(n, _):
-        nonlocal weights
-        if n == CHANGE:
-            weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
-
-    return Loop(step, model, optimizer, batches, lambda: {"weights": weights}, after)
-
-
-@loop(planned=True)
-def class_weights_written() -> Loop:
+def class_weights_written(model, optimizer, batches) -> Loop:
     """The same tensor with other values: nothing but its content tells."""
-    model, optimizer, batches = task()
     weights = torch.ones(4)
 
     def step(batch):
@@ -209,8 +142,7 @@ def class_weights_written() -> Loop:
 
 
 @loop(planned=True)
-def name_of_the_activation() -> Loop:
-    model, optimizer, batches = task()
+def name_of_the_activation(model, optimizer, batches) -> Loop:
     model.activation = "relu"
 
     def step(batch):
@@ -220,22 +152,5 @@ def name_of_the_activation() -> Loop:
     def after(n, _):
         if n == CHANGE:
             model.activation = "gelu"
-
-    return Loop(step, model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def autocast_switched_on() -> Loop:
-    model, optimizer, batches = task()
-    half = False
-
-    def step(batch):
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            return train(model, optimizer, batch)
-
-    def after(n, _):
-        nonlocal half
-        if n == CHANGE:
-            half = True
 
     return Loop(step, model, optimizer, batches, after=after)

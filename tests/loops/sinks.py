@@ -29,8 +29,7 @@ class Run:
 
 
 @loop(planned=True)
-def printed_by_a_sink() -> Loop:
-    model, optimizer, batches = task()
+def printed_by_a_sink(model, optimizer, batches) -> Loop:
     count = {"steps": 0}
 
     @hocket.sink
@@ -50,9 +49,8 @@ def printed_by_a_sink() -> Loop:
 
 
 @loop(planned=True)
-def several_sinks_in_order() -> Loop:
+def several_sinks_in_order(model, optimizer, batches) -> Loop:
     """Some of them every tenth step, with sums and lists."""
-    model, optimizer, batches = task()
     run, file, state, losses = Run(), io.StringIO(), {"step": 0, "total": 0.0}, []
     log, scalar, row = hocket.sink(run.log), hocket.sink(run.add_scalar), hocket.sink(csv.writer(file).writerow)
 
@@ -103,8 +101,7 @@ def a_method_that_is_a_sink() -> Loop:
 
 
 @loop(planned=True)
-def a_sink_that_raises() -> Loop:
-    model, optimizer, batches = task()
+def a_sink_that_raises(model, optimizer, batches) -> Loop:
     count, seen = {"steps": 0, "loss": 0.0}, []
 
     def note(number, loss):
@@ -128,30 +125,8 @@ def a_sink_that_raises() -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"count": count, "seen": seen})
 
 
-@loop(planned=True)
-def a_sink_after_what_raises() -> Loop:
-    model, optimizer, batches = task()
-    seen = []
-    keep = hocket.sink(lambda loss: seen.append(loss))
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        keep(loss.item())
-        return loss
-
-    def batch(n):
-        x, y = batches[n % 10]
-        return x, y if n % 17 != 16 else y + 4
-
-    return Loop(step, model, optimizer, batch, lambda: {"seen": seen})
-
-
 @loop(word="sink before an op")
-def a_sink_before_what_may_raise() -> Loop:
-    model, optimizer, batches = task()
+def a_sink_before_what_may_raise(model, optimizer, batches) -> Loop:
     seen = []
     keep = hocket.sink(lambda loss: seen.append(loss))
 
@@ -165,8 +140,7 @@ def a_sink_before_what_may_raise() -> Loop:
 
 
 @loop(planned=True)
-def a_sink_of_tensors() -> Loop:
-    model, optimizer, batches = task()
+def a_sink_of_tensors(model, optimizer, batches) -> Loop:
     seen = []
     keep = hocket.sink(lambda weight: seen.append(weight.sum().item()))
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import time
-import warnings
 
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from loops.loop import CHANGE, Loop, loop, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, loop, train, update
 
 
 @loop(planned=True)
-def cycle_advanced_inside() -> Loop:
-    model, optimizer, batches = task()
+def cycle_advanced_inside(model, optimizer, batches) -> Loop:
     data = itertools.cycle(batches)
 
     def step(_):
@@ -28,9 +25,8 @@ def cycle_advanced_inside() -> Loop:
 
 
 @loop(planned=True)
-def data_loader_inside() -> Loop:
+def data_loader_inside(model, optimizer) -> Loop:
     """Shuffles by torch's own generator, anew at the start of every epoch."""
-    model, optimizer, _ = task()
     loader = DataLoader(TensorDataset(torch.randn(30, 8), torch.randint(4, (30,))), batch_size=6, shuffle=True)
     data = iter(loader)
 
@@ -46,18 +42,8 @@ def data_loader_inside() -> Loop:
 
 
 @loop(planned=True)
-def data_loader_outside() -> Loop:
-    model, optimizer, _ = task()
-    loader = DataLoader(TensorDataset(torch.randn(30, 8), torch.randint(4, (30,))), batch_size=6, shuffle=True)
-    epochs = itertools.chain.from_iterable(iter(lambda: list(loader), None))
-
-    return Loop(ordinary(model, optimizer), model, optimizer, lambda _: next(epochs))
-
-
-@loop(planned=True)
-def file_read_inside(folder) -> Loop:
+def file_read_inside(folder, model, optimizer, batches) -> Loop:
     """The rate is read from a file, as people do who want to change it while a job runs."""
-    model, optimizer, batches = task()
     path = folder / "options.json"
     path.write_text(json.dumps({"weight": 1.0}))
 
@@ -73,8 +59,7 @@ def file_read_inside(folder) -> Loop:
 
 
 @loop(planned=True)
-def file_written_inside(folder) -> Loop:
-    model, optimizer, batches = task()
+def file_written_inside(folder, model, optimizer, batches) -> Loop:
     path = folder / "log.txt"
     path.write_text("")
 
@@ -88,8 +73,7 @@ def file_written_inside(folder) -> Loop:
 
 
 @loop(planned=True)
-def file_kept_open(folder) -> Loop:
-    model, optimizer, batches = task()
+def file_kept_open(folder, model, optimizer, batches) -> Loop:
     path = folder / "numbers.txt"
     path.write_text("\n".join(str(1 + n % 3) for n in range(400)))
     file = path.open()
@@ -102,8 +86,7 @@ def file_kept_open(folder) -> Loop:
 
 
 @loop(planned=True)
-def environment_read_inside() -> Loop:
-    model, optimizer, batches = task()
+def environment_read_inside(model, optimizer, batches) -> Loop:
     os.environ["LOOPS_WEIGHT"] = "1.0"
 
     def step(batch):
@@ -117,23 +100,8 @@ def environment_read_inside() -> Loop:
 
 
 @loop(planned=True)
-def time_taken_inside() -> Loop:
-    model, optimizer, batches = task()
-    times = []
-
-    def step(batch):
-        start = time.time()
-        loss = train(model, optimizer, batch)
-        times.append(time.time() - start >= 0)
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"times": times})
-
-
-@loop(planned=True)
-def clock_that_decides() -> Loop:
+def clock_that_decides(model, optimizer, batches) -> Loop:
     """A clock of the test's own, so that both runs read the same."""
-    model, optimizer, batches = task()
     clock = {"now": 0.0}
 
     def monotonic():
@@ -150,20 +118,3 @@ def clock_that_decides() -> Loop:
             return update(optimizer, loss + 0.1 * model[0].weight.square().sum())
 
     return Loop(step, model, optimizer, batches, lambda: {"last": last, **clock})
-
-
-@loop()
-def warning_given_inside() -> Loop:
-    model, optimizer, batches = task()
-    given = []
-
-    def step(batch):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loss = F.cross_entropy(model(batch[0]), batch[1])
-            if loss < 1.0:
-                warnings.warn("the loss is small", stacklevel=2)
-        given.append(len(caught))
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, batches, lambda: {"given": given})

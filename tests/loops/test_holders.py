@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,43 +15,52 @@ from loops import holders
 
 STEPS = 26
 MODES = {"plan": {"guard": False}, "default": {}, "close": {"guard": False, "numerics": "close"}}
+ALL = {**holders.HOLDERS, **holders.NUMBERS}
+USES = {
+    "counter": (ALL, holders.REFUSED_COUNTERS),
+    "draw": (holders.HOLDERS, holders.REFUSED_DRAWS),
+    "iterator": (holders.HOLDERS, set(holders.HOLDERS)),
+}
+# Places that one step uses, which is recorded once for all of them, or in the draws of each branch anew.
+TOGETHER = {"counter": 12, "draw": 30, "iterator": 1}
 
 
 def _cases() -> Iterator[Any]:
-    """Every holder of every use once with a plan, in the quick tests one use of each."""
-    uses = {"counter": {**holders.HOLDERS, **holders.NUMBERS}, "draw": holders.HOLDERS, "iterator": holders.HOLDERS}
-    for use, table in uses.items():
+    """Every holder of every use in every mode; by plan in the quick tests, alone only where it keeps the step eager."""
+    for use, (table, refused) in USES.items():
+        followed = [name for name in table if name not in refused]
+        for first in range(count := -(-len(followed) // TOGETHER[use])):
+            yield pytest.param(use, followed[first::count], "plan", False, id=f"{use}-{first}")
         for number, name in enumerate(table):
-            for place, mode in enumerate(MODES):
-                quick = mode == "plan" and (number % 3 == list(uses).index(use) or name in holders.NUMBERS)
-                marks = () if quick and place == 0 else (pytest.mark.slow,)
+            for mode in MODES:
+                quick = mode == "plan" and name in refused and (name in holders.NUMBERS or number % 3 == 0)
                 counted = not quick or number % 4 == 0  # which takes longer than a call
-                yield pytest.param(use, name, mode, counted, marks=marks, id=f"{use}-{name}-{mode}".replace(" ", "_"))
+                marks = () if quick else pytest.mark.slow
+                yield pytest.param(use, [name], mode, counted, marks=marks, id=f"{use}-{name}-{mode}".replace(" ", "_"))
 
 
 def _first(use: str) -> Any:
     return {"counter": 0, "draw": random.Random(3), "iterator": iter([0.1 * n for n in range(500)])}[use]
 
 
-def _ran(
-    use: str, make: Callable[[Any], holders.Made], options: dict[str, Any] | None, counted: bool
-) -> dict[str, Any]:
+def _ran(use: str, names: list[str], options: dict[str, Any] | None, counted: bool) -> dict[str, Any]:
     torch.manual_seed(0)
-    read, write = make(_first(use))
+    places = [ALL[name](_first(use)) for name in names]
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = [torch.randn(3, 4) for _ in range(5)]
 
     def step(batch):
         loss = model(batch).square().mean()
-        if use == "counter":
-            write(read() + 1)
-        elif use == "draw":
-            loss = loss * (0.5 if read().random() < 0.3 else 1.0)
-        else:
-            loss = loss * next(read())
+        for read, write in places:
+            if use == "counter":
+                write(read() + 1)
+            elif use == "draw":
+                loss = loss * (0.5 if read().random() < 0.3 else 1.0)
+            else:
+                loss = loss * next(read())
         loss.backward()
-        if use != "counter" or read() % 4 == 0:
+        if use != "counter" or places[0][0]() % 4 == 0:
             optimizer.step()
             optimizer.zero_grad()
         return loss.detach()
@@ -72,15 +81,17 @@ def _ran(
         finally:
             sys.settrace(before)
     if options is not None:
+        if len(names) > 1 and use == "counter":
+            assert run.verdict == "planned", run.why
         run.close()
-    left = read()
-    state = left.getstate() if use == "draw" else next(left) if use == "iterator" else left
-    return {"losses": losses, "weight": model.weight.tolist(), "state": state, "calls": calls}
+    left = {name: read() for name, (read, _) in zip(names, places, strict=True)}
+    if use != "counter":
+        left = {name: held.getstate() if use == "draw" else next(held) for name, held in left.items()}
+    return {"losses": losses, "weight": model.weight.tolist(), "state": left, "calls": calls}
 
 
-@pytest.mark.parametrize(("use", "name", "mode", "counted"), list(_cases()))
-def test_a_place_that_holds_state_ends_as_eager_leaves_it(use, name, mode, counted):
-    make = {**holders.HOLDERS, **holders.NUMBERS}[name]
-    eager, scheduled = _ran(use, make, None, counted), _ran(use, make, MODES[mode], counted)
+@pytest.mark.parametrize(("use", "names", "mode", "counted"), list(_cases()))
+def test_a_place_that_holds_state_ends_as_eager_leaves_it(use, names, mode, counted):
+    eager, scheduled = _ran(use, names, None, counted), _ran(use, names, MODES[mode], counted)
     assert scheduled.pop("calls") <= eager.pop("calls")
     assert scheduled == eager

@@ -7,16 +7,13 @@ import uuid
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
-from torch.utils.checkpoint import checkpoint
 
-from loops.loop import Loop, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import Loop, labelled, loop, mlp, ordinary, train, update
 
 
 @loop(planned=True)
-def data_written_before_backward() -> Loop:
+def data_written_before_backward(model, optimizer, batches) -> Loop:
     """Autograd notices no write through `.data`, neither of a parameter nor of what it has saved."""
-    model, optimizer, batches = task()
 
     def step(batch):
         hidden = model[0](batch[0]).exp()
@@ -29,9 +26,8 @@ def data_written_before_backward() -> Loop:
 
 
 @loop(planned=True)
-def data_multiplied_and_added_to() -> Loop:
+def data_multiplied_and_added_to(model, optimizer, batches) -> Loop:
     """Python assigns what ``p.data *= x`` has written: the memory that the parameter has already."""
-    model, optimizer, batches = task()
     mask, slow, momentum = torch.ones_like(model[0].weight).tril_(), mlp(), [0.9]
 
     def step(batch):
@@ -53,9 +49,7 @@ def data_multiplied_and_added_to() -> Loop:
 
 
 @loop(planned=True)
-def gradients_cleared_outside() -> Loop:
-    model, optimizer, batches = task()
-
+def gradients_cleared_outside(model, optimizer, batches) -> Loop:
     def step(batch):
         loss = F.cross_entropy(model(batch[0]), batch[1])
         loss.backward()
@@ -69,9 +63,8 @@ def gradients_cleared_outside() -> Loop:
 
 
 @loop(planned=True)
-def accumulation_outside() -> Loop:
+def accumulation_outside(model, optimizer, batches) -> Loop:
     """The step adds to the gradients; every fourth time the code after it updates."""
-    model, optimizer, batches = task()
 
     def step(batch):
         loss = F.cross_entropy(model(batch[0]), batch[1]) / 4
@@ -87,72 +80,7 @@ def accumulation_outside() -> Loop:
 
 
 @loop(planned=True)
-def penalties_by_hand() -> Loop:
-    """Weight decay into the gradients, and a penalty on columns that are not orthogonal."""
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
-
-    def step(batch):
-        gram = model[0].weight.t() @ model[0].weight
-        loss = F.cross_entropy(model(batch[0]), batch[1]) + 0.01 * (gram - torch.eye(8)).square().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        for p in model.parameters():
-            if p.ndim > 1:
-                p.grad.add_(p.detach(), alpha=0.01)
-        optimizer.step()
-        return loss
-
-    return Loop(step, model, optimizer, labelled())
-
-
-@loop(planned=True)
-def without_an_optimizer() -> Loop:
-    """Updates by hand at a rate that the step lowers itself; the optimizer is there for form's sake."""
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rate = 0.1
-
-    def step(batch):
-        nonlocal rate
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-        with torch.no_grad():
-            for p, grad in zip(model.parameters(), grads, strict=True):
-                p -= rate * grad
-        rate *= 0.995
-        return loss
-
-    return Loop(step, model, optimizer, labelled(), lambda: {"rate": rate})
-
-
-@loop(planned=True)
-def weights_under_norms() -> Loop:
-    model = nn.Sequential(spectral_norm(nn.Linear(8, 12)), nn.ReLU(), weight_norm(nn.Linear(12, 4)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    return Loop(ordinary(model, optimizer), model, optimizer, labelled())
-
-
-@loop(planned=True)
-def checkpoints_with_dropout() -> Loop:
-    """One keeps its inputs, the other its graph. Both make their forward again with the same random numbers."""
-    model = nn.Sequential(
-        *(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Dropout(0.3)) for _ in range(3)), nn.Linear(8, 4)
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def step(batch):
-        hidden = checkpoint(model[0], batch[0].detach().requires_grad_(), use_reentrant=True)
-        hidden = model[2](checkpoint(model[1], hidden, use_reentrant=False))
-        return update(optimizer, F.cross_entropy(model[3](hidden), batch[1]))
-
-    return Loop(step, model, optimizer, labelled())
-
-
-@loop(planned=True)
-def anomalies_detected_in_one_step() -> Loop:
-    model, optimizer, batches = task()
+def anomalies_detected_in_one_step(model, optimizer, batches) -> Loop:
     watched = {"anomalies": False}
 
     def step(batch):

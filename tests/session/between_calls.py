@@ -1,4 +1,7 @@
-"""Loops whose state changes between two calls: kinds of values, layouts, aliases, modes, removals."""
+"""Loops whose state changes between two calls: kinds of values, memory, results with graphs, ops in Python.
+
+See `loops.step_changes` for layouts, aliases, modes, hooks, options and removals.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.utils import parametrizations, parametrize, prune
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 CALLS = 44
 # Calls before which something changes: while the step is watched, in the search, and once a plan stands.
@@ -77,21 +76,6 @@ def case(make: Callable[[], Program]) -> Callable[[], Program]:
 
 
 @case
-def attribute_of_a_namespace_deleted() -> Program:
-    made, state = program(), types.SimpleNamespace()
-
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        hidden = getattr(state, "hidden", None)
-        out = made.model(batch if hidden is None else batch + 0.1 * hidden)
-        state.hidden = out.detach().mean() * torch.ones(6)
-        return out.square().mean()
-
-    made.trains(loss_of)
-    made.change = lambda number: vars(state).pop("hidden", None)
-    return made
-
-
-@case
 def element_of_a_deque_cleared() -> Program:
     made, past = program(), deque([torch.zeros(6)], maxlen=1)
 
@@ -103,25 +87,6 @@ def element_of_a_deque_cleared() -> Program:
     made.trains(loss_of)
     made.change = lambda number: past.clear()
     return made
-
-
-def _of_kinds(values: list[Any]) -> Program:
-    """A number that the step asks for its type."""
-    made, config = program(), {"scale": values[0]}
-
-    def loss_of(batch: torch.Tensor) -> torch.Tensor:
-        scale = config["scale"]
-        factor = 0.5 if scale is None or isinstance(scale, str) else 2.0 if isinstance(scale, int) else scale
-        return (made.model(batch).square() * abs(factor)).mean()
-
-    made.trains(loss_of)
-    made.change = lambda number: config.update(scale=values[(number + 1) % len(values)])
-    return made
-
-
-@case
-def float_becomes_numpys_and_int() -> Program:
-    return _of_kinds([1.0, np.float64(1.0), 1, np.int64(1)])
 
 
 @case
@@ -150,29 +115,7 @@ def list_that_is_appended_to_is_let_go() -> Program:
     return made
 
 
-@case
-def float_becomes_text_bool_and_complex() -> Program:
-    return _of_kinds([1.5, "1.5", True, 1.5 + 0j, None])
-
-
 # -------------------------------------------------------------------------------------------------- layout, aliases
-
-
-def _transposed(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.t().contiguous().t()
-
-
-@case
-def weights_transposed_in_memory() -> Program:
-    made = program()
-
-    def change(number: int) -> None:
-        for parameter in made.model.parameters():
-            if parameter.dim() == 2:
-                parameter.data = _transposed(parameter.data) if number % 2 == 0 else parameter.data.contiguous()
-
-    made.change = change
-    return made
 
 
 @case
@@ -190,85 +133,7 @@ def state_of_the_optimizer_at_an_offset() -> Program:
     return made
 
 
-@case
-def memory_of_two_weights_becomes_one() -> Program:
-    made = program()
-
-    def change(number: int) -> None:
-        first, second = made.model[0].weight, made.model[2].weight
-        second.data = first.data if number % 2 == 0 else first.data.clone()
-
-    made.change = change
-    return made
-
-
-@case
-def bias_becomes_a_row_of_a_weight() -> Program:
-    made = program()
-
-    def change(number: int) -> None:
-        first, second = made.model[0].weight, made.model[2].bias
-        second.data = first.data[number % 6] if number % 2 == 0 else first.data[0].clone()
-
-    made.change = change
-    return made
-
-
 # ------------------------------------------------------------------------------------------------- modes, switches
-
-
-class Doubling(TorchFunctionMode):
-    """Doubles what `torch.Tensor.mean` gives."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        return 2 * result if func is torch.Tensor.mean else result
-
-
-class Noting(TorchDispatchMode):
-    """Notes the ops that come by."""
-
-    def __init__(self, ops: list[str]) -> None:
-        super().__init__()
-        self.ops = ops
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
-def _around(context: Callable[[], Any]) -> Program:
-    made = program()
-    made.around = lambda call: context() if call % 7 in (5, 6) and call > 7 else contextlib.nullcontext()
-    return made
-
-
-@case
-def function_mode() -> Program:
-    return _around(Doubling)
-
-
-@case
-def dispatch_mode() -> Program:
-    ops: list[str] = []
-    made = _around(lambda: Noting(ops))
-    made.numbers = ops
-    return made
-
-
-@case
-def hooks_on_saved_tensors() -> Program:
-    kept: list[int] = []
-    made = _around(
-        lambda: saved_tensors_hooks(lambda tensor: (kept.append(tensor.numel()), tensor)[1], lambda t: t * 1.5)
-    )
-    made.numbers = kept
-    return made
-
-
-@case
-def bfloat16_by_autocast() -> Program:
-    return _around(lambda: torch.autocast("cpu", torch.bfloat16))
 
 
 # ------------------------------------------------------------------------- optimizers, removal, results with graphs
@@ -283,31 +148,6 @@ def state_cleared_while_a_switch_flips() -> Program:
 
     made.change = change
     made.around = lambda call: torch.backends.mkldnn.flags(enabled=call not in CHANGES)
-    return made
-
-
-@case
-def optimizer_loaded_again() -> Program:
-    made = program()
-    made.change = lambda number: made.optimizer.load_state_dict(made.optimizer.state_dict())
-    return made
-
-
-@case
-def weight_norm_removed_and_applied() -> Program:
-    made = program()
-    made.model[0] = parametrizations.weight_norm(made.model[0])
-    made.optimizer = torch.optim.SGD(made.model.parameters(), lr=0.1)
-    made.trains(lambda batch: made.model(batch).square().mean())
-    made.change = lambda number: parametrize.remove_parametrizations(made.model[0], "weight") if number == 1 else None
-    return made
-
-
-@case
-def pruning_made_permanent() -> Program:
-    made = program()
-    prune.random_unstructured(made.model[2], "weight", amount=0.5)
-    made.change = lambda number: prune.remove(made.model[2], "weight") if number == 1 else None
     return made
 
 

@@ -1,4 +1,4 @@
-"""Changes between two calls (kinds of values, layouts, aliases, modes, removals): each call is as eager's."""
+"""Changes between two calls (kinds of batches and values, classes, attributes, precisions): each call is as eager's."""
 
 from __future__ import annotations
 

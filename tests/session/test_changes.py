@@ -13,67 +13,6 @@ from support.schedules import state, twin
 from support.steps import update
 
 
-def test_a_new_shape_is_captured_again_and_remembered() -> None:
-    _, job = twin()
-    fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial", guard=False)
-    for number in range(20):
-        fast(job.batch(number))
-    assert fast.decided
-    whole = fast.captured
-    inputs, targets = job.batch(0)
-    fast((inputs[:2], targets[:2]))
-    assert not fast.decided
-    fast(job.batch(1))
-    assert fast.decided
-    assert fast.captured is whole
-
-
-def test_switching_a_module_to_eval_is_another_step() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        return update(optimizer, model(batch).pow(2).mean()).detach()
-
-    fast = hocket.schedule(step, model, optimizer, planner="serial", guard=False)
-    batch = torch.randn(8, 4)
-    for _ in range(15):
-        fast(batch)
-    assert fast.decided
-    model.eval()
-    fast(batch)
-    assert not fast.decided
-
-
-def test_gradients_that_are_cleared_between_the_steps_are_found_cleared_by_the_plan() -> None:
-    models = [nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
-    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
-
-    def made(model: nn.Module, optimizer: torch.optim.Optimizer):
-        def step(batch: torch.Tensor) -> torch.Tensor:
-            loss = model(batch).pow(2).mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    eager = made(models[0], optimizers[0])
-    fast = hocket.schedule(made(models[1], optimizers[1]), models[1], optimizers[1], planner="serial", guard=False)
-    captures = set()
-    for _ in range(30):
-        batch = torch.randn(8, 4)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        assert fast(batch).item() == pytest.approx(eager(batch).item(), rel=1e-4)
-        captures.add(id(fast.captured) if fast.decided else None)
-    assert fast.verdict == "planned"
-    assert len(captures) == 2, "none, and then one for good"
-    for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(first.grad, second.grad)
-
-
 def test_a_branch_on_a_rate_is_taken_anew_when_the_rate_crosses_it() -> None:
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

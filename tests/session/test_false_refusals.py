@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import types
 import warnings
 from collections import namedtuple
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from loops import holders
 from quick import covering
 from support.steps import update
 from support.twins import Program, captured, ran
@@ -33,57 +33,32 @@ def inputs(number: int) -> torch.Tensor:
 Hidden = namedtuple("Hidden", "h c")
 
 
-class Held:
-    __slots__ = ("state",)
-    kept: Any = None
+def global_variable(first: Any) -> holders.Made:
+    module: dict[str, Any] = {"state": first}
+    exec("def read():\n    return state\ndef write(value):\n    global state\n    state = value", module)
+    return module["read"], module["write"]
+
+
+PLACES = ("item of a dict", "namespace", "slot", "attribute of a class", "cell", "item of a list")
+HOLDERS = {**{name: holders.HOLDERS[name] for name in PLACES}, "global": global_variable}
 
 
 @pytest.mark.parametrize(
     ("place", "kind"),
-    covering(
-        ["dict", "attribute", "slot", "class", "cell", "global", "list"],
-        [tuple, list, lambda pair: Hidden(*pair), lambda pair: {"h": pair[0], "c": pair[1]}],
-    ),
+    covering(HOLDERS, [tuple, list, lambda pair: Hidden(*pair), lambda pair: {"h": pair[0], "c": pair[1]}]),
 )
 def test_the_hidden_state_of_a_network_is_bound_anew_as_a_tuple(place, kind):
     def make() -> Program:
         net, head = nn.LSTM(4, 5), nn.Linear(5, 2)
         model = nn.ModuleList([net, head])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        first = kind((torch.zeros(1, 3, 5), torch.zeros(1, 3, 5)))
-        table: dict[str, Any] = {"state": first}
-        row = [first]
-        namespace, slots, held = types.SimpleNamespace(state=first), Held(), type("OwnHeld", (Held,), {"kept": first})
-        slots.state = state = first
-        module: Any = {"state": first}
-        read_global = eval("lambda: state", module)
-
-        exec("def put(value):\n    global state\n    state = value", module)
+        read, write = HOLDERS[place](kind((torch.zeros(1, 3, 5), torch.zeros(1, 3, 5))))
 
         def step(batch: torch.Tensor) -> torch.Tensor:
-            nonlocal state
-            found = {
-                "dict": lambda: table["state"], "attribute": lambda: namespace.state, "slot": lambda: slots.state,
-                "class": lambda: held.kept, "cell": lambda: state, "global": read_global, "list": lambda: row[0],
-            }[place]()  # fmt: skip
-            pair = tuple(found.values()) if isinstance(found, dict) else tuple(found)
+            found = read()
             optimizer.zero_grad()
-            out, (h, c) = net(batch, pair)
-            new = kind((h.detach(), c.detach()))
-            if place == "dict":
-                table["state"] = new
-            elif place == "attribute":
-                namespace.state = new
-            elif place == "slot":
-                slots.state = new
-            elif place == "class":
-                held.kept = new
-            elif place == "cell":
-                state = new
-            elif place == "list":
-                row[0] = new
-            else:
-                module["put"](new)
+            out, (h, c) = net(batch, tuple(found.values()) if isinstance(found, dict) else tuple(found))
+            write(kind((h.detach(), c.detach())))
             loss = head(out).square().mean()
             loss.backward()
             optimizer.step()
@@ -240,10 +215,6 @@ def cosine(number: int) -> float:
     return 0.01 + 0.5 * (1.0 + math.cos(math.pi * number / 500)) * 0.09
 
 
-def linear(number: int) -> float:
-    return 0.1 * (1 - number / 1000)
-
-
 def warm_up_and_cosine(number: int) -> float:
     if number < 6:
         return 0.1 * (number + 1) / 7
@@ -252,14 +223,6 @@ def warm_up_and_cosine(number: int) -> float:
     ratio = (number - 6) / 494
     assert 0 <= ratio <= 1
     return 0.01 + 0.5 * (1.0 + math.cos(math.pi * ratio)) * 0.09
-
-
-def polynomial(number: int) -> float:
-    return 0.1 * (1 - number / 1000) ** 0.9
-
-
-def inverse_root(number: int) -> float:
-    return 0.1 * min((number + 1) ** -0.5, (number + 1) * 9**-1.5)
 
 
 def staircase(number: int) -> float:
@@ -273,7 +236,7 @@ class Counter:
 @pytest.mark.parametrize(
     ("rate", "place"),
     covering(
-        [cosine, linear, warm_up_and_cosine, polynomial, inverse_root, staircase],
+        [cosine, warm_up_and_cosine, staircase],
         ["argument", "keyword", "global", "dict", "attribute", "counted inside"],
     ),
 )

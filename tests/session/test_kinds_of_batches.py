@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 import hocket
-from hocket.arguments import Arguments, Unfolded
-from hocket.pystate.batches import folded, unfolded, unfolded_again
+from hocket.arguments import Arguments
+from hocket.pystate.batches import folded, unfolded
 from support.steps import update
 from support.twins import Program, captured, ran
 
@@ -137,24 +137,6 @@ def program(read: Any = unpacked) -> Any:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_any_kind_is_seen_through(kind):
     captured(program(), lambda number: KINDS[kind](torch.randn(4, 6), torch.randn(4, 3)))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_is_unfolded_and_folded(kind):
-    batch = KINDS[kind](torch.ones(2), torch.zeros(3))
-    found = unfolded(batch)
-    assert type(found) is Unfolded
-    assert found.value is batch
-    leaves, spec = tree_flatten(found)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    assert {len(tensor) for tensor in tensors} == {2, 3}
-    twin = tree_flatten(unfolded(KINDS[kind](torch.ones(2), torch.zeros(3))))[1]
-    assert spec == twin
-    assert hash(spec) == hash(twin)
-    assert all(a is b for a, b in zip(tree_flatten(unfolded_again(found))[0], leaves, strict=True))
-    again = tree_unflatten([leaf + 1 if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec).value
-    assert type(again) is type(batch)
-    assert [each.sum().item() for each in unpacked(again)] == [4, 3]
 
 
 def test_a_tuple_of_plain_values_beside_an_array_is_folded_as_it_was():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 
 import pytest
 import torch
@@ -218,3 +219,56 @@ def test_an_op_that_only_checks_raises_by_plan_too(name: str) -> None:
     eager, planned = trained(by_plan=False), trained(by_plan=True)
     assert set(eager[0][20:22]) - {"returned"}
     assert planned == eager
+
+
+SCALES = {
+    "product": lambda k, j: j * k,
+    "sum": lambda k, j: k + j,
+    "order": lambda k, j: float(k < j) + k,
+    "power": lambda k, j: k**j,
+}
+
+
+@pytest.mark.parametrize("other", ["x", None, [1.0], b"x", {}], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("use", SCALES)
+def test_number_beside_what_is_none_raises_once_and_as_in_eager(use, other):
+    """Also in the call that is recorded, whose numbers are followed: nothing is made twice for it."""
+
+    def run(scheduled):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        values, codes = {"k": 0.5, "j": 0.25}, []
+
+        def step(batch):
+            loss = model(batch).square().mean() * SCALES[use](values["k"], values["j"])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            values["k"] *= 0.9
+            return loss.detach()
+
+        def count(frame, event, argument):
+            codes.extend([1] if frame.f_code is step.__code__ else [])
+
+        fast = (
+            hocket.schedule(step, model, optimizer, cache=False, machine=hocket.Machine.of(cores=1))
+            if scheduled
+            else step
+        )
+        found = []
+        for n in range(20):
+            values["j"] = other if n in (3, 12) else 0.25
+            begun = len(codes)
+            sys.settrace(count if n < 8 else None)
+            try:
+                found.append(float(fast(torch.ones(3, 4))))
+            except TypeError as error:
+                found.append((type(error), str(error)))
+            finally:
+                sys.settrace(None)
+            assert n >= 8 or len(codes) == begun + 1
+            found.append(dict(values))
+        return found
+
+    assert run(scheduled=True) == run(scheduled=False)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.folder import Compiling
+from hocket.tracing.compiling.process import CompilingProcess
 
 
 def kernels(captured: Captured) -> Counter[str]:
@@ -42,6 +44,15 @@ def closeness(
 
 def compiled_step(captured: Captured, folder: Path, *, threads: int) -> Captured:
     """The compiled form of a step that `folder` does not have yet."""
-    with closing(Compiling(captured, folder, threads=threads)) as compiling:
-        compiling.start()
-        return compiling.result()
+    return compiled_steps([(captured, folder)], threads=threads)[0]
+
+
+def compiled_steps(steps: Sequence[tuple[Captured, Path]], *, threads: int) -> list[Captured]:
+    """The compiled forms of steps that their folders do not have yet, by one process."""
+    process = CompilingProcess()
+    with ExitStack() as stack:
+        found = [stack.enter_context(closing(Compiling(*step, threads=threads))) for step in steps]
+        for compiling in found:
+            compiling.start(process)
+        process.begin()
+        return [compiling.result() for compiling in found]

@@ -5,6 +5,6 @@ another one there, as user code would. `NUMBERS` hold whole numbers only.
 """
 
 from loops.holders import elsewhere, objects, whole_numbers
-from loops.holders.registry import HOLDERS, NUMBERS, Made
+from loops.holders.registry import HOLDERS, NUMBERS, REFUSED_COUNTERS, REFUSED_DRAWS, Made
 
-__all__ = ["HOLDERS", "NUMBERS", "Made", "elsewhere", "objects", "whole_numbers"]
+__all__ = ["HOLDERS", "NUMBERS", "REFUSED_COUNTERS", "REFUSED_DRAWS", "Made", "elsewhere", "objects", "whole_numbers"]

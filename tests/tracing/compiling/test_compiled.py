@@ -24,7 +24,7 @@ from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.listing import FORMAT
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
-from support.captures import closeness, compiled_step, one_lane
+from support.captures import closeness, compiled_step, compiled_steps, one_lane
 from support.steps import training_step
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
@@ -46,8 +46,18 @@ class Case:
         return closeness(self.plain, form, self.step, self.batch, threads=1)
 
 
+def views(batch: Any) -> Any:
+    """Views of inputs, and of what else the step leaves. Two tensors that it only reads share memory."""
+    x, flat, weight = batch
+    hidden = torch.mm(x, weight.t()).relu()
+    hidden = hidden * torch.sigmoid(hidden)
+    first, second = hidden.split(2, 1)
+    return hidden, hidden.view(-1), weight.t(), second, flat.sum() + first.sum()
+
+
 @pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    """A step that trains, and `views`; compiled by one process, which takes seconds to begin."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 8))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
@@ -55,8 +65,21 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     step = training_step(model, optimizer)
     step(batch)
     plain = capture_step(step, model, optimizer, batch, split=False)
-    folder = tmp_path_factory.mktemp("compiled")
-    return Case(step, model, optimizer, batch, plain, folder, compiled_step(plain, folder, threads=2))
+    x = torch.randn(3, 4)
+    shared: Any = [x, x.view(-1), torch.randn(4, 4)]
+    views(shared)
+    viewed = capture_step(views, [], [], shared, split=False)
+    folders = [tmp_path_factory.mktemp("compiled") for _ in range(2)]
+    forms = compiled_steps(list(zip((plain, viewed), folders, strict=True)), threads=2)
+    return [
+        Case(step, model, optimizer, batch, plain, folders[0], forms[0]),
+        Case(views, model, optimizer, shared, viewed, folders[1], forms[1]),
+    ]
+
+
+@pytest.fixture(scope="module")
+def case(cases: list[Case]) -> Case:
+    return cases[0]
 
 
 def test_it_is_close_and_in_float64_equal(case: Case) -> None:
@@ -225,22 +248,9 @@ def test_it_is_kept_and_what_is_damaged_is_compiled_again(case: Case, caplog: py
     assert not listing.exists()
 
 
-def test_views_are_left_as_views(tmp_path: Path) -> None:
-    """Views of inputs, and of what else the step leaves. Two tensors that it only reads share memory."""
-
-    def step(batch: Any) -> Any:
-        x, flat, weight = batch
-        hidden = torch.mm(x, weight.t()).relu()
-        hidden = hidden * torch.sigmoid(hidden)
-        first, second = hidden.split(2, 1)
-        return hidden, hidden.view(-1), weight.t(), second, flat.sum() + first.sum()
-
-    x = torch.randn(3, 4)
-    batch = [x, x.view(-1), torch.randn(4, 4)]
-    step(batch)
-    plain = capture_step(step, [], [], batch, split=False)
-    form = compiled_step(plain, tmp_path, threads=2)
-    seen = closeness(plain, form, step, batch, threads=1)
+def test_views_are_left_as_views(cases: list[Case]) -> None:
+    form, batch = cases[1].form, cases[1].batch
+    seen = cases[1].closeness(form)
     assert seen.holds, seen.why
     with one_lane(form, 1) as executor:
         hidden, flat, weight, second, _ = executor(batch)

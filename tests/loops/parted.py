@@ -9,26 +9,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from loops.bookkeeping.table import parts, row
-from loops.loop import Loop, train, update
+from loops.loop import Loop, loop, train, update
 
 
-@row()
-def group_kept_in_a_variable() -> Loop:
-    model, optimizer, data = parts()
-
+@loop(planned=True)
+def group_kept_in_a_variable(model, optimizer, batches) -> Loop:
     def step(batch):
         (group,) = list(optimizer.param_groups)
         loss = train(model, optimizer, batch)
         group["lr"] *= 0.99
         print(loss.item())
 
-    return Loop(step, model, optimizer, data)
+    return Loop(step, model, optimizer, batches)
 
 
-@row()
-def dict_kept_elsewhere() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def dict_kept_elsewhere(model, optimizer, batches) -> Loop:
     table = {}
 
     def step(batch):
@@ -38,12 +34,11 @@ def dict_kept_elsewhere() -> Loop:
         info["loss"] = loss.item()
         print(info)
 
-    return Loop(step, model, optimizer, data, lambda: table)
+    return Loop(step, model, optimizer, batches, lambda: table)
 
 
-@row()
-def fresh_dict() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def fresh_dict(model, optimizer, batches) -> Loop:
     table = {}
 
     def step(batch):
@@ -54,12 +49,11 @@ def fresh_dict() -> Loop:
         print(info)
         return info
 
-    return Loop(step, model, optimizer, data, lambda: table)
+    return Loop(step, model, optimizer, batches, lambda: table)
 
 
-@row()
-def raises_before_the_middle() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def raises_before_the_middle(model, optimizer, batches) -> Loop:
     weights = [1.0]
 
     def step(batch):
@@ -70,12 +64,11 @@ def raises_before_the_middle() -> Loop:
         weights.append(float("nan") if len(weights) % 7 == 6 else loss.item())
         return loss.item()
 
-    return Loop(step, model, optimizer, data, lambda: {"weights": weights})
+    return Loop(step, model, optimizer, batches, lambda: {"weights": weights})
 
 
-@row()
-def another_branch_later() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def another_branch_later(model, optimizer, batches) -> Loop:
     count = [0]
 
     def step(batch):
@@ -88,12 +81,11 @@ def another_branch_later() -> Loop:
         count[0] += 1
         print(loss.item())
 
-    return Loop(step, model, optimizer, data, lambda: {"count": count})
+    return Loop(step, model, optimizer, batches, lambda: {"count": count})
 
 
-@row()
-def changes_what_the_middle_reads() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def changes_what_the_middle_reads(model, optimizer, batches) -> Loop:
     settings = {"scale": 1.0, "name": "a"}
 
     def step(batch):
@@ -105,12 +97,11 @@ def changes_what_the_middle_reads() -> Loop:
         settings["name"] = "b" if loss.item() > 1.5 else "a"
         print(settings)
 
-    return Loop(step, model, optimizer, data, lambda: settings)
+    return Loop(step, model, optimizer, batches, lambda: settings)
 
 
-@row()
-def list_under_two_names() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def list_under_two_names(model, optimizer, batches) -> Loop:
     history = []
 
     def step(batch):
@@ -122,13 +113,12 @@ def list_under_two_names() -> Loop:
         history.append(same)
         print(both)
 
-    return Loop(step, model, optimizer, data, lambda: {"history": history})
+    return Loop(step, model, optimizer, batches, lambda: {"history": history})
 
 
-@row()
-def weight_that_ramps_up_as_a_plain_float() -> Loop:
+@loop(planned=True)
+def weight_that_ramps_up_as_a_plain_float(model, optimizer, batches) -> Loop:
     """A mean teacher: numpy and `float` hide how the weight is computed, so that it is another number in each step."""
-    model, optimizer, data = parts()
     teacher, seen = copy.deepcopy(model), {"steps": 0}
 
     def ramped(step, length):
@@ -147,4 +137,4 @@ def weight_that_ramps_up_as_a_plain_float() -> Loop:
         seen["steps"] += 1
         return loss.item()
 
-    return Loop(step, [model, teacher], optimizer, data, lambda: dict(seen))
+    return Loop(step, [model, teacher], optimizer, batches, lambda: dict(seen))

@@ -8,12 +8,11 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import lr_scheduler
 
-from loops.bookkeeping.table import TABLE, classifier, parts, row
-from loops.loop import Case, Loop, train
+from loops.loop import CASES, Case, Loop, classifier, loop, task, train
 
 
 def scheduled(make, step_of=lambda scheduler, loss: scheduler.step()) -> Loop:
-    model, optimizer, data = parts()
+    model, optimizer, batches = task()
     scheduler = make(optimizer)
 
     def step(batch):
@@ -21,7 +20,7 @@ def scheduled(make, step_of=lambda scheduler, loss: scheduler.step()) -> Loop:
         step_of(scheduler, loss)
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"lr": scheduler.get_last_lr(), "epoch": scheduler.last_epoch})
+    return Loop(step, model, optimizer, batches, lambda: {"lr": scheduler.get_last_lr(), "epoch": scheduler.last_epoch})
 
 
 def warm_up_then_cosine(optimizer):
@@ -36,19 +35,18 @@ for _name, _make in {
     "warm_up_then_cosine": warm_up_then_cosine,
     "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.01, 0.1, step_size_up=7),
 }.items():
-    TABLE[_name] = Case(_name, functools.partial(scheduled, _make), planned=True)
+    CASES[_name] = Case(_name, functools.partial(scheduled, _make), planned=True)
 
 
-@row()
+@loop(planned=True)
 def plateau() -> Loop:
     return scheduled(
         lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=3, factor=0.7), lambda s, loss: s.step(loss.item())
     )
 
 
-@row()
-def scheduler_every_tenth() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def scheduler_every_tenth(model, optimizer, batches) -> Loop:
     scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
     count = {"n": 0}
 
@@ -60,12 +58,11 @@ def scheduler_every_tenth() -> Loop:
             print(f"step {count['n']}: lr {scheduler.get_last_lr()[0]:.5f} loss {loss.item():.4f}")
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: count)
+    return Loop(step, model, optimizer, batches, lambda: count)
 
 
-@row()
-def two_schedulers() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def two_schedulers(model, optimizer, batches) -> Loop:
     warm, decay = lr_scheduler.ConstantLR(optimizer, 0.5, 5), lr_scheduler.ExponentialLR(optimizer, 0.99)
     rates = []
 
@@ -76,12 +73,11 @@ def two_schedulers() -> Loop:
         rates.append(decay.get_last_lr()[0])
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"rates": rates})
+    return Loop(step, model, optimizer, batches, lambda: {"rates": rates})
 
 
-@row()
-def stepped_where_gradients_have_been_added_up() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def stepped_where_gradients_have_been_added_up(model, optimizer, batches) -> Loop:
     scheduler, seen = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60), {"batches": 0, "others": 0}
 
     def step(batch):
@@ -98,13 +94,12 @@ def stepped_where_gradients_have_been_added_up() -> Loop:
             seen["others"] += 1
         return loss.item()
 
-    return Loop(step, model, optimizer, data, lambda: {**seen, "lr": scheduler.get_last_lr()})
+    return Loop(step, model, optimizer, batches, lambda: {**seen, "lr": scheduler.get_last_lr()})
 
 
-@row()
-def stepped_behind_a_scaler() -> Loop:
+@loop(planned=True)
+def stepped_behind_a_scaler(model, optimizer, batches) -> Loop:
     """The branch ends the step there in every tenth batch."""
-    model, optimizer, data = parts()
     scheduler = lr_scheduler.CosineAnnealingLR(optimizer, 40)
     scaler, seen = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=5), {"batches": 0}
 
@@ -124,4 +119,4 @@ def stepped_behind_a_scaler() -> Loop:
                 return None
         return loss.item()
 
-    return Loop(step, model, optimizer, data, lambda: {**seen, **scaler.state_dict(), "lr": scheduler.get_last_lr()})
+    return Loop(step, model, optimizer, batches, lambda: {**seen, **scaler.state_dict(), "lr": scheduler.get_last_lr()})

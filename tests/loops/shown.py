@@ -5,15 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import logging
-import math
-import sys
 import time
 
 import torch
 import torch.nn.functional as F
 
-from loops.bookkeeping.table import classifier, parts, row
-from loops.loop import Loop, train, update
+from loops.loop import Loop, classifier, loop, train, update
 
 
 class Writer:
@@ -58,10 +55,8 @@ class Bar:
         self.text = ", ".join(f"{k}={v}" for k, v in values.items())
 
 
-@row()
-def prints_each_loss() -> Loop:
-    model, optimizer, data = parts()
-
+@loop(planned=True)
+def prints_each_loss(model, optimizer, batches) -> Loop:
     def step(batch):
         optimizer.zero_grad()
         loss = classifier(model, batch)
@@ -70,24 +65,21 @@ def prints_each_loss() -> Loop:
         print("loss", loss.item())
         return loss
 
-    return Loop(step, model, optimizer, data)
+    return Loop(step, model, optimizer, batches)
 
 
-@row()
-def prints_the_tensor() -> Loop:
-    model, optimizer, data = parts()
-
+@loop(planned=True)
+def prints_the_tensor(model, optimizer, batches) -> Loop:
     def step(batch):
         loss = train(model, optimizer, batch)
         print("loss:", loss.detach())
         return loss
 
-    return Loop(step, model, optimizer, data)
+    return Loop(step, model, optimizer, batches)
 
 
-@row()
-def logs_by_logging() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def logs_by_logging(model, optimizer, batches) -> Loop:
     out = io.StringIO()
     log = logging.Logger("train", logging.INFO)
     log.addHandler(logging.StreamHandler(out))
@@ -98,12 +90,11 @@ def logs_by_logging() -> Loop:
         log.debug("not shown %s", loss)
         return loss.item()
 
-    return Loop(step, model, optimizer, data, lambda: {"out": out.getvalue()})
+    return Loop(step, model, optimizer, batches, lambda: {"out": out.getvalue()})
 
 
-@row()
-def summary_writer() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def summary_writer(model, optimizer, batches) -> Loop:
     writer, state = Writer(), {"step": 0}
 
     def step(batch):
@@ -117,12 +108,17 @@ def summary_writer() -> Loop:
         writer.flush()
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"rows": writer.rows, "file": writer.file.getvalue(), "s": state})
+    return Loop(
+        step,
+        model,
+        optimizer,
+        batches,
+        lambda: {"rows": writer.rows, "file": writer.file.getvalue(), "s": state},
+    )
 
 
-@row()
-def wandb_log() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def wandb_log(model, optimizer, batches) -> Loop:
     run, step_of = Run(), [0]
 
     def step(batch):
@@ -135,12 +131,11 @@ def wandb_log() -> Loop:
         step_of[0] += 1
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"run": run.history, "n": step_of, "last": run.summary})
+    return Loop(step, model, optimizer, batches, lambda: {"run": run.history, "n": step_of, "last": run.summary})
 
 
-@row()
-def tqdm_bar() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def tqdm_bar(model, optimizer, batches) -> Loop:
     bar, total = Bar(), {"loss": 0.0, "n": 0}
 
     def step(batch):
@@ -150,12 +145,11 @@ def tqdm_bar() -> Loop:
         bar.set_postfix(loss=f"{total['loss'] / total['n']:.3f}")
         bar.update()
 
-    return Loop(step, model, optimizer, data, lambda: {"bar": bar.out.getvalue(), "total": total})
+    return Loop(step, model, optimizer, batches, lambda: {"bar": bar.out.getvalue(), "total": total})
 
 
-@row()
-def csv_rows() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def csv_rows(model, optimizer, batches) -> Loop:
     file = io.StringIO()
     table = csv.writer(file)
     epoch = 3
@@ -165,12 +159,11 @@ def csv_rows() -> Loop:
         table.writerow([epoch, loss.item(), "train"])
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"file": file.getvalue()})
+    return Loop(step, model, optimizer, batches, lambda: {"file": file.getvalue()})
 
 
-@row()
-def throughput_by_the_clock() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def throughput_by_the_clock(model, optimizer, batches) -> Loop:
     seen = {"images": 0, "slow": 0}
 
     def step(batch):
@@ -184,44 +177,12 @@ def throughput_by_the_clock() -> Loop:
             seen["slow"] += 1
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: seen)
+    return Loop(step, model, optimizer, batches, lambda: seen)
 
 
-@row()
-def prints_when_time_has_passed() -> Loop:
-    model, optimizer, data = parts()
-    state = {"last": time.time(), "n": 0}
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        state["n"] += 1
-        if time.time() - state["last"] > 1e6:
-            print(f"{state['n']} steps, loss {loss.item():.3f}")
-            state["last"] = time.time()
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"n": state["n"]})
-
-
-@row()
-def raises_on_nan() -> Loop:
-    model, optimizer, data = parts()
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        value = loss.item()
-        if not math.isfinite(value):
-            print(f"loss is {value}, stopping")
-            raise FloatingPointError(value)
-        return value
-
-    return Loop(step, model, optimizer, data)
-
-
-@row()
-def prints_until_a_step_raises() -> Loop:
+@loop(planned=True)
+def prints_until_a_step_raises(model, optimizer, batches) -> Loop:
     """Every seventeenth batch has labels that are no classes."""
-    model, optimizer, data = parts()
     n = [0]
 
     def step(batch):
@@ -234,15 +195,14 @@ def prints_until_a_step_raises() -> Loop:
         return loss
 
     def batch(n):
-        x, y = data[n % 10]
+        x, y = batches[n % 10]
         return x, y if n % 17 != 16 else y + 4
 
     return Loop(step, model, optimizer, batch, lambda: {"n": n})
 
 
-@row()
-def a_writer_that_raises() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def a_writer_that_raises(model, optimizer, batches) -> Loop:
     rows, n = [], [0]
 
     def write(number, loss):
@@ -258,39 +218,11 @@ def a_writer_that_raises() -> Loop:
         print("written", n[0])
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: {"rows": rows, "n": n})
+    return Loop(step, model, optimizer, batches, lambda: {"rows": rows, "n": n})
 
 
-@row()
-def table_of_classes() -> Loop:
-    model, optimizer, data = parts()
-
-    def step(batch):
-        logits = model(batch[0])
-        loss = F.cross_entropy(logits, batch[1])
-        update(optimizer, loss)
-        hits = logits.argmax(1).eq(batch[1]).sum()
-        print(" | ".join(f"{k}: {v:.3f}" for k, v in {"loss": loss.item(), "hits": hits.item()}.items()))
-
-    return Loop(step, model, optimizer, data)
-
-
-@row()
-def written_to_stderr() -> Loop:
-    model, optimizer, data = parts()
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        if math.isnan(loss.item()):
-            sys.stderr.write("the loss is nan\n")
-        return loss
-
-    return Loop(step, model, optimizer, data)
-
-
-@row()
-def prints_every_fifth_before_the_update() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def prints_every_fifth_before_the_update(model, optimizer, batches) -> Loop:
     count = {"n": 0}
 
     def step(batch):
@@ -303,13 +235,11 @@ def prints_every_fifth_before_the_update() -> Loop:
         count["n"] += 1
         return loss
 
-    return Loop(step, model, optimizer, data, lambda: count)
+    return Loop(step, model, optimizer, batches, lambda: count)
 
 
-@row("print")
-def prints_before_an_op_that_raises() -> Loop:
-    model, optimizer, data = parts()
-
+@loop(word="print")
+def prints_before_an_op_that_raises(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y, z = batch
         first = F.cross_entropy(model(x), y)
@@ -317,7 +247,7 @@ def prints_before_an_op_that_raises() -> Loop:
         return update(optimizer, first + F.cross_entropy(model(-x), z))
 
     def batch(n):
-        x, y = data[n % 10]
+        x, y = batches[n % 10]
         return x, y, y if n % 17 != 16 else y + 4
 
     return Loop(step, model, optimizer, batch)

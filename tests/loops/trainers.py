@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler
 
-from loops.bookkeeping.shown import Writer
-from loops.bookkeeping.table import classifier, parts, row
-from loops.loop import Loop, mlp, train, update
+from loops.loop import Loop, classifier, loop, mlp, task, train, update
+from loops.shown import Writer
 
 
 class Trainer:
     def __init__(self, callbacks=()):
-        self.model, self.optimizer, self.data = parts()
+        self.model, self.optimizer, self.batches = task()
         self.scheduler = lr_scheduler.ExponentialLR(self.optimizer, 0.98)
         self.criterion = nn.CrossEntropyLoss()
         self.writer, self.callbacks = Writer(), list(callbacks)
@@ -48,18 +46,18 @@ class Trainer:
             step,
             self.model,
             self.optimizer,
-            self.data,
+            self.batches,
             lambda: {"step": self.global_step, "rows": self.writer.rows, "metrics": self.metrics},
         )
 
 
-@row()
+@loop(planned=True)
 def trainer() -> Loop:
     own = Trainer()
     return own.loop(own.train_step)
 
 
-@row()
+@loop(planned=True)
 def callbacks() -> Loop:
     seen = []
 
@@ -75,7 +73,7 @@ class Engine:
     """Called as a function."""
 
     def __init__(self):
-        self.model, self.optimizer, self.data = parts()
+        self.model, self.optimizer, self.batches = task()
         self.n = 0
 
     def __call__(self, batch):
@@ -85,10 +83,10 @@ class Engine:
         return loss.item()
 
 
-@row()
+@loop(planned=True)
 def engine() -> Loop:
     own = Engine()
-    return Loop(own, own.model, own.optimizer, own.data, lambda: {"n": own.n})
+    return Loop(own, own.model, own.optimizer, own.batches, lambda: {"n": own.n})
 
 
 def averaging_step(model, optimizer, state, batch, *, every=10):
@@ -105,42 +103,18 @@ def averaging_step(model, optimizer, state, batch, *, every=10):
         state["loss"] = 0.0
 
 
-@row()
-def partial() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def partial(model, optimizer, batches) -> Loop:
     state = {"n": 0, "loss": 0.0}
     return Loop(
-        functools.partial(averaging_step, model, optimizer, state, every=7), model, optimizer, data, lambda: state
+        functools.partial(averaging_step, model, optimizer, state, every=7), model, optimizer, batches, lambda: state
     )
 
 
-def timed(function):
-    calls = timed.calls = [0]
-
-    def wrapper(batch):
-        start = time.perf_counter()
-        result = function(batch)
-        calls[0] += time.perf_counter() > start
-        return result
-
-    return wrapper
-
-
-@row()
-def timed_by_a_decorator() -> Loop:
-    model, optimizer, data = parts()
-
-    @timed
-    def step(batch):
-        return train(model, optimizer, batch)
-
-    return Loop(step, model, optimizer, data)
-
-
-@row()
+@loop(planned=True)
 def adversarial() -> Loop:
     maker, judge = mlp(4, 8, 8), mlp(8, 8, 1)
-    _, _, data = parts()
+    _, _, batches = task()
     of_maker = torch.optim.Adam(maker.parameters(), lr=1e-2, betas=(0.5, 0.999))
     of_judge = torch.optim.Adam(judge.parameters(), lr=1e-2, betas=(0.5, 0.999))
     n = [0]
@@ -157,12 +131,11 @@ def adversarial() -> Loop:
         n[0] += 1
         print(f"[{n[0]}/60] Loss_D: {loss_judge.item():.4f} Loss_G: {loss_maker.item():.4f}")
 
-    return Loop(step, [maker, judge], [of_maker, of_judge], data, lambda: {"n": n})
+    return Loop(step, [maker, judge], [of_maker, of_judge], batches, lambda: {"n": n})
 
 
-@row()
-def actor_with_a_temperature() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def actor_with_a_temperature(model, optimizer, batches) -> Loop:
     log_alpha = torch.zeros(1, requires_grad=True)
     of_alpha = torch.optim.SGD([log_alpha], lr=0.1)
     writer, agent = Writer(), {"alpha": 1.0, "updates": 0}
@@ -179,13 +152,11 @@ def actor_with_a_temperature() -> Loop:
         writer.add_scalar("loss", loss.item(), agent["updates"])
         writer.add_scalar("alpha", agent["alpha"], agent["updates"])
 
-    return Loop(step, model, [optimizer, of_alpha], data, lambda: {"rows": writer.rows, **agent})
+    return Loop(step, model, [optimizer, of_alpha], batches, lambda: {"rows": writer.rows, **agent})
 
 
-@row()
-def mixed_precision() -> Loop:
-    model, optimizer, data = parts()
-
+@loop(planned=True)
+def mixed_precision(model, optimizer, batches) -> Loop:
     def step(batch):
         optimizer.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16):
@@ -196,12 +167,11 @@ def mixed_precision() -> Loop:
         print(f"{loss.item():.3f} {out.dtype}")
         return loss
 
-    return Loop(step, model, optimizer, data)
+    return Loop(step, model, optimizer, batches)
 
 
-@row()
-def outputs_in_a_dict() -> Loop:
-    model, optimizer, data = parts()
+@loop(planned=True)
+def outputs_in_a_dict(model, optimizer, batches) -> Loop:
     kept = []
 
     def step(batch):
@@ -213,47 +183,14 @@ def outputs_in_a_dict() -> Loop:
         kept.append(outputs["shown"])
         return outputs["loss"]
 
-    return Loop(step, model, optimizer, data, lambda: {"kept": kept})
+    return Loop(step, model, optimizer, batches, lambda: {"kept": kept})
 
 
-@row()
-def anneals_its_rate_by_hand() -> Loop:
-    model, optimizer, data = parts()
-    n = [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        n[0] += 1
-        for group in optimizer.param_groups:
-            group["lr"] = 0.05 * 0.5 ** (n[0] // 20)
-        print(n[0], optimizer.param_groups[0]["lr"], loss.item())
-
-    return Loop(step, model, optimizer, data, lambda: {"n": n})
-
-
-@row()
-def scaled_gradients() -> Loop:
-    model, optimizer, data = parts()
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = classifier(model, batch)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return Loop(step, model, optimizer, data, lambda: {"scale": scaler.get_scale()})
-
-
-@row("print")
-def prints_between_forward_and_backward() -> Loop:
-    model, optimizer, data = parts()
-
+@loop(word="print")
+def prints_between_forward_and_backward(model, optimizer, batches) -> Loop:
     def step(batch):
         loss = classifier(model, batch)
         print("before backward", loss.item())
         return update(optimizer, loss)
 
-    return Loop(step, model, optimizer, data)
+    return Loop(step, model, optimizer, batches)

@@ -1,0 +1,194 @@
+"""Loops that keep numbers: meters, the best so far, averages, histories, schedulers of rates."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from loops.loop import Loop, loop, train, update
+
+
+class AverageMeter:
+    def __init__(self, name):
+        self.name = name
+        self.val = self.avg = self.sum = self.count = 0
+
+    def update(self, val, n=1):
+        self.val = val
+        self.sum += val * n
+        self.count += n
+        self.avg = self.sum / self.count
+
+    def __str__(self):
+        return f"{self.name} {self.val:.4f} ({self.avg:.4f})"
+
+
+@loop(planned=True)
+def imagenet_meters(model, optimizer, batches) -> Loop:
+    losses, top1, n = AverageMeter("Loss"), AverageMeter("Acc"), [0]
+
+    def step(batch):
+        images, target = batch
+        output = model(images)
+        loss = F.cross_entropy(output, target)
+        accuracy = (output.argmax(1) == target).float().mean() * 100
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.update(loss.item(), images.size(0))
+        top1.update(accuracy.item(), images.size(0))
+        if n[0] % 20 == 0:
+            print(f"[{n[0]}]", losses, top1)
+        n[0] += 1
+
+    return Loop(step, model, optimizer, batches, lambda: {"losses": vars(losses), "top1": vars(top1), "n": n})
+
+
+@loop(planned=True)
+def best_weights(model, optimizer, batches) -> Loop:
+    best = {"loss": 1e9, "weights": None}
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        if loss.item() < best["loss"]:
+            best["loss"] = loss.item()
+            best["weights"] = copy.deepcopy(model.state_dict())
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: best)
+
+
+@loop(planned=True)
+def patience(model, optimizer, batches) -> Loop:
+    state = {"best": 1e9, "waited": 0, "stop": False}
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        value = loss.item()
+        if value < state["best"] - 1e-3:
+            state["best"], state["waited"] = value, 0
+        else:
+            state["waited"] += 1
+            state["stop"] = state["stop"] or state["waited"] >= 10
+        return state["stop"]
+
+    return Loop(step, model, optimizer, batches, lambda: state)
+
+
+@loop(planned=True)
+def moving_average_printed(model, optimizer, batches) -> Loop:
+    smooth = None
+    n = 0
+
+    def step(batch):
+        nonlocal smooth, n
+        loss = train(model, optimizer, batch)
+        smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
+        n += 1
+        if n % 15 == 0:
+            print(f"{n} {smooth:.5f}")
+        return smooth
+
+    return Loop(step, model, optimizer, batches, lambda: {"smooth": smooth, "n": n})
+
+
+@loop(planned=True)
+def history_of_lists(model, optimizer, batches) -> Loop:
+    history = defaultdict(list)
+
+    def step(batch):
+        logits = model(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        update(optimizer, loss)
+        history["loss"].append(loss.item())
+        history["right"].append(int((logits.argmax(1) == batch[1]).sum()))
+        history[f"lr of group {0}"].append(optimizer.param_groups[0]["lr"])
+        return {"loss": history["loss"][-1], "mean": sum(history["loss"]) / len(history["loss"])}
+
+    return Loop(step, model, optimizer, batches, lambda: dict(history))
+
+
+@loop(planned=True)
+def checkpoint_every_25(model, optimizer, batches) -> Loop:
+    saved, n = [], [0]
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        n[0] += 1
+        if n[0] % 25 == 0:
+            file = io.BytesIO()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": n[0]}, file)
+            saved.append((n[0], len(file.getvalue()) > 0))
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"saved": saved, "n": n})
+
+
+@loop(planned=True)
+def evaluated_every_20(model, optimizer, batches) -> Loop:
+    scores, n = [], [0]
+
+    def evaluate():
+        model.eval()
+        with torch.no_grad():
+            score = sum((model(x).argmax(1) == y).float().mean().item() for x, y in batches[:3]) / 3
+        model.train()
+        return score
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        n[0] += 1
+        if n[0] % 20 == 0:
+            scores.append(evaluate())
+            print(f"accuracy after {n[0]}: {scores[-1]:.2%}")
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"scores": scores, "n": n})
+
+
+@loop(planned=True)
+def early_result(model, optimizer, batches) -> Loop:
+    n = [0]
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        n[0] += 1
+        if n[0] % 5:
+            return None
+        print("reported", n[0])
+        return {"loss": loss.item(), "step": n[0]}
+
+    return Loop(step, model, optimizer, batches, lambda: {"n": n})
+
+
+@loop(planned=True)
+def perplexity(model, optimizer, batches) -> Loop:
+    job = SimpleNamespace(state={"n": [0]})  # code of torch uses the name `state`, too
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        job.state["n"][0] += 1
+        return {"loss": loss.item(), "perplexity": math.exp(min(loss.item(), 20)), "step": job.state["n"][0]}
+
+    return Loop(step, model, optimizer, batches, lambda: job.state)
+
+
+@loop(planned=True)
+def confusion_matrix(model, optimizer, batches) -> Loop:
+    matrix = np.zeros((4, 4), int)
+
+    def step(batch):
+        x, y = batch
+        out = model(x)
+        loss = update(optimizer, F.cross_entropy(out, y))
+        np.add.at(matrix, (y.numpy(), out.argmax(1).numpy()), 1)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"matrix": matrix})
