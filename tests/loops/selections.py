@@ -90,9 +90,8 @@ def a_class_that_there_is_not(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
-def means_of_graphs_by_counts() -> Loop:
+def means_of_graphs_by_counts(model, optimizer, batches) -> Loop:
     """A graph net: the nodes of each graph are counted, and once the last graph has none."""
-    model, optimizer, batches = task()
 
     def batch(n):
         x, y = batches[n % len(batches)]

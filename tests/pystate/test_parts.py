@@ -1,7 +1,7 @@
 """A step in parts does what the step does, in the same order; where that cannot be told, there are no parts.
 
 Names are bound as in the step: in branches, loops, comprehensions, functions and classes. Whole loops that are divided:
-tests/loops (draws, looks, bookkeeping).
+tests/loops (draws, looks, parted).
 """
 
 from __future__ import annotations

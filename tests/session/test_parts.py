@@ -1,6 +1,6 @@
 """Steps of which the middle alone can be planned: strict schedules, and the reason where there is no middle.
 
-That they end as in eager: tests/loops/bookkeeping/parted.py.
+That they end as in eager: tests/loops/parted.py.
 """
 
 from __future__ import annotations
