@@ -95,7 +95,8 @@ def partitioned(
         options: of `default_partition`.
     """
     nodes = list(joint.graph.nodes)
-    end = max(place for place, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward")
+    tagged = (place for place, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward")
+    end = max(tagged, default=-1)
     forward, backward = set(nodes[: end + 1]), nodes[end + 1 :]
     forward -= set(joint.graph.output_node().args[0][:num_fwd_outputs])  # type: ignore[index,arg-type]
     again: dict[fx.Node, fx.Node] = {}
