@@ -91,7 +91,7 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
 
     with alone(), in_form(places, form):
         seen = watch.run(config.step, batch, counts=False, by=recording)
-    return _judged(config, watch, seen, recorded[0], signature[0], known[0], names[0], batch)
+    return _judged(config, watch, seen, recorded[0], signature[0], known[0], names[0])
 
 
 def _recorded_region(config: TunerConfig, batch: Any, signature: tuple[Any, ...]) -> RecordedForm:
@@ -101,7 +101,7 @@ def _recorded_region(config: TunerConfig, batch: Any, signature: tuple[Any, ...]
         found = record_step(config.step, config.model, config.optimizer, batch, live_leaves=live)
     if found.trace is None:
         return RecordedForm(found.result, None, reason=f"it could not be captured: {found.reason}")
-    return RecordedForm(found.result, None, captured_from(found.trace, signature, config.step, batch))
+    return RecordedForm(found.result, None, captured_from(found.trace, signature, config.step, found.batch))
 
 
 def _judged(
@@ -112,7 +112,6 @@ def _judged(
     signature: tuple[Any, ...],
     known: set[Any],
     names: NamesKnown,
-    batch: Any,
 ) -> RecordedForm:
     assert seen.before is not None, "steps were watched before"
     trace = recorded.trace
@@ -135,7 +134,7 @@ def _judged(
         unseen = [change for change in unseen if change.then is not ABSENT or _was_looked_at(change, seen, names)]
     if unseen or watch.executed.num_new_of_user:
         return RecordedForm(seen.result, guards, is_settled=False, reason="it did something new in each recorded step")
-    return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, batch))
+    return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, recorded.batch))
 
 
 def _note_leaves(known: dict[int, Entry], found: Sequence[torch.Tensor], seen: Watched) -> bool:

@@ -1,43 +1,10 @@
-"""`check` raises for a plan that may not run a graph on a machine.
-
-Check that ops on lanes that share a core are ordered, so that no two of them run on the core at once.
-
-All ops that use one core have to form a chain. In any order that respects every wait, it is enough to look at
-neighbours of the chain: if each must have finished before the next may start, so must all before it. A neighbour
-often waits directly. Where it does not, vector clocks decide if u is before v: for each op and each lane, the number
-of ops of that lane that have finished before the op starts (Mattern 1989, Fidge 1988).
-
-::
-
-    wide    [ a ]-----.         .--->[ d ]          core 0: a, b, d: a before b, b before d
-                      v         |                   core 1: a, c, d: c before d only if the plan says so
-    narrow0         [ b ]-------'
-    narrow1         [ c ] . . . ?
-
-Where lanes name hardware threads one by one, the same holds for each thread in place of each core.
-"""
+"""`check` raises for a plan that may not run a graph on a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
-
-import numpy as np
-import numpy.typing as npt
-
+from hocket.checking.core_exclusivity import check_core_exclusivity
 from hocket.errors import InputError, PlanError
-from hocket.ir import (
-    Device,
-    Graph,
-    Lane,
-    Machine,
-    Plan,
-    check_ops,
-    execution_order,
-    hardware_threads,
-    names_threads,
-    waits_of,
-)
+from hocket.ir import Device, Graph, Lane, Machine, Plan, check_ops, execution_order, names_threads, waits_of
 
 # What computes has no business on a connection; "other" may be anything.
 _TRANSFERS = ("recv", "send", "other")
@@ -145,98 +112,3 @@ def _cores_problem(lane: Lane, device: Device) -> str:
     elif not len(lane.cores) <= lane.width <= len(lane.cores) * device.smt:
         return f"width {lane.width} does not fit the {len(lane.cores)} cores it is pinned to; {has}"
     return ""
-
-
-_LANES_AT_ONCE = 256  # bounds the clocks' memory: 100 MB for 100,000 ops
-
-
-def check_core_exclusivity(
-    plan: Plan, machine: Machine | None, waits: Mapping[str, Sequence[str]], order: Sequence[str]
-) -> None:
-    """Raise a `PlanError` for two ops that share a core and have no order.
-
-    Args:
-        plan: the plan.
-        machine: needed to check lanes that are not pinned.
-        waits: for each op all ops that it waits for directly, the op before it on its lane included.
-        order: the ops in an order that respects `waits`.
-    """
-    when = {op: position for position, op in enumerate(order)}
-    unclear: dict[tuple[str, str], None] = {}
-    for lanes in set(_sharing(plan, machine)):
-        chain = sorted((op for lane in lanes for op in plan.lanes[lane].ops), key=when.__getitem__)
-        for before, op in pairwise(chain):
-            if before not in waits[op]:
-                unclear[before, op] = None
-    if not unclear:
-        return
-    pairs = sorted(unclear, key=lambda pair: (when[pair[1]], when[pair[0]]))
-    suspects = dict.fromkeys(plan.lane_of[before].name for before, _ in pairs)
-    by_name = {lane.name: lane for lane in plan.lanes}
-    names = list(suspects)
-    for begin in range(0, len(names), _LANES_AT_ONCE):
-        lanes_now = [by_name[name] for name in names[begin : begin + _LANES_AT_ONCE]]
-        _check_pairs(plan, lanes_now, pairs, waits, order)
-
-
-def _sharing(plan: Plan, machine: Machine | None) -> Iterator[tuple[int, ...]]:
-    """For each core that several lanes use, these lanes by their position in the plan.
-
-    With a `machine`, for each hardware thread (see `hocket.ir.hardware_threads`).
-    """
-    devices: dict[str, list[int]] = {}
-    for position, lane in enumerate(plan.lanes):
-        if lane.kind == "cores" and lane.ops:
-            devices.setdefault(lane.device, []).append(position)
-    for name, positions in devices.items():
-        device = machine.by_name[name] if machine is not None else None
-        pinned: dict[int, list[int]] = {}
-        loose = [position for position in positions if not plan.lanes[position].cores]
-        for position in positions:
-            lane = plan.lanes[position]
-            for thread in hardware_threads(lane, device) if device is not None else lane.cores:
-                pinned.setdefault(thread, []).append(position)
-        if loose and device is not None:
-            width = sum(plan.lanes[position].width for position in loose)
-            taken = len({thread % device.cores for thread in pinned})
-            if width > (device.cores - taken) * device.smt:
-                yield tuple(loose)
-                for thread in pinned:
-                    pinned[thread] += loose
-        for users in pinned.values():
-            if len(users) > 1:
-                yield tuple(sorted(users))
-
-
-def _check_pairs(
-    plan: Plan,
-    lanes: Sequence[Lane],
-    pairs: Sequence[tuple[str, str]],
-    waits: Mapping[str, Sequence[str]],
-    order: Sequence[str],
-) -> None:
-    column = {lane.name: number for number, lane in enumerate(lanes)}
-    turn = {op: number for lane in lanes for number, op in enumerate(lane.ops, start=1)}
-    row = {op: number for number, op in enumerate(order)}
-    # clocks[op, lane]: how many ops of the lane have finished when the op has.
-    clocks: npt.NDArray[np.int32] = np.zeros((len(order), len(lanes)), np.int32)
-    for op in order:
-        clock = clocks[row[op]]
-        for before in waits[op]:
-            np.maximum(clock, clocks[row[before]], out=clock)
-        if op in turn:
-            clock[column[plan.lane_of[op].name]] = turn[op]
-    for before, op in pairs:
-        if before in turn and clocks[row[op], column[plan.lane_of[before].name]] < turn[before]:
-            one, other = plan.lane_of[before], plan.lane_of[op]
-            raise PlanError(
-                f"ops {before!r} (lane {one.name!r}, {_cores(one)}) and {op!r} (lane {other.name!r}, "
-                f"{_cores(other)}) share a core of {one.device!r}, and nothing orders them: "
-                "make one wait for the other with `after`",
-                op=op,
-                lane=other.name,
-            )
-
-
-def _cores(lane: Lane) -> str:
-    return f"cores {','.join(map(str, lane.cores))}" if lane.cores else f"width {lane.width}, not pinned"

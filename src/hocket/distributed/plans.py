@@ -44,7 +44,7 @@ from hocket.planning.transfers.planner import UNORDERED
 from hocket.planning.transfers.repeating import in_order_of_readiness
 from hocket.profiling import profile
 from hocket.profiling.tracer import trace_streams
-from hocket.simulation.engine import step_us
+from hocket.simulation.steps import step_us
 from hocket.tracing.captured import Captured
 
 

@@ -5,47 +5,21 @@ finished.* Without queues, an op's start is a maximum over the ends of earlier o
 respects the waits gives the whole timeline, bitwise equal to that of an event queue. Where transfers compete for a
 link's channels or a network card, lanes for a core through its sibling hardware threads, or streams for a GPU,
 `hocket.simulation.events` simulates instead.
-
-Steps in a row: the time that one more step adds when it follows at once.
-
-A stream that has done its part of a step goes on with the next one. Only carried edges delay it (an update before the
-forward that reads the parameter). So the end of a step and the beginning of the next overlap, and the makespan of one
-step is not the time of a step in a row of steps. That is the time that one more step adds::
-
-    stream 0 [ forward 1 ][ backward 1 ][ forward 2 ][ backward 2 ]
-    stream 1              [ dW ]   [ dW  update ]    [ dW ]   [ dW  update ]
-             |<---- makespan of one ------------->|
-                                                  |<-- one more -->|
-
-Lanes of cores are threads, which meet at the end of each step.
-
-Launches: a stream runs an op only after the host has launched it.
-
-One host thread for each GPU launches its ops one by one, ahead of the device, in `hocket.ir.launch_order`, and never
-waits for it. So launch k ends after k times the time of a launch, and the op starts then at the earliest. A step
-captured as a CUDA graph is launched at once. The device then needs a little time for each op, and ops that are outside
-of the graph are launched one by one::
-
-    host     | a | b | c | d | e |            eager: 5 us each
-    device       [a]   [ b  ][c] [d][e]       too short to hide the launches that follow
-
-The first launch begins with the step. To see the gain of a host that runs ahead into the next step, simulate several
-steps in a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from hocket.errors import InputError
-from hocket.ir import Carried, Costs, Edge, Graph, Machine, Plan, Timeline, launch_order
+from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.simulation.contention import CombinedContention, Contention, cards_of, multiprocessors_of
 from hocket.simulation.durations import durations
 from hocket.simulation.events import by_events
+from hocket.simulation.launches import released_us
 from hocket.simulation.plan_arrays import PlanArrays, plan_arrays, remember
 from hocket.simulation.smt import sharing_of
 
@@ -70,9 +44,9 @@ def simulate(
     became ready (among equals, in the order of the plan's lanes). A link of None channels never queues.
 
     Lanes on sibling hardware threads slow each other down (`hocket.simulation.smt`), and so do streams of a GPU if the
-    costs have shares (`hocket.simulation.contention`). An op that depends on one of another lane starts at the
+    costs have shares (`hocket.simulation.multiprocessors`). An op that depends on one of another lane starts at the
     earliest `wait_us` after its end: the time to wake a thread, 0 by default. With the `launches` ``eager`` or
-    ``graph``, ops on streams have to be launched first (`hocket.simulation.engine`), and the events of other streams
+    ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and the events of other streams
     arrive after the machine's `event_us`. Ops `outside` of a graph are launched one by one. No op starts before its
     entry in `earliest_us`.
 
@@ -193,95 +167,3 @@ def _contended(plan: Plan, machine: Machine) -> tuple[Sequence[int], list[int]]:
                 link_of[lane_number] = len(channels)
             channels.append(limit)
     return link_of, channels
-
-
-STEPS = 3
-
-
-def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph, Plan, Costs]:
-    """`steps` steps in a row as one graph, its plan and its costs, with the op ``conv`` of step 2 named ``conv@2``.
-
-    Raises:
-        InputError: fewer than one step.
-
-    Example:
-        >>> from hocket.ir import Lane, Op
-        >>> graph = Graph((Op("forward"), Op("update")), carried=(Carried("update", "forward"),))
-        >>> plan = Plan((Lane("x", ("forward",)), Lane("y", ("update",))))
-        >>> unrolled(graph, plan, Costs({}), 2)[0].edges
-        (Edge(src='update@0', dst='forward@1', size_bytes=0.0),)
-    """
-    if steps < 1:
-        raise InputError(f"simulate: expected at least one step, got {steps}")
-    every = range(steps)
-    edges = [Edge(f"{src}@{n}", f"{dst}@{n}", size_bytes) for n in every for src, dst, size_bytes in graph.edges]
-    edges += [Edge(f"{src}@{n - 1}", f"{dst}@{n}") for n in every[1:] for src, dst in graph.carried]
-    ops = tuple(replace(op, name=f"{op.name}@{n}", reads=(), writes=()) for n in every for op in graph.ops)
-    carried = tuple(Carried(f"{src}@{steps - 1}", f"{dst}@0") for src, dst in graph.carried)
-    lanes = tuple(replace(lane, ops=tuple(f"{op}@{n}" for n in every for op in lane.ops)) for lane in plan.lanes)
-    after = {f"{op}@{n}": tuple(f"{other}@{n}" for other in others) for n in every for op, others in plan.after.items()}
-    threads = [lane.ops for lane in plan.lanes if lane.kind == "cores" and lane.ops]
-    for n in every[1:]:
-        for of_lane in threads:
-            meet = tuple(f"{others[-1]}@{n - 1}" for others in threads)
-            after[f"{of_lane[0]}@{n}"] = (*after.get(f"{of_lane[0]}@{n}", ()), *meet)
-    return (
-        Graph(ops, tuple(edges), carried),
-        Plan(lanes, after, plan.planner),
-        Costs(
-            {f"{op}@{n}": row for n in every for op, row in costs.durations_us.items()},
-            sources={f"{op}@{n}": source for n in every for op, source in costs.sources.items()},
-            note=costs.note,
-            shares={f"{op}@{n}": row for n in every for op, row in costs.shares.items()},
-        ),
-    )
-
-
-def step_us(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
-    """The time of a step of `plan` in a row of `STEPS`, in microseconds: the mean of all but the first.
-
-    Example:
-        >>> from hocket.ir import Lane, Op
-        >>> graph = Graph((Op("a"), Op("b")))
-        >>> plan = Plan((Lane("x", ("a",)), Lane("y", ("b",))))
-        >>> step_us(graph, plan, Costs({"a": {"1": 5.0}, "b": {"1": 9.0}}), Machine.of(cores=2))
-        9.0
-    """
-    first = simulate(graph, plan, costs, machine).makespan_us
-    longer, many, more = unrolled(graph, plan, costs, STEPS)
-    return (simulate(longer, many, more, machine).makespan_us - first) / (STEPS - 1)
-
-
-LAUNCHES = ("free", "eager", "graph")
-
-
-def released_us(
-    graph: Graph, plan: Plan, machine: Machine, launches: str, outside: Collection[str] = ()
-) -> list[float] | None:
-    """The end of each op's launch, in the order of the graph, or None if launches take no time.
-
-    Raises:
-        InputError: `launches` is none of `LAUNCHES`.
-    """
-    if launches not in LAUNCHES:
-        raise InputError(f"simulate: expected launches to be one of {', '.join(LAUNCHES)}, got {launches!r}")
-    if launches == "free":
-        return None
-    gpus = {device.name: device for device in machine.devices if device.kind == "cuda"}
-    apart = set(outside)
-    cost_us = {
-        op: gpus[lane.device].launch_us if launches == "eager" or op in apart else gpus[lane.device].graph_launch_us
-        for lane in plan.lanes
-        if lane.kind == "stream" and lane.device in gpus
-        for op in lane.ops
-    }
-    if not any(cost_us.values()):
-        return None
-    released = [0.0] * len(graph)
-    now_us = dict.fromkeys(gpus, 0.0)
-    for op in launch_order(graph, plan):
-        if op in cost_us:
-            device = plan.lane_of[op].device
-            now_us[device] += cost_us[op]
-            released[graph.index[op]] = now_us[device]
-    return released

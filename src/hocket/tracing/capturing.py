@@ -47,7 +47,7 @@ def capture_step(
         if recorded.trace is None:
             raise CaptureError(str(recorded.reason))
         recorded.trace.tape.trusting = True  # there is no eager step to compare with
-        found = captured_from(recorded.trace, signature, step, batch, split=split, pays=pays, made=made)
+        found = captured_from(recorded.trace, signature, step, recorded.batch, split=split, pays=pays, made=made)
     trim_heap()
     return found
 

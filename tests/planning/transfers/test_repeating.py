@@ -11,7 +11,7 @@ import pytest
 
 from hocket.ir import Carried, Costs, Edge, Graph, Lane, Link, Machine, Op, Plan
 from hocket.planning.transfers.repeating import in_order_of_readiness
-from hocket.simulation.engine import step_us
+from hocket.simulation.steps import step_us
 
 WIRE = "server->cpu0"
 MACHINE = Machine(Machine.of(cores=1).devices, (Link("server", "cpu0", 1e6),))

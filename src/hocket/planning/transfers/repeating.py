@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.simulation.durations import durations
-from hocket.simulation.engine import unrolled
+from hocket.simulation.steps import unrolled
 
 # Simulated steps. The order of the last but one is taken, since the first ones may differ.
 STEPS = 5

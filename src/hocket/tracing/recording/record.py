@@ -23,6 +23,7 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from hocket.arguments import Unfolded
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
@@ -114,6 +115,7 @@ class _Recording:
         self.appended, self.undoes = tuple(appended), undoes
         self.leaves, self.spec = tree_flatten(batch)
         self.batch = batch
+        self.batch_before = batch if type(batch) is Unfolded else tree_unflatten(self.leaves, self.spec)
         self.live_leaves = live_leaves
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
@@ -191,7 +193,7 @@ class _Recording:
             found = self._trace(ops, result, added)
             trace = None if leaves else found  # else it is recorded again, with those leaves in their places
             plain = plain_result(plain_arrays(result), self._is_owned)
-            return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made))
+            return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before)
 
     def _is_owned(self, value: Any) -> bool:
         return id(value) in self.owned

@@ -129,6 +129,7 @@ class Recorded:
         reason: why not.
         leaves: tensors to which the step gave gradients. It can be a graph once these are places of it.
         makes_state: an optimizer has made state, so that a later step may be a graph where this one is none.
+        batch: as it was before the step, which may have emptied its lists.
     """
 
     result: Any
@@ -136,6 +137,7 @@ class Recorded:
     reason: Reason | None = None
     leaves: tuple[torch.Tensor, ...] = ()
     makes_state: bool = False
+    batch: Any = None
 
 
 def twins_of(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:
