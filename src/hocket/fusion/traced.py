@@ -36,7 +36,7 @@ class Traced:
     out_spec: Any  # the tree of the output, of which the graph gives the leaves
 
     def unflatten(self, out: Any) -> Any:
-        """The output, from what the graph gives."""
+        """The model's output, made of the values that the graph returns."""
         return pytree.tree_unflatten(list(out) if isinstance(out, (list, tuple)) else [out], self.out_spec)
 
     def layer(self, node: fx.Node) -> str:

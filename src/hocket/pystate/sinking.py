@@ -163,7 +163,7 @@ def _is_refused(node: ast.AST, body: Body) -> bool:
 
 
 def _reaches(body: Body, place: int, moved: Sequence[Statement], bound: dict[str, Reach]) -> Iterator[Reach | None]:
-    """The reach of each value that a statement has by a name. None for one that is not known.
+    """Yield the reach of each value that a statement reads by a name, or None where it is not known.
 
     Args:
         body: with the statement.

@@ -83,7 +83,7 @@ class ArrayReads:
         self._items.setdefault((frame, frame.f_lasti), user_line())
 
     def was_index(self) -> None:
-        """The running instruction of one of the frames has an array as an index of a tensor."""
+        """Forget the item that the running instructions have asked for: it indexes a tensor, which is followed."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             self._items.pop((frame, frame.f_lasti), None)
