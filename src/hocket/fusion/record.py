@@ -237,7 +237,7 @@ class _Recorder(TorchFunctionMode):
         return all(self._by_shapes.get(id(leaf)) == _version(leaf) for leaf in _tensors((args, kwargs)))
 
     def _strided(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note that a view by strides depends on the layout of its tensor. One that counts elements of memory is refused."""
+        """Note that a view by strides depends on its tensor's layout. One that counts elements of memory is refused."""
         self._look(functions.LAYOUT)
         given = [self._nodes[key][0] for key in self._nodes if self._nodes[key][1] in self._inputs]
         own = [tensor for _, tensor in named_tensors(self._model)]
