@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop, loop, train, update
+from loops.loop import Loop, classifier, loop, train, update
 
 
 class AverageMeter:
@@ -192,3 +193,120 @@ def confusion_matrix(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: {"matrix": matrix})
+
+
+@loop(planned=True)
+def best_so_far(model, optimizer, batches) -> Loop:
+    best = {"loss": float("inf"), "step": -1}
+    n = [0]
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        if loss.item() < best["loss"]:
+            best.update(loss=loss.item(), step=n[0])
+        n[0] += 1
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"best": best, "n": n})
+
+
+@loop(planned=True)
+def window_of_losses(model, optimizer, batches) -> Loop:
+    window = deque(maxlen=8)
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        window.append(loss.item())
+        return sum(window) / len(window)
+
+    return Loop(step, model, optimizer, batches, lambda: {"window": window})
+
+
+@dataclass
+class State:
+    step: int = 0
+    seen: int = 0
+    losses: list = field(default_factory=list)
+
+    @property
+    def mean(self):
+        return sum(self.losses[-5:]) / max(len(self.losses[-5:]), 1)
+
+
+@loop(planned=True)
+def state_in_a_dataclass(model, optimizer, batches) -> Loop:
+    state = State()
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        update(optimizer, loss)
+        state.step += 1
+        state.seen += len(y)
+        state.losses.append(loss.item())
+        if state.step % 10 == 0:
+            print(state.step, state.seen, state.mean)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"state": state})
+
+
+@loop(planned=True)
+def accumulated_and_logged(model, optimizer, batches) -> Loop:
+    count, running = 0, 0.0
+
+    def step(batch):
+        nonlocal count, running
+        loss = classifier(model, batch) / 4
+        loss.backward()
+        count += 1
+        if count % 4 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        running += loss.item()
+        if count % 4 == 0:
+            print(f"update {count // 4}: {running:.4f}")
+            running = 0.0
+
+    return Loop(step, model, optimizer, batches, lambda: {"count": count, "running": running})
+
+
+@loop(planned=True)
+def average_of_weights_printed(model, optimizer, batches) -> Loop:
+    average = copy.deepcopy(model)
+    n = [0]
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        with torch.no_grad():
+            for a, p in zip(average.parameters(), model.parameters(), strict=True):
+                a.mul_(0.99).add_(p, alpha=0.01)
+        n[0] += 1
+        if n[0] % 10 == 0:
+            print(n[0], loss.item())
+        return loss
+
+    return Loop(step, [model, average], optimizer, batches, lambda: {"n": n})
+
+
+class Window:
+    """A median of the last values, as detection trainers keep it."""
+
+    def __init__(self):
+        self.values = deque(maxlen=4)
+
+    @property
+    def median(self):
+        return sorted(self.values)[len(self.values) // 2]
+
+
+@loop(planned=True)
+def median_of_a_window(model, optimizer, batches) -> Loop:
+    window = Window()
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        window.values.append(loss.item())
+        return window.median
+
+    return Loop(step, model, optimizer, batches, lambda: vars(window))

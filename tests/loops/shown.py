@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import logging
+import math
+import sys
 import time
 
 import torch
@@ -251,3 +253,57 @@ def prints_before_an_op_that_raises(model, optimizer, batches) -> Loop:
         return x, y, y if n % 17 != 16 else y + 4
 
     return Loop(step, model, optimizer, batch)
+
+
+@loop(planned=True)
+def prints_when_time_has_passed(model, optimizer, batches) -> Loop:
+    state = {"last": time.time(), "n": 0}
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        state["n"] += 1
+        if time.time() - state["last"] > 1e6:
+            print(f"{state['n']} steps, loss {loss.item():.3f}")
+            state["last"] = time.time()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"n": state["n"]})
+
+
+@loop(planned=True)
+def raises_on_nan(model, optimizer, batches) -> Loop:
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        value = loss.item()
+        if not math.isfinite(value):
+            print(f"loss is {value}, stopping")
+            raise FloatingPointError(value)
+        return value
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def table_of_classes(model, optimizer, batches) -> Loop:
+
+    def step(batch):
+        logits = model(batch[0])
+        loss = F.cross_entropy(logits, batch[1])
+        update(optimizer, loss)
+        hits = logits.argmax(1).eq(batch[1]).sum()
+        print(" | ".join(f"{k}: {v:.3f}" for k, v in {"loss": loss.item(), "hits": hits.item()}.items()))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def written_to_stderr(model, optimizer, batches) -> Loop:
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        if math.isnan(loss.item()):
+            sys.stderr.write("the loss is nan\n")
+        return loss
+
+    return Loop(step, model, optimizer, batches)

@@ -36,7 +36,7 @@ def step_of(model: str) -> Step:
 
 
 def programs(each: int = 4) -> Iterator[tuple[str, ChangingProgram]]:
-    """Programs with so many changes of one kind, by name."""
+    """Programs with a number of changes of one kind, by name."""
     for kind, pairs in tables().items():
         for place in range(0, len(pairs), each):
             number = place // each

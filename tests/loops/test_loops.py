@@ -95,7 +95,9 @@ def test_scheduled_steps_end_where_eager_steps_end(name, mode, counted, tmp_path
 
 
 def test_nearly_all_are_planned():
-    assert sum(not CASES[name].planned for name in CASES if KIND_OF[name] in BOOKKEEPING) <= 2
+    cases = [case for name, case in CASES.items() if KIND_OF[name] in BOOKKEEPING]
+    assert len(cases) >= 70
+    assert sum(not case.planned for case in cases) <= len(cases) // 20
 
 
 @pytest.mark.slow

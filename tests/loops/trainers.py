@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import torch
 import torch.nn.functional as F
@@ -194,3 +195,54 @@ def prints_between_forward_and_backward(model, optimizer, batches) -> Loop:
         return update(optimizer, loss)
 
     return Loop(step, model, optimizer, batches)
+
+
+def timed(function):
+    calls = timed.calls = [0]
+
+    def wrapper(batch):
+        start = time.perf_counter()
+        result = function(batch)
+        calls[0] += time.perf_counter() > start
+        return result
+
+    return wrapper
+
+
+@loop(planned=True)
+def timed_by_a_decorator(model, optimizer, batches) -> Loop:
+
+    @timed
+    def step(batch):
+        return train(model, optimizer, batch)
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def anneals_its_rate_by_hand(model, optimizer, batches) -> Loop:
+    n = [0]
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        n[0] += 1
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * 0.5 ** (n[0] // 20)
+        print(n[0], optimizer.param_groups[0]["lr"], loss.item())
+
+    return Loop(step, model, optimizer, batches, lambda: {"n": n})
+
+
+@loop(planned=True)
+def scaled_gradients(model, optimizer, batches) -> Loop:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = classifier(model, batch)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"scale": scaler.get_scale()})
