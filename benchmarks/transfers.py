@@ -87,7 +87,7 @@ def worker_machine(cluster: Cluster) -> Machine:
 
 
 def straggler_share(receives: Receives, workers: int, order: Callable[[int], Sequence[int]]) -> dict[str, float]:
-    """How long the last of many workers takes, and which part of that the first waits for it, by the n-th's order."""
+    """Duration of the slowest worker by the n-th's order, and the share of it that the fastest one waits."""
     takes_us = [receives.makespan_us(order(number)) for number in range(workers)]
     last_us = max(takes_us)
     return {"step_us": last_us, "straggler_share": (last_us - min(takes_us)) / last_us}

@@ -31,7 +31,7 @@ PRECISIONS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Training:
-    """How models are trained.
+    """Training settings of the models of a target.
 
     Attributes:
         precision: of `PRECISIONS`: "float32", or under autocast to bfloat16 or float16, the latter with a `GradScaler`.

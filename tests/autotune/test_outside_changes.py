@@ -14,7 +14,7 @@ ONE = hocket.Machine.of(cores=1)
 
 @pytest.fixture(scope="module")
 def warm() -> None:
-    """What torch does once in a process is done."""
+    """Have torch do here what it does once in a process."""
     _count("item", 2)
 
 

@@ -1,4 +1,4 @@
-"""Agents: each call on one whole version, what is gone is named, and nobody who leaves disturbs the training.
+"""Agents: each call on one whole version, what is gone is named, and one that leaves does not disturb the training.
 
 Versions that servers keep, and what an agent believes of what a job says.
 """

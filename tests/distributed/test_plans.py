@@ -1,4 +1,4 @@
-"""What a worker's plan stands on.
+"""The measurements and orders that a worker's plan stands on.
 
 Channels over wires, with a wire that delivers when the test says so.
 """

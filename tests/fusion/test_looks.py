@@ -1,4 +1,4 @@
-"""What a forward looks at, and what it writes: fused models see what plain ones see. See `loops.fuzz_looks`.
+"""Forwards that look at Python state and write it: fused models see what plain ones see. See `loops.fuzz_looks`.
 
 By which plan ``backend="auto"`` runs is left to chance, so that every way in which models may run has its turn.
 """

@@ -63,7 +63,7 @@ def test_each_thread_has_its_own_listener_and_the_last_puts_torch_back() -> None
 
 
 def calls_of(use_reentrant: bool) -> int:
-    """How often a checkpoint calls its function, forward and backward."""
+    """Count how often a checkpoint calls its function, forward and backward."""
     calls = []
 
     def function(x):

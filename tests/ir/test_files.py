@@ -143,7 +143,7 @@ CPU = {"name": "cpu0", "cores": 4}
 CARD = {"name": "n", "bytes_per_s": 1e6}
 LINK = {"src": "a", "dst": "b", "bytes_per_s": 1e6}
 ABCD = [*({"name": name} for name in "abc"), {"name": "d", "reads": ["y"]}]
-# What is wrong with a file, by what is told of it; of costs, ops and spans only the field of theirs.
+# Faults of a file, by the words of the error. For costs, ops and spans the table has the field only.
 COSTS = {
     "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got -2": {"a": {"1": -2}},
     "durations_us['a']['1']: expected a duration in microseconds, from 0 to 1e+24, got nan": {"a": {"1": math.nan}},

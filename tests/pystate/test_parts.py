@@ -20,7 +20,7 @@ WEIGHT = torch.ones(3)
 
 
 def outcome(call: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> tuple[Any, str, float]:
-    """What a call returns or raises, what it prints, and where it leaves the generator."""
+    """Return what a call returns or raises, what it prints, and where it leaves the generator."""
     random.seed(3)
     try:
         found: Any = call()
