@@ -6,10 +6,15 @@ import copy
 
 import pytest
 import torch
+from tests.fusion.oracle import assert_close, made
 from torch import nn
 from torch.nn import functional
 
 import hocket
+from quick import covering
+
+D = torch.float64
+BACKENDS = ["rule", "vmap", "loop", "auto"]
 
 
 class Net(nn.Module):
@@ -92,3 +97,59 @@ def test_it_saves_a_tensor(num_models):
     names = {event.key for event in profile.key_averages()}
     assert "aten::relu_" in names
     assert "aten::relu" not in names
+
+
+class WritesOver(nn.Module):
+    """Begins with an activation in place, on the input that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LeakyReLU(0.5, inplace=True)
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.fc(self.first(x))
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_a_model_that_begins_with_dropout_in_place_can_be_called(num_models):
+    models = made(lambda: nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(4, 3)), num_models)
+    array = hocket.fuse(models, shared=True)
+    for _ in range(3):
+        x = torch.ones(5, 4).double()
+        array.losses(functional.mse_loss, x, torch.zeros(5, 3).double()).backward()
+        assert all(p.grad.isfinite().all() for p in array.parameters())
+        assert set(x.unique().tolist()) <= {0.0, 1.0, 2.0}, "dropped once at most"
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize(("backend", "shared"), covering(BACKENDS, [True, False]))
+def test_a_model_that_writes_over_its_input_does_so_once(backend, shared, num_models):
+    models = made(WritesOver, num_models)
+    array = hocket.fuse(models, backend=backend, shared=shared)
+    for _ in range(3):
+        x = torch.randn((5, 4) if shared else (num_models, 5, 4), dtype=D)
+        given = x.clone()
+        out = array(given)
+        assert torch.equal(given, functional.leaky_relu(x, 0.5))
+        for index, model in enumerate(models):
+            assert_close(out[index], model((x if shared else x[index]).clone()), "output")
+
+
+@pytest.mark.parametrize("num_models", [1, 3])
+@pytest.mark.parametrize("way", ["call", "losses"])
+def test_a_model_that_writes_over_its_input_trains(way, num_models):
+    models = made(WritesOver, num_models)
+    array = hocket.fuse(models, shared=True)
+    x, y = torch.randn(5, 4, dtype=D), torch.randn(5, 3, dtype=D)
+    for _ in range(3):
+        given = x.clone()
+        array.zero_grad()
+        if way == "call":
+            array.loss(functional.mse_loss, array(given), y).backward()
+        else:
+            array.losses(functional.mse_loss, given, y).backward()
+        assert torch.equal(given, functional.leaky_relu(x, 0.5))
+    for index, model in enumerate(models):
+        functional.mse_loss(model(x.clone()), y).backward()
+        torch.testing.assert_close(array.get_parameter("fused.fc.weight").grad[index], model.fc.weight.grad)
