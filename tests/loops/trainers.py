@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import math
 import time
 
 import torch
@@ -246,3 +248,33 @@ def scaled_gradients(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: {"scale": scaler.get_scale()})
+
+
+@loop(planned=True)
+def statements_on_one_line(model, optimizer, batches) -> Loop:
+    """As notebooks have them: the ops, the count and the result share two lines."""
+    seen = {"steps": 0}
+
+    # fmt: off
+    def step(batch):
+        x, y = batch; optimizer.zero_grad(); loss = F.cross_entropy(model(x), y)  # noqa: E702
+        loss.backward(); optimizer.step(); seen["steps"] += 1; return float(loss.detach()) / seen["steps"]  # noqa: E702
+    # fmt: on
+
+    return Loop(step, model, optimizer, batches, lambda: dict(seen))
+
+
+@loop(planned=True)
+def branch_on_one_line(model, optimizer, batches) -> Loop:
+    """The best weights are copied within a branch whose statements share a line."""
+    best = {"loss": math.inf, "weights": {}, "bad": 0}
+
+    # fmt: off
+    def step(batch):
+        loss = train(model, optimizer, batch).item()
+        if loss < best["loss"]: best["loss"] = loss; best["weights"] = copy.deepcopy(model.state_dict())  # noqa: E701, E702
+        else: best["bad"] += 1  # noqa: E701
+        return loss
+    # fmt: on
+
+    return Loop(step, model, optimizer, batches, lambda: dict(best))

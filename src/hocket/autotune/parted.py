@@ -71,6 +71,7 @@ class PartedPool:
         self._ways: list[_Parts] = []
         self._parts: _Parts | None = None
         self._middle: VariantPool | None = None
+        self._num_calls = 0  # of the user's code within the middle, which have been looked at
         self._why_not = ""  # a middle was refused
 
     def __call__(self, batch: Any) -> Any:
@@ -142,6 +143,7 @@ class PartedPool:
             self._middle.close()
         self._whole.close()
         self._parts = self._middle = None
+        self._num_calls = 0
         if not self._ways:
             self._refuse()
             return
@@ -197,10 +199,12 @@ class PartedPool:
             why = why or "it hands on what it keeps"
         if not middle.has_plan and parts.before is not None and _holds_graph(own):
             why = why or "its first part begins a graph for the backward"
-        if parts.runs_users(middle.config.watch.executed.lines.calls):
+        calls = middle.config.watch.executed.lines.calls
+        if len(calls) > self._num_calls and parts.runs_users(calls):
             why = why or "code of yours runs in its backward or its update (a hook?)"
         if middle.is_scattered and self._ways:
             why = why or "what its first part gives is never the same"
+        self._num_calls = len(calls)
         if why:
             log.info("hocket: not so: %s", why)
             self._why_not = why if refused else self._why_not

@@ -18,6 +18,7 @@ import torch
 
 from hocket.pystate.bytecode import with_nested
 from hocket.pystate.layout import attribute_of
+from hocket.pystate.op_lines import Place, Span
 from hocket.pystate.places import is_a
 from hocket.pystate.tokens import DRAWING
 
@@ -81,9 +82,13 @@ class Statement:
         found = [n for n in ast.walk(self.node) if isinstance(n, kinds) and not isinstance(n.ctx, ast.Load)]
         return any(not isinstance(n, ast.Name) or n.id not in self.names for n in found)
 
-    def spans(self, lines: Collection[int]) -> bool:
-        """True if one of the lines belongs to it."""
-        return any(self.node.lineno <= line <= (self.node.end_lineno or 0) for line in lines)
+    def spans(self, places: Collection[Place]) -> bool:
+        """True if one of the places belongs to it."""
+        return any(self.source.covers(each) for each in places)
+
+    @property
+    def source(self) -> Span:
+        return Span(self.node.lineno, self.node.col_offset, self.node.end_lineno or 0, self.node.end_col_offset or 0)
 
 
 class Body:
@@ -110,29 +115,29 @@ class Body:
         returned = ast.copy_location(ast.Return(ast.Name(_RESULT, ast.Load())), node)
         self.statements[-1:] = [Statement(bound, self.names), Statement(returned, self.names)]
 
-    def divide_branch(self, lines: Collection[int]) -> None:
+    def divide_branch(self, places: Collection[Place]) -> None:
         """Divide the last statement that runs ops, an `if`, behind those in its body.
 
         ``if last: optimizer.step(); scheduler.step()`` becomes ``taken = not not last``, and two branches on that.
 
         Args:
-            lines: of the ops.
+            places: of the ops.
         """
-        positions = [n for n, s in enumerate(self.statements) if s.spans(lines) or self.updates(s)]
+        positions = [n for n, s in enumerate(self.statements) if s.spans(places) or self.updates(s)]
         node = self.statements[positions[-1]].node if positions else None
         if not isinstance(node, ast.If):
             return
         within = [Statement(each, self.names) for each in node.body]
-        end = max((n + 1 for n, s in enumerate(within) if s.spans(lines) or self.updates(s)), default=len(within))
-        if end == len(within) or within[end].node.lineno <= (within[end - 1].node.end_lineno or 0):
+        end = max((n + 1 for n, s in enumerate(within) if s.spans(places) or self.updates(s)), default=len(within))
+        if end == len(within):
             return
         self.names |= {_TAKEN}
         test = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.test))
         asked = ast.copy_location(ast.Assign([ast.Name(_TAKEN, ast.Store())], test), node.test)
-        first = ast.copy_location(ast.If(ast.Name(_TAKEN, ast.Load()), node.body[:end], node.orelse), node)
-        first.lineno, first.end_lineno = node.body[0].lineno, (node.orelse or node.body[:end])[-1].end_lineno
-        second = ast.copy_location(ast.If(ast.Name(_TAKEN, ast.Load()), node.body[end:], []), node.body[end])
-        second.end_lineno = node.body[-1].end_lineno
+        first = ast.If(ast.Name(_TAKEN, ast.Load()), node.body[:end], node.orelse)
+        _place_at(first, node.body[0], (node.orelse or node.body[:end])[-1])
+        second = ast.If(ast.Name(_TAKEN, ast.Load()), node.body[end:], [])
+        _place_at(second, node.body[end], node.body[-1])
         self.statements[positions[-1] : positions[-1] + 1] = [
             Statement(each, self.names) for each in (asked, first, second)
         ]
@@ -231,6 +236,12 @@ def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
     names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars")
     same = all(getattr(one, name) == getattr(other, name) for name in names)
     return same and _plain(one.co_consts) == _plain(other.co_consts)
+
+
+def _place_at(node: ast.stmt, first: ast.stmt, last: ast.stmt) -> None:
+    """Give a node that was made the place in the source of what it holds."""
+    node.lineno, node.col_offset = first.lineno, first.col_offset
+    node.end_lineno, node.end_col_offset = last.end_lineno, last.end_col_offset
 
 
 def names_of(statements: Iterable[Statement], what: str) -> set[str]:

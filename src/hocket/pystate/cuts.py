@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hocket.pystate.bodies import SCOPES, Body, Statement, is_plain, names_of
+from hocket.pystate.op_lines import Place
 from hocket.pystate.places import is_a
 from hocket.pystate.step_parts import BEFORE, LIVE, RETURNED, StepParts
 
@@ -37,12 +38,12 @@ class BodyCut:
         body: of the function.
         cut: position of the first statement after the middle.
         runs_op: of each statement, whether it does.
-        unseen: lines where functions are called by what is no call (see `OpLines`).
+        unseen: where functions are called by what is no call (see `OpLines`).
         takes_all: all that stands before the first op goes to the front.
     """
 
     def __init__(
-        self, body: Body, cut: int, runs_op: Sequence[bool], unseen: Collection[int], takes_all: bool = False
+        self, body: Body, cut: int, runs_op: Sequence[bool], unseen: Collection[Place], takes_all: bool = False
     ) -> None:
         self.body = body
         self.unseen = unseen

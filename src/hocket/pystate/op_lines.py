@@ -1,4 +1,4 @@
-"""Notes at which lines of the code on the stack ops run, while C functions are called."""
+"""Notes at which instructions of the code on the stack ops run, while C functions are called."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import dis
 import functools
 import os
 import sys
+from collections.abc import Collection
 from contextlib import contextmanager
+from dataclasses import dataclass
 from inspect import CO_GENERATOR
 from types import CodeType, FrameType, ModuleType
 from typing import Any
@@ -57,16 +59,37 @@ _CONTEXTS = contextmanager.__code__.co_filename
 _OF_USER = ("user", "library")
 
 
+# Line and column of an instruction, as the nodes of a syntax tree count them. Without columns (``python -X
+# no_debug_ranges``), it stands for its line.
+Place = tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of the source, from its first character to the one after its last."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def covers(self, place: Place) -> bool:
+        line, column = place
+        if column is None:
+            return self.line <= line <= self.end_line
+        return (self.line, self.column) <= (line, column) < (self.end_line, self.end_column)
+
+
 class OpLines:
-    """Lines of the watched steps so far.
+    """Instructions of the watched steps so far, each as its code and its offset in it (see `places`).
 
     Attributes:
         trains: those of `ops` where a backward or an optimizer's update ran.
         calls: those where a function of the user's or a library's was called, by torch perhaps.
         bound: for code that trains, its local names and what they led to when it returned last.
-        ops: code and line, of each function of the user's or a library's that was on the stack when an op ran.
-        unseen: code and line, of each function of the user's or a library's, where an instruction that is no call has
-            called a function that is written in Python: a property, an operator, an iterator.
+        ops: of each function of the user's or a library's that was on the stack when an op ran.
+        unseen: of each function of the user's or a library's, those that are no call and have called a function that
+            is written in Python: a property, an operator, an iterator.
         outside: the frame within which the watched step runs.
     """
 
@@ -99,7 +122,7 @@ class OpLines:
         while code[place] == _CACHE and place > 0:
             place -= 2
         if code[place] not in _CALLS:
-            self.unseen.add((caller.f_code, caller.f_lineno))
+            self.unseen.add((caller.f_code, caller.f_lasti))
 
     def called(self, frame: FrameType, function: Any) -> None:
         """A C function is called by a frame."""
@@ -125,7 +148,7 @@ class OpLines:
     def _note_call(self, frame: FrameType | None) -> None:
         while frame is not None and frame is not self.outside:
             if _role(frame.f_code.co_filename) in _OF_USER:
-                self.calls.add((frame.f_code, frame.f_lineno))
+                self.calls.add((frame.f_code, frame.f_lasti))
             frame = frame.f_back
 
     def _note_op(self, frame: FrameType | None, trains: bool) -> None:
@@ -138,11 +161,17 @@ class OpLines:
             if role == "optimizer":
                 trains = True
             elif role in _OF_USER:
-                found.append((code, frame.f_lineno))
+                found.append((code, frame.f_lasti))
             frame = frame.f_back
         self.ops.update(found)
         if trains:
             self.trains.update(found)
+
+
+def places(instructions: Collection[tuple[CodeType, int]], code: CodeType) -> set[Place]:
+    """Return where in the source those of the instructions stand that are the code's own."""
+    offsets = {offset // 2 for each, offset in instructions if each is code}
+    return {(line or 0, column) for n, (line, _, column, _) in enumerate(code.co_positions()) if n in offsets}
 
 
 def watching_frame() -> FrameType | None:

@@ -36,7 +36,7 @@ import torch
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.cuts import BodyCut
 from hocket.pystate.layout import attribute_of
-from hocket.pystate.op_lines import OpLines
+from hocket.pystate.op_lines import OpLines, places
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
 from hocket.pystate.sinking import Sunk, sink
@@ -95,14 +95,15 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines, trained: Co
     body = parsed(function, owner)
     if body is None or (len(body.statements) == 1 and isinstance(body.statements[0].node, ast.Return)):
         return _split_delegate(function, owner, lines, trained)
-    found: dict[str, StepParts] = {}
-    for sinks, places in itertools.product((False, True), (lines.ops, lines.trains)):
+    found: dict[tuple[Any, ...], StepParts] = {}  # by their code
+    for sinks, instructions in itertools.product((False, True), (lines.ops, lines.trains)):
         one = parsed(function, owner)
         assert one is not None
-        one.divide_branch({line for each, line in places if each is code})
-        moved = sink(one, _spanned(one, places), lines, trained) if sinks else Sunk()
+        one.divide_branch(places(instructions, code))
+        moved = sink(one, _spanned(one, instructions), lines, trained) if sinks else Sunk()
         for parts in _split_body(one, lines, moved) if moved else ():
-            found.setdefault(parts.lines, parts)
+            codes = tuple(getattr(each, "__code__", None) for each in (parts.before, parts.middle, parts.after))
+            found.setdefault(codes, parts)
     return list(found.values())
 
 
@@ -114,7 +115,7 @@ def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:
         lines: where ops ran.
         moved: statements that come after the middle. Without any, it ends after the last op, or after the training.
     """
-    runs_op, trains = (_spanned(body, places) for places in (lines.ops, lines.trains))
+    runs_op, trains = (_spanned(body, instructions) for instructions in (lines.ops, lines.trains))
     if trains[-1] and isinstance(body.statements[-1].node, ast.Return):  # ``return update(optimizer, loss)``
         body.name_result()
         runs_op, trains = [*runs_op, False], [*trains, False]
@@ -124,16 +125,16 @@ def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:
     num_fetching = _num_fetching(body, trains)
     if any(runs_op[:num_fetching]):
         ways += [(cut, [False] * num_fetching + runs_op[num_fetching:], True) for cut in cuts if cut > num_fetching]
-    unseen = {line for each, line in lines.unseen if each is body.function.__code__}
+    unseen = places(lines.unseen, body.function.__code__)
     for cut, runs, takes_all in ways:
         parts = BodyCut(body, cut, runs, unseen, takes_all).parts()
         if parts is not None:
             yield replace(parts, passed=moved.passed)
 
 
-def _spanned(body: Body, places: Collection[tuple[types.CodeType, int]]) -> list[bool]:
-    """For each statement, whether it spans one of these places, or updates weights."""
-    found = {line for each, line in places if each is body.function.__code__}
+def _spanned(body: Body, instructions: Collection[tuple[types.CodeType, int]]) -> list[bool]:
+    """For each statement, whether it spans one of these instructions, or updates weights."""
+    found = places(instructions, body.function.__code__)
     return [s.spans(found) or body.updates(s) for s in body.statements]
 
 

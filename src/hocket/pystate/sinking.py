@@ -25,7 +25,7 @@ import torch
 
 from hocket.pystate.apart import FORBIDDEN, Reach, reach_of, writes_in_place
 from hocket.pystate.bodies import Body, Statement, names_of
-from hocket.pystate.op_lines import OpLines
+from hocket.pystate.op_lines import OpLines, Span, places
 from hocket.pystate.places import is_a
 
 _CLIPPING = (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_)
@@ -47,11 +47,11 @@ class Sunk:
 
     Attributes:
         cut: position of the first of them.
-        passed: lines of the statements that they have passed, in which no code of the user's may run.
+        passed: the source of the statements that they have passed, in which no code of the user's may run.
     """
 
     cut: int = 0
-    passed: frozenset[int] = frozenset()
+    passed: frozenset[Span] = frozenset()
 
 
 def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collection[int]) -> Sunk | None:
@@ -64,7 +64,7 @@ def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collectio
         trained: addresses of the memory of models, gradients and optimizers.
     """
     code = body.function.__code__
-    calling = {line for each, line in lines.calls if each is code}
+    calling = places(lines.calls, code)
     bound = lines.bound.get(code, {})
     end = max((place for place, each in enumerate(runs_op) if each), default=-1) + 1
     passed: list[Statement] = []
@@ -80,15 +80,14 @@ def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collectio
             moved.insert(0, statement)
         else:
             break
-    places = {id(each): place for place, each in enumerate(body.statements)}
-    while moved and runs_op[places[id(moved[0])]] and not (moved[0].spans(calling) or _looks(moved[0].node)):
+    position = {id(each): place for place, each in enumerate(body.statements)}
+    while moved and runs_op[position[id(moved[0])]] and not (moved[0].spans(calling) or _looks(moved[0].node)):
         del moved[0]  # ops that a graph may hold
-    if not passed or not moved or places[id(passed[-1])] < places[id(moved[0])]:
+    if not passed or not moved or position[id(passed[-1])] < position[id(moved[0])]:
         return None
     staying = [each for each in body.statements[:end] if each not in moved]
     body.statements = [*staying, *moved, *body.statements[end:]]
-    spanned = {line for s in passed for line in range(s.node.lineno, (s.node.end_lineno or s.node.lineno) + 1)}
-    return Sunk(len(staying), frozenset(spanned))
+    return Sunk(len(staying), frozenset(each.source for each in passed))
 
 
 def _is_passed(node: ast.AST, body: Body) -> bool:

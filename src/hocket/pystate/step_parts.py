@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
 from hocket.arguments import packed, unpacked
+from hocket.pystate.op_lines import Span, places
 from hocket.pystate.watch import PurityWatch
 
 # Keyword arguments of the parts.
@@ -31,7 +32,7 @@ class StepParts:
         code: of the step.
         watched: what the state of the middle is reached from, where that is not the middle itself.
         leaves_draws: the middle has calls that draw or fetch.
-        passed: lines of the middle that stood behind statements which come after it now. They only train.
+        passed: the source of statements of the middle, which only train, that stood behind some that come after it now.
         is_called: asks whether the step still calls the function whose parts these are. None if it is the step itself.
     """
 
@@ -42,7 +43,7 @@ class StepParts:
     code: CodeType | None
     watched: Any = None
     leaves_draws: bool = False
-    passed: frozenset[int] = frozenset()
+    passed: frozenset[Span] = frozenset()
     is_called: Callable[[], bool] | None = None
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
@@ -87,14 +88,16 @@ class StepParts:
         """True if nothing that was recorded in the last step is valid."""
         return False
 
-    def runs_users(self, calls: Iterable[tuple[CodeType, int]]) -> bool:
+    def runs_users(self, calls: Collection[tuple[CodeType, int]]) -> bool:
         """True if code of the user's runs in a statement that other ones have passed: a hook, say.
 
         Args:
-            calls: code and line of each call of such code.
+            calls: code and offset of each call of such code.
         """
-        file = self.code.co_filename if self.code is not None else ""
-        return bool(self.passed) and any(line in self.passed and code.co_filename == file for code, line in calls)
+        if not self.passed or self.code is None:
+            return False
+        own = {code for code, _ in calls if code.co_filename == self.code.co_filename}
+        return any(span.covers(place) for code in own for place in places(calls, code) for span in self.passed)
 
     def raised(self) -> None:
         """The middle has raised."""
