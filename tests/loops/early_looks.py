@@ -243,3 +243,55 @@ def input_returned_with_its_gradient(model, optimizer, batches) -> Loop:
         seen.append(float(x.grad.abs().max()))
 
     return Loop(step, model, optimizer, batches, lambda: {"seen": list(seen)}, after)
+
+
+@loop(planned=True)
+def hits_of_an_epoch(model, optimizer, batches) -> Loop:
+    """A step is an epoch: between its updates it counts, in whole numbers and in floats."""
+    history = []
+
+    def step(_):
+        total, hits, seen = 0.0, 0, 0
+        for x, y in batches[:3]:
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+            update(optimizer, loss)
+            total += loss.item() * len(x)
+            hits += (out.argmax(1) == y).sum().item()
+            seen += y.size(0)
+        history.append(total / seen)
+        return f"{history[-1]:.4f}" if seen < 0 else history[-1], 100.0 * hits / seen, hits
+
+    return Loop(step, model, optimizer, [None], lambda: {"history": list(history)})
+
+
+@loop(planned=True)
+def loss_of_each_token(model, optimizer, batches) -> Loop:
+    """The loss is divided by a whole number that is read from the targets' mask, and never by none."""
+    state = {"tokens": 0}
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y, reduction="none")
+        mask = loss.detach() > 1.0
+        num_tokens = mask.sum().item()
+        state["tokens"] += num_tokens
+        return update(optimizer, (loss * mask).sum() / max(num_tokens, 1)).item(), num_tokens
+
+    return Loop(step, model, optimizer, batches, lambda: dict(state))
+
+
+@loop(word="goes on in Python with it")
+def row_found_by_a_count(model, optimizer, batches) -> Loop:
+    """A list is read at a place that the outputs give, which C code does without a word."""
+    names = [f"bin {number}" for number in range(50)]
+
+    def step(batch):
+        for x, y in [batch, batch]:
+            out = model(x)
+            update(optimizer, F.cross_entropy(out, y))
+            found = names[(out.argmax(1) == y).sum().item()]
+            update(optimizer, F.cross_entropy(model(x), y))
+        return found
+
+    return Loop(step, model, optimizer, batches)

@@ -36,6 +36,9 @@ QUESTIONS = {
     "math": lambda loss: math.isfinite(loss.item()),
     "math isnan": lambda loss: not (math.isnan(loss.item()) or math.isinf(loss.item())),
     "numpy": lambda loss: not np.isnan(loss.item()),
+    "a whole number": lambda loss: (loss == loss).sum().item() > 0,
+    "a whole number computed": lambda loss: 2 * torch.isnan(loss).sum().item() + 1 < 2,
+    "a whole number's truth": lambda loss: bool((loss == loss).sum().item()),
     "a number's truth": lambda loss: bool(loss.item() * 0 == 0) or not loss.item(),
 }
 

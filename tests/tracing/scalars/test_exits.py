@@ -17,7 +17,8 @@ import torch
 
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.followed_math import followed_math
-from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.late import late_number
+from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape
 
 # What takes the value away: each of them for a float and a whole number alike.
@@ -102,22 +103,24 @@ def test_every_exit_of_a_whole_number_is_a_guard(name):
     assert tape.evaluate([4]) is None
 
 
-@pytest.mark.parametrize("name", [*EXITS, "sum"])
-def test_no_exit_is_open_to_a_late_number(name):
+@pytest.mark.parametrize(
+    ("name", "value"), [*((name, 0.5) for name in [*EXITS, "sum"]), *((name, 3) for name in [*EXITS, *WHOLE, "sum"])]
+)
+def test_no_exit_is_open_to_a_late_number(name, value):
     reasons = Reasons()
-    late = LateFloat(0.5, torch.tensor(0.5), "train.py:7", reasons)
-    use = EXITS.get(name, lambda x: x + 1)
+    late = late_number(value, torch.tensor(value), "train.py:7", reasons)
+    use = (EXITS | WHOLE).get(name, lambda x: x + 1)
     with followed_math():
         try:
             found = use(late)
         except TypeError:
             found = TypeError
     try:
-        expected = use(0.5)
+        expected = use(value)
     except TypeError:
         expected = TypeError
     assert repr(found) == repr(expected) or "c_double" in repr(found), "the step goes on as eager does"
-    assert (str(reasons.first).count("train.py:7") == 1) == (name not in READ_IN_C)
+    assert (str(reasons.first).count("train.py:7") == 1) == (name not in READ_IN_C or type(value) is int)
 
 
 def test_comparisons_with_what_is_no_number_are_those_of_a_plain_number():

@@ -34,8 +34,8 @@ from hocket.tracing.recording.data_reads import (
 )
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
-from hocket.tracing.scalars.late import LateTape
-from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
+from hocket.tracing.scalars.late import LateTape, follow, late_number
+from hocket.tracing.scalars.live import Late, Live, plain_tree
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.state import Entry, ItemOf
 
@@ -135,13 +135,15 @@ class FunctionRecorder(TorchFunctionMode):
             outcome = self.ops.outcome_of(tensor)
             if outcome is not None:
                 return outcome
-        if func is not torch.Tensor.item or not tensor.dtype.is_floating_point:
+        is_whole = not (tensor.dtype.is_floating_point or tensor.is_complex() or _is_bool(tensor))
+        is_followed = is_whole and self.late is not None and self.late.has_whole
+        if func is not torch.Tensor.item or not (tensor.dtype.is_floating_point or is_followed):
             self.ops.reasons.add("reads a value", func.__name__.strip("_"))
             return func(tensor)
         self.ops.node_of(tensor)
         with _disable_current_modes():
-            late = LateFloat(tensor.item(), tensor, user_line(), self.ops.reasons)
-        return late.follows(self.late, self.tape.handed_out)
+            late = late_number(tensor.item(), tensor, user_line(), self.ops.reasons)
+        return follow(late, self.late, self.tape.handed_out)
 
     def _values(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() > MAX_VALUES:
@@ -154,7 +156,7 @@ class FunctionRecorder(TorchFunctionMode):
         """The operands of an elementwise op, with a tensor of no dimensions in place of a late number."""
         for place, like in ((0, args[1]), (1, args[0])):
             late = args[place]
-            is_followed = isinstance(late, LateFloat) and late.tape is not None
+            is_followed = isinstance(late, Late) and late.tape is not None
             if is_followed and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
                 operand = late.tape.operand(late)
                 if operand is not None:
@@ -163,7 +165,7 @@ class FunctionRecorder(TorchFunctionMode):
 
     def _with_numbers(self, func: Any, args: Any, kwargs: Any, live: list[Any]) -> Any:
         for value in live:
-            if isinstance(value, LateFloat):
+            if isinstance(value, Late):
                 self.ops.reasons.add("uses a late number", line=value.origin)
                 return func(*_unwrapped(args), **_unwrapped(kwargs))
         computed = None if kwargs else _computed_with(func, args)
@@ -274,7 +276,7 @@ def _computed_with(func: Any, args: Any) -> list[Any] | None:
 
 
 def _live_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, (Live, LateFloat)):
+    if isinstance(value, (Live, Late)):
         yield value
     elif isinstance(value, (tuple, list)):
         for element in value:
@@ -301,7 +303,7 @@ def _made_of(data: Any, dtype: torch.dtype | None = None, device: Any = None) ->
 
 def _unwrapped(value: Any) -> Any:
     """Replace live numbers in `value` by plain ones. Those in an index must be the same in later steps."""
-    if isinstance(value, (Live, LateFloat)):
+    if isinstance(value, (Live, Late)):
         return value.plain
     if type(value) in (tuple, list):
         return type(value)(_unwrapped(element) for element in value)

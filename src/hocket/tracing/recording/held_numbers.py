@@ -8,7 +8,7 @@ from typing import Any
 
 from hocket.pystate.places import same, shown
 from hocket.tracing.reasons import Reasons
-from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.plain import plain_of
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.standing import value_now
@@ -36,7 +36,7 @@ class HeldNumbers:
     @contextmanager
     def plain(self, reasons: Reasons) -> Iterator[None]:
         """Put plain numbers in the places of live ones while an op of the user's runs, which may not set them."""
-        live = {entry: value for entry in self._before if isinstance(value := entry.get(), (Live, LateFloat))}
+        live = {entry: value for entry in self._before if isinstance(value := entry.get(), (Live, Late))}
         for entry, value in live.items():
             entry.set(value.plain)
         try:

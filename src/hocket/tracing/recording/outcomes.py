@@ -33,7 +33,7 @@ from hocket.pystate.origins import user_line
 from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.late import LateRef, LateTape
-from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.standing import value_now
 from hocket.tracing.state import BatchLeaf, Gradient
 
@@ -82,10 +82,12 @@ class Outcomes:
         compute = _COMPARISONS.get(function) or _PREDICATES.get(function)
         if compute is None or not all(self._is_followed(operand) for operand in operands):
             return None
-        outcome = bool(function(*(each.plain if isinstance(each, LateFloat) else each for each in operands)))
+        outcome = bool(function(*(each.plain if isinstance(each, Late) else each for each in operands)))
+        if not self._can_be_undone():
+            return None
         with torch.no_grad():
             found = [self._as_tensor(operand) for operand in operands]
-            if any(each is None for each in found) or not self._can_be_undone():
+            if any(each is None for each in found):
                 return None
             # Their order is of no concern to torch, which takes no number first.
             if not isinstance(found[0], torch.Tensor):
@@ -93,7 +95,7 @@ class Outcomes:
             self._assert(compute(*found), outcome)
         return outcome
 
-    def operand(self, number: LateFloat) -> torch.Tensor | None:
+    def operand(self, number: Late) -> torch.Tensor | None:
         """A tensor in float64 of no dimensions that computes a late number as Python does, or None."""
         if number.tape is None or not self._is_followed(number):
             return None
@@ -138,7 +140,7 @@ class Outcomes:
         return [source for (_, its_root), source in sources if its_root == root]
 
     def _is_followed(self, operand: Any) -> bool:
-        if isinstance(operand, LateFloat):
+        if isinstance(operand, Late):
             return operand.tensor is None or operand.version == operand.tensor._version
         if isinstance(operand, Live) or type(operand) not in (int, float, bool):
             return False
@@ -146,13 +148,13 @@ class Outcomes:
 
     def _as_tensor(self, operand: Any) -> Any:
         """A tensor in float64 that computes a late number as Python does, or a plain number as it is."""
-        if isinstance(operand, LateFloat) and operand.entry is not None:
+        if isinstance(operand, Late) and operand.entry is not None:
             return self._computed(operand.entry)
-        if not isinstance(operand, LateFloat):
+        if not isinstance(operand, Late):
             return operand
         if not _has_value(operand.tensor):
             return None
-        return operand.tensor.detach().to(torch.float64).reshape(())
+        return self._exact(operand.tensor.detach().to(torch.float64).reshape(()), isinstance(operand, int))
 
     def _computed(self, entry: LateRef) -> Any:
         function, operands = self.late.entries[entry.index]
@@ -167,7 +169,26 @@ class Outcomes:
         if any(whole):
             return None
         found = [e if isinstance(e, torch.Tensor) else torch.full((), float(e), dtype=torch.float64) for e in found]
-        return compute(*found)
+        return self._exact(compute(*found), self._is_whole(entry))
+
+    def _is_whole(self, operand: Any) -> bool:
+        if not isinstance(operand, LateRef):
+            return isinstance(operand, int)
+        function, operands = self.late.entries[operand.index]
+        if function is None:
+            return isinstance(self.late.inputs[operands], int)
+        return function is not operator.truediv and all(map(self._is_whole, operands))
+
+    def _exact(self, tensor: torch.Tensor, is_whole: bool) -> torch.Tensor | None:
+        """The tensor. A whole number has to be one that a float holds, in later steps as well."""
+        if is_whole:
+            holds = tensor.abs() < _MAX_WHOLE
+            with _disable_current_modes():
+                is_exact = bool(holds)
+            if not is_exact or not self._can_be_undone():
+                return None
+            self._assert(holds, True)
+        return tensor
 
 
 def _has_value(tensor: torch.Tensor) -> bool:

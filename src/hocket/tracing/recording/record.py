@@ -45,7 +45,7 @@ from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, 
 from hocket.tracing.saved_state import KnownState
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.late import LateRef, LateTape
-from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.standing import TensorKind, value_now
@@ -121,7 +121,7 @@ class _Recording:
         self.reasons = self.tape.reasons
         self.owned: Collection[int] = ()
         self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
-        self.late = LateTape()
+        self.late = LateTape(has_whole=places.follows)
         self.sinks: list[Sink] = []
         self.calls: list[Any] = []
         self.line_of_sinks = ""
@@ -304,7 +304,7 @@ class _Recording:
         if self.sinks:
             self.reasons.add("calls a sink", "before an op that may raise", self.line_of_sinks)
         for _, value in self.numbers.set_so_far():
-            if isinstance(value, LateFloat):  # known when all ops have run; this one may raise before
+            if isinstance(value, Late):  # known when all ops have run; this one may raise before
                 self.reasons.add("uses a late number", line=value.origin)
         found = {entry: TapeRef(v.index) if isinstance(v, Live) else v for entry, v in self.numbers.set_so_far()}
         found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
@@ -317,7 +317,7 @@ class _Recording:
                 found[entry] = TapeRef(value.index)
             elif is_number(value):
                 found[entry] = self.tape.constant(value)
-            elif not isinstance(value, LateFloat) or self.undoes:
+            elif not isinstance(value, Late) or self.undoes:
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
         return found
 
@@ -328,7 +328,7 @@ class _Recording:
             value = entry.get()
             if isinstance(value, torch.Tensor):
                 continue
-            if isinstance(value, (Live, LateFloat)) or not (is_plain(value) or is_empty(value)):
+            if isinstance(value, (Live, Late)) or not (is_plain(value) or is_empty(value)):
                 self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
             elif not same(before, value):
                 found[entry] = as_it_stands(value, made)
@@ -336,14 +336,14 @@ class _Recording:
 
     def _late_numbers(self) -> dict[Entry, LateRef]:
         found = () if self.undoes else self.numbers.set_so_far()
-        return {entry: self.late.ref(value) for entry, value in found if isinstance(value, LateFloat)}
+        return {entry: self.late.ref(value) for entry, value in found if isinstance(value, Late)}
 
     def _result(
         self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
     ) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))
         flat, spec = tree_flatten(tree, self._is_owned)
-        if late_numbers or any(isinstance(leaf, LateFloat) and leaf.entry is not None for leaf in flat):
+        if late_numbers or any(isinstance(leaf, Late) and leaf.entry is not None for leaf in flat):
             flat, spec = tree_flatten((*tree, list(self.late.inputs)), self._is_owned)
         objects: dict[int, Any] = {}
         sources: tuple[Any, ...] = (*self.places.tensors, *self.gradients, *self.places.parameters)

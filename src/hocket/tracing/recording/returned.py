@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.pystate.places import is_spent
 from hocket.tracing.recording.op_recorder import OpRecorder
-from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.state import PLAIN
 
@@ -31,9 +31,9 @@ def returned_leaf(
     Returns:
         Kind, value, and the name of the autograd node of a tensor that requires a gradient, or None.
     """
-    if isinstance(leaf, LateFloat) and leaf.entry is not None:
+    if isinstance(leaf, Late) and leaf.entry is not None:
         return "late", leaf.entry, None
-    if isinstance(leaf, LateFloat):
+    if isinstance(leaf, Late):
         return "item", ops.node_of(leaf.tensor), None
     if isinstance(leaf, Live):
         return "number", TapeRef(leaf.index), None

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
-from hocket.tracing.scalars.live import LateFloat, Live, plain_tree
+from hocket.tracing.scalars.live import Late, Live, plain_tree
 
 # It multiplies what it is given, as Python does, and so needs no help.
 _FOLLOWS_ALREADY = ("prod",)
@@ -58,7 +58,7 @@ def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
         if any(isinstance(operand, Iterator) for operand in operands):
             operands = tuple(list(operand) if isinstance(operand, Iterator) else operand for operand in operands)
         for operand in tree_leaves(operands):
-            if isinstance(operand, LateFloat):
+            if isinstance(operand, Late):
                 outcome = operand.tape.asked(function, operands) if asks and operand.tape is not None else None
                 if outcome is not None:
                     return outcome

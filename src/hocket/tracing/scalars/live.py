@@ -10,8 +10,6 @@ subclass of `torch.SymFloat` (`torch.SymInt`), which torch takes wherever it tak
 same.
 
 A number read from the data itself (``loss.item()``) is *late*: it may be computed with (see `late`), returned and kept.
-It is a `float`, so that the step goes on as eager does in any use. Any other use is noted as a reason not to capture
-the step.
 
 The step may keep such a number in an object of its own (``losses.append(loss.item())``). `replace_by_plain` looks for
 them when the recording is over.
@@ -32,6 +30,30 @@ import torch
 
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
+
+
+class Late:
+    """Base of numbers that are known when the ops have run (see `late`): the value in the recorded step, and its uses.
+
+    Attributes:
+        tensor: the tensor that it was read from, or None if it was computed.
+        version: of that tensor, by which a write in place since then is seen.
+        entry: the entry of the late tape that computes it, or None if it was read.
+        tape: the late tape, or None if nothing may be computed with it.
+        handed_out: list of the numbers that are computed from it.
+        origin: the user's line that read it.
+        plain: the value.
+        reasons: reasons not to capture the step, to which other uses are added.
+    """
+
+    tensor: Any
+    version: int
+    origin: str
+    plain: Any
+    reasons: Any
+    entry: Any = None
+    tape: Any = None
+    handed_out: Any = None
 
 
 class Live:
@@ -61,10 +83,10 @@ class Live:
     @property
     def node(self) -> Any:
         """The plain value, for torch code that takes the value of a symbolic number."""
-        return _PlainNode(self.tape.settle(self))
+        return PlainNode(self.tape.settle(self))
 
 
-class _PlainNode:
+class PlainNode:
     """A plain number, as torch's C++ asks symbolic ones for their value."""
 
     def __init__(self, value: Any) -> None:
@@ -121,7 +143,7 @@ _ORDERS = (operator.lt, operator.le, operator.gt, operator.ge)
 
 def _computed(function: Callable[..., Any], one: Live, *operands: Any) -> Any:
     other = operands[0] if operands[1] is one else operands[1]
-    if isinstance(other, LateFloat):
+    if isinstance(other, Late):
         return NotImplemented  # a late number knows what to do with a live one
     if isinstance(other, (int, float)):
         return one.tape.apply(function, *operands)
@@ -218,12 +240,11 @@ _METHODS["__deepcopy__"] = lambda self, memo: self
 _METHODS["real"] = property(lambda self: self)
 
 
-def _symbolic_methods(kind: type) -> dict[str, Any]:
-    """Other methods of torch's symbolic numbers, which the plain number answers."""
+def symbolic_methods(kind: type, method: Callable[[str], Any]) -> dict[str, Any]:
+    """Methods of torch's symbolic numbers, of which `method` makes those that a plain number has as well."""
     plain = float if issubclass(kind, torch.SymFloat) else int
     names = {name for name in vars(kind) if callable(getattr(kind, name)) and name not in vars(object)}
-    names -= {*_METHODS, "__init__"}
-    return {name: _method(name) if hasattr(plain, name) else _not_there for name in names}
+    return {name: method(name) if hasattr(plain, name) else _not_there for name in names - {"__init__"}}
 
 
 def _not_there(self: Any, *_: Any) -> Any:
@@ -233,7 +254,7 @@ def _not_there(self: Any, *_: Any) -> Any:
 class LiveFloat(Live, torch.SymFloat):
     """A float that remembers how it was computed."""
 
-    locals().update(_symbolic_methods(torch.SymFloat) | _METHODS)
+    locals().update(symbolic_methods(torch.SymFloat, _method) | _METHODS)
     __class__ = property(lambda self: type(self.plain))
     hex = _method("hex")
     imag = 0.0
@@ -242,7 +263,7 @@ class LiveFloat(Live, torch.SymFloat):
 class LiveInt(Live, torch.SymInt):
     """A whole number that remembers how it was computed."""
 
-    locals().update(_symbolic_methods(torch.SymInt) | _METHODS)
+    locals().update(symbolic_methods(torch.SymInt, _method) | _METHODS)
     for _name in ("and_", "or_", "xor", "lshift", "rshift"):
         _forward, _backward = _binary(getattr(operator, _name))
         locals()[f"__{_name.rstrip('_')}__"], locals()[f"__r{_name.rstrip('_')}__"] = _forward, _backward
@@ -259,127 +280,3 @@ class LiveInt(Live, torch.SymInt):
 # Errors of C code name the type, and code may choose by its name.
 LiveFloat.__name__ = LiveFloat.__qualname__ = "float"
 LiveInt.__name__ = LiveInt.__qualname__ = "int"
-
-
-def _late(name: str) -> Any:
-    method = getattr(float, name)
-    function = getattr(operator, name.replace("__r", "__") if name in _REFLECTED else name, None)
-
-    def use(self: Any, *args: Any) -> Any:
-        if (
-            name in _ASKED
-            and self.tape is not None
-            and (outcome := self.tape.asked(_ASKED[name], (self, *args))) is not None
-        ):
-            return outcome
-        if name in _FOLLOWED and self.tape is not None and args and isinstance(args[0], torch.Tensor):
-            return NotImplemented  # the tensor's own method asks the recorder
-        if name in _FOLLOWED and (found := _followed(self, name, args)) is not None:
-            return found
-        self.reasons.add("uses a late number", line=self.origin)
-        operands = [self.plain, *(arg.plain if isinstance(arg, LateFloat) else arg for arg in args)]
-        result = method(*operands)
-        if result is not NotImplemented or function is None or len(operands) != 2:
-            return result
-        # The other one knows what to do with a float of Python's own.
-        return function(*(operands[::-1] if name in _REFLECTED else operands))
-
-    return use
-
-
-def _followed(late: Any, name: str, args: tuple[Any, ...]) -> Any:
-    """Return the late number that arithmetic makes of another one, or None if it cannot be followed."""
-    if late.tape is None:
-        return None
-    operands = (*args, late) if name in _REFLECTED else (late, *args)
-    plain = [operand.plain if isinstance(operand, (Live, LateFloat)) else operand for operand in operands]
-    if any(type(operand) not in (int, float, bool) for operand in plain):
-        return None
-    function = _FOLLOWED[name]
-    result = function(*plain)
-    entry = late.tape.apply(function, operands, result)
-    return None if entry is None else late.computed(result, entry)
-
-
-def _late_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-    if ufunc in _ASKED_BY_NUMPY and self.tape is not None and not kwargs:
-        outcome = self.tape.asked(_ASKED_BY_NUMPY[ufunc], inputs)
-        if outcome is not None:
-            return np.bool_(outcome)
-    self.reasons.add("uses a late number", line=self.origin)
-    return getattr(ufunc, method)(*(x.plain if isinstance(x, LateFloat) else x for x in inputs), **kwargs)
-
-
-def _late_reduce(self: Any, protocol: Any) -> Any:
-    self.reasons.add("uses a late number", line=self.origin)
-    return float, (self.plain,)
-
-
-_REFLECTED = frozenset(f"__r{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod"))
-_FOLLOWED: dict[str, Callable[..., Any]] = {
-    f"__{prefix}{name}__": getattr(operator, name) for name in ("add", "sub", "mul", "truediv") for prefix in ("", "r")
-}
-_FOLLOWED |= {f"__{name}__": getattr(operator, name) for name in ("neg", "pos", "abs")} | {"__round__": round}
-_ASKED: dict[str, Callable[..., Any]] = {
-    f"__{name}__": getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")
-} | {"__bool__": bool}
-_ASKED_BY_NUMPY: dict[Any, Callable[..., Any]] = {
-    np.isfinite: math.isfinite,
-    np.isnan: math.isnan,
-    np.isinf: math.isinf,
-}
-_FREE = frozenset(
-    ("__new__", "__init__", "__getattribute__", "__getnewargs__", "__doc__", "__getformat__", "fromhex", "__class__")
-)
-
-
-class LateFloat(float):
-    """The value of a tensor that the step itself computes, or what arithmetic makes of such values.
-
-    Attributes:
-        tensor: the tensor that it was read from, or None if it was computed.
-        version: of that tensor, by which a write in place since then is seen.
-        entry: the entry of the late tape that computes it, or None if it was read.
-        tape: the late tape, or None if nothing may be computed with it.
-        handed_out: list of the numbers that are computed from it.
-        origin: the user's line that read it.
-        plain: the value.
-        reasons: reasons not to capture the step, to which other uses are added.
-    """
-
-    tensor: Any
-    version: int
-    origin: str
-    plain: float
-    reasons: Any
-    entry: Any = None
-    tape: Any = None
-    handed_out: Any = None
-
-    for _name in set(vars(float)) - _FREE:
-        if callable(getattr(float, _name)):
-            locals()[_name] = _late(_name)
-    __copy__ = __deepcopy__ = lambda self, *_: self
-    __reduce_ex__ = _late_reduce
-    __array_ufunc__ = _late_ufunc
-    __class__ = property(lambda self: float)
-
-    def __new__(cls, value: Any = 0.0, tensor: Any = None, origin: str = "", reasons: Any = None) -> Any:
-        number = float.__new__(cls, value)
-        if reasons is None:
-            return float.__pos__(number)  # made by a function that asks for the type of its argument
-        number.plain, number.tensor, number.origin, number.reasons = float.__pos__(number), tensor, origin, reasons
-        number.version = -1 if tensor is None else tensor._version
-        return number
-
-    def follows(self, tape: Any, handed_out: list[weakref.ref[Any]]) -> Any:
-        """This number, whose arithmetic is noted on a late tape."""
-        self.tape, self.handed_out = tape, handed_out
-        handed_out.append(weakref.ref(self))
-        return self
-
-    def computed(self, value: float, entry: Any) -> Any:
-        """The late number of this value that an entry of the tape computes."""
-        number = LateFloat(value, None, self.origin, self.reasons).follows(self.tape, self.handed_out)
-        number.entry = entry
-        return number

@@ -14,20 +14,20 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a
-from hocket.tracing.scalars.live import LateFloat, Live
+from hocket.tracing.scalars.live import Late, Live
 
 
 def plain_of(value: Any) -> Any:
     """The plain number of a live or late one. Any other value as it is."""
-    return value.plain if isinstance(value, (Live, LateFloat)) else value
+    return value.plain if isinstance(value, (Live, Late)) else value
 
 
 def plain_result(result: Any, is_owned: Callable[[Any], bool] | None = None) -> Any:
     """The user's own result, with plain numbers in place of live ones. Lists and dicts that are owned stay."""
     flat, _ = tree_flatten(result, is_owned)
-    if not any(isinstance(leaf, (Live, LateFloat)) for leaf in flat):
+    if not any(isinstance(leaf, (Live, Late)) for leaf in flat):
         return result
-    return tree_map_only((Live, LateFloat), plain_of, result, is_owned)
+    return tree_map_only((Live, Late), plain_of, result, is_owned)
 
 
 def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
