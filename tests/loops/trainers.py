@@ -278,3 +278,23 @@ def branch_on_one_line(model, optimizer, batches) -> Loop:
     # fmt: on
 
     return Loop(step, model, optimizer, batches, lambda: dict(best))
+
+
+class Reporting(Trainer):
+    """A subclass of a trainer, with an attribute that is private to its class."""
+
+    def __init__(self):
+        super().__init__()
+        self.__seen = []
+
+    def train_step(self, batch):
+        loss = super().train_step(batch)
+        self.__seen.append(loss.item())
+        print(f"{__class__.__name__} {len(self.__seen)} {loss.item():.5f}")
+        return loss.item()
+
+
+@loop(planned=True)
+def trainer_subclass() -> Loop:
+    own = Reporting()
+    return Loop(own.train_step, own.model, own.optimizer, own.batches, lambda: {"seen": own._Reporting__seen})

@@ -12,22 +12,21 @@ import types
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from hocket.pystate.bytecode import with_nested
 from hocket.pystate.layout import attribute_of
-from hocket.pystate.op_lines import Place, Span
+from hocket.pystate.names import SCOPES, bound_names, own_nodes, read_names, surely_bound, used_names
+from hocket.pystate.op_lines import Place, Span, places
 from hocket.pystate.places import is_a
 from hocket.pystate.tokens import DRAWING
 
 _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-SCOPES = (*_FUNCTIONS, ast.ClassDef)
 _RESULT = "_hocket_result"
 _TAKEN = "_hocket_taken"
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 # Methods of generators that write what they are given, which others may read before.
 _WRITING = frozenset(("shuffle",))
 # Methods of tensors that tell a number which no op computes.
@@ -49,12 +48,12 @@ class Statement:
     @cached_property
     def loads(self) -> frozenset[str]:
         """Local names that it reads."""
-        return frozenset(_read_names(self.node) & self.names)
+        return frozenset(read_names(self.node) & self.names)
 
     @cached_property
     def stores(self) -> frozenset[str]:
         """Local names that it may bind or delete."""
-        return frozenset(_bound_names(self.node) & self.names)
+        return frozenset(bound_names(self.node) & self.names)
 
     @cached_property
     def deletes(self) -> frozenset[str]:
@@ -63,7 +62,7 @@ class Statement:
     @cached_property
     def binds(self) -> frozenset[str]:
         """Names that are bound once it has run."""
-        return frozenset((_surely_bound(self.node) - self.deletes) & self.names)
+        return frozenset((surely_bound(self.node) - self.deletes) & self.names)
 
     @cached_property
     def captured(self) -> frozenset[str]:
@@ -73,7 +72,7 @@ class Statement:
 
     @cached_property
     def returns(self) -> bool:
-        return any(isinstance(n, ast.Return) for n in _own(self.node))
+        return any(isinstance(n, ast.Return) for n in own_nodes(self.node))
 
     @cached_property
     def writes(self) -> bool:
@@ -84,11 +83,7 @@ class Statement:
 
     def spans(self, places: Collection[Place]) -> bool:
         """True if one of the places belongs to it."""
-        return any(self.source.covers(each) for each in places)
-
-    @property
-    def source(self) -> Span:
-        return Span(self.node.lineno, self.node.col_offset, self.node.end_lineno or 0, self.node.end_col_offset or 0)
+        return any(span_of(self.node).covers(each) for each in places)
 
 
 class Body:
@@ -98,12 +93,14 @@ class Body:
         self.function, self.owner, self._node = function, owner, node
         code = function.__code__
         self.names = frozenset((*code.co_varnames, *code.co_cellvars))
-        self.parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + _num_stars(code)]
+        num_stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        self.parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + num_stars]
         body = node.body
         if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
             body = body[1:]  # its documentation
         self._declared = [each for each in body if isinstance(each, (ast.Global, ast.Nonlocal))]
         self.statements = [Statement(each, self.names) for each in body if each not in self._declared]
+        self.given: dict[str, Any] = {}  # values that parts find by names of ours
 
     def name_result(self) -> None:
         """Bind the value of the last statement, a `return`, to a name first, so that the two can be divided."""
@@ -145,6 +142,9 @@ class Body:
     def compiled(self, statements: Sequence[ast.stmt], further: Sequence[str]) -> types.FunctionType:
         """A function of these statements with further keyword arguments."""
         arguments = self._node.args
+        used = {name for each in statements for name in used_names(each)}
+        given = {name: value for name, value in self.given.items() if name in used}
+        further = [*further, *given]
         made = ast.arguments(
             arguments.posonlyargs,
             arguments.args,
@@ -155,10 +155,11 @@ class Body:
             arguments.defaults,
         )
         last = statements[-1] if statements else ast.Pass()
-        used = {name for each in statements for name in _used_names(each)}
         declared = [type(each)([n for n in each.names if n in used]) for each in self._declared]
         body = [*(each for each in declared if each.names), *(statements or [last])]
-        return _function(self.function, ast.FunctionDef(self._node.name, made, body, []))
+        function = _function(self.function, ast.FunctionDef(self._node.name, made, body, []))
+        function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **given} or None
+        return function
 
     def draw_of(self, call: ast.Call) -> str:
         """Return ``draw`` for a call that draws random numbers, ``fetch`` for `next`, and an empty text otherwise."""
@@ -200,15 +201,20 @@ def parsed(function: types.FunctionType, owner: Any) -> Body | None:
     code = function.__code__
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
-    if "__class__" in code.co_freevars or {"locals", "vars", "eval", "exec", "dir"} & set(code.co_names):
+    if {"locals", "vars", "eval", "exec", "dir"} & set(code.co_names):
         return None
     nodes, codes = _source(code.co_filename, tuple(linecache.getlines(code.co_filename)))
     place = code.co_name, code.co_firstlineno
-    if place not in nodes or not _is_same(codes[place], code):
+    found = nodes.get(place, [])
+    if not found or not any(_is_same(each, code) for each in codes.get(place, ())):
         return None
-    node = copy.deepcopy(nodes[place])
+    if len(found) > 1:  # lambdas of one line
+        own = places({(code, offset) for offset in range(0, len(code.co_code), 2)}, code)
+        found = sorted(found, key=lambda node: sum(span_of(node.body[0]).covers(each) for each in own))
+    node = copy.deepcopy(found[-1])
     if any(isinstance(n, (ast.Global, ast.Nonlocal)) for each in node.body for n in _within(each)):
         return None
+    _mangle(node, code.co_qualname.split("."))
     if any(map(_is_private, ast.walk(node))):
         return None  # what it becomes depends on the class
     node.decorator_list, node.returns = [], None
@@ -218,17 +224,30 @@ def parsed(function: types.FunctionType, owner: Any) -> Body | None:
 @functools.lru_cache(maxsize=8)
 def _source(
     file: str, lines: tuple[str, ...]
-) -> tuple[dict[tuple[str, int], ast.FunctionDef], dict[tuple[str, int], types.CodeType]]:
-    """The functions of a file by name and first line, as source and compiled."""
+) -> tuple[dict[tuple[str, int], list[ast.FunctionDef]], dict[tuple[str, int], list[types.CodeType]]]:
+    """The functions of a file by name and first line, as source and compiled. Outer ones come first."""
     try:
         tree = ast.parse("".join(lines))
         compiled = compile(tree, file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return {}, {}
-    codes = {(each.co_name, each.co_firstlineno): each for each in with_nested(compiled)}
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    by_place = {(n.name, min([n.lineno, *(each.lineno for each in n.decorator_list)])): n for n in nodes}
-    return {place: node for place, node in by_place.items() if place in codes}, codes
+    codes: dict[tuple[str, int], list[types.CodeType]] = {}
+    for code in with_nested(compiled):
+        codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+    nodes: dict[tuple[str, int], list[ast.FunctionDef]] = {}
+    for each in ast.walk(tree):
+        if isinstance(each, (ast.FunctionDef, ast.Lambda)):
+            node = _named(each)
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            nodes.setdefault((node.name, first), []).append(node)
+    return nodes, codes
+
+
+def _named(node: ast.FunctionDef | ast.Lambda) -> ast.FunctionDef:
+    if isinstance(node, ast.FunctionDef):
+        return node
+    returned = ast.copy_location(ast.Return(node.body), node.body)
+    return ast.copy_location(ast.FunctionDef("<lambda>", node.args, [returned], []), node)
 
 
 def _is_same(one: types.CodeType, other: types.CodeType) -> bool:
@@ -242,6 +261,11 @@ def _place_at(node: ast.stmt, first: ast.stmt, last: ast.stmt) -> None:
     """Give a node that was made the place in the source of what it holds."""
     node.lineno, node.col_offset = first.lineno, first.col_offset
     node.end_lineno, node.end_col_offset = last.end_lineno, last.end_col_offset
+
+
+def span_of(node: ast.stmt) -> Span:
+    """Return where a statement stands in the source."""
+    return Span(node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0)
 
 
 def names_of(statements: Iterable[Statement], what: str) -> set[str]:
@@ -260,23 +284,26 @@ def is_plain(node: ast.stmt, body: Body) -> bool:
         return False
     target = node.targets[0]
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
-    return all(isinstance(each, ast.Name) for each in targets) and _is_pure(node.value, body)
+    return all(isinstance(each, ast.Name) for each in targets) and is_pure(node.value, body)
 
 
-def _is_pure(node: ast.expr, body: Body) -> bool:
+def is_pure(node: ast.expr, body: Body) -> bool:
+    """Return True for expressions that run no code of the user's: names, attributes, items, sizes."""
     if isinstance(node, (ast.Constant, ast.Name)):
         return True
     if isinstance(node, ast.Attribute):
         owner = body.value_of(node.value)
         if owner is not None and isinstance(inspect.getattr_static(type(owner), node.attr, None), property):
             return False
-        return _is_pure(node.value, body)
+        return is_pure(node.value, body)
+    if isinstance(node, ast.Tuple):
+        return all(is_pure(each, body) for each in node.elts)
     if isinstance(node, ast.Subscript):
-        return _is_pure(node.value, body) and _is_pure(node.slice, body)
+        return is_pure(node.value, body) and is_pure(node.slice, body)
     if isinstance(node, ast.Call) and not node.keywords:
-        is_size = isinstance(node.func, ast.Attribute) and node.func.attr in _SIZES and _is_pure(node.func.value, body)
+        is_size = isinstance(node.func, ast.Attribute) and node.func.attr in _SIZES and is_pure(node.func.value, body)
         is_length = isinstance(node.func, ast.Name) and body.value_of(node.func) is len
-        return (is_size or is_length) and all(_is_pure(each, body) for each in node.args)
+        return (is_size or is_length) and all(is_pure(each, body) for each in node.args)
     return False
 
 
@@ -303,13 +330,17 @@ def _function(function: types.FunctionType, node: ast.FunctionDef) -> types.Func
     return made
 
 
-def _num_stars(code: types.CodeType) -> int:
-    return bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-
-
 def _plain(constants: Sequence[Any]) -> list[str]:
     """Constants but for code and documentation, as text, which tells 1 from True."""
     return [repr(each) for each in constants if not isinstance(each, types.CodeType)]
+
+
+def _mangle(node: ast.AST, path: Sequence[str]) -> None:
+    """Name private attributes (``self.__count``) as the class does that the function stands in."""
+    classes = [name for name, next_name in pairwise(path) if "<locals>" not in (name, next_name)]
+    for each in ast.walk(node):
+        if classes and isinstance(each, ast.Attribute) and _is_private(each):
+            each.attr = f"_{classes[-1].lstrip('_')}{each.attr}"
 
 
 def _is_private(node: ast.AST) -> bool:
@@ -319,78 +350,3 @@ def _is_private(node: ast.AST) -> bool:
 
 def _within(node: ast.AST) -> list[ast.AST]:
     return [each for each in ast.walk(node) if each is not node]
-
-
-def _own(node: ast.AST) -> Iterable[ast.AST]:
-    """All nodes but those of functions within, and of names that a comprehension binds for itself."""
-    yield node
-    if not isinstance(node, SCOPES):
-        inner = [node.iter, *node.ifs] if isinstance(node, ast.comprehension) else ast.iter_child_nodes(node)
-        for each in inner:
-            yield from _own(each)
-
-
-def _read_names(node: ast.AST) -> set[str]:
-    """Names that are read or deleted, without those that a comprehension binds for itself."""
-    if isinstance(node, ast.Name):
-        return set() if isinstance(node.ctx, ast.Store) else {node.id}
-    found: set[str] = set()
-    for each in ast.iter_child_nodes(node):
-        found |= _read_names(each)
-    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        found.add(node.target.id)
-    if isinstance(node, _COMPREHENSIONS):
-        targets = [n.id for each in node.generators for n in ast.walk(each.target) if isinstance(n, ast.Name)]
-        found = (found - set(targets)) | _read_names(node.generators[0].iter)
-    return found
-
-
-def _used_names(node: ast.AST) -> set[str]:
-    return _bound_names(node) | {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-
-
-def _bound_names(node: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for each in _own(node):
-        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
-            found.add(each.id)
-        elif isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(each.name)
-        elif isinstance(each, ast.alias):
-            found.add(each.asname or each.name.partition(".")[0])
-        elif isinstance(each, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and each.name:
-            found.add(each.name)
-        elif isinstance(each, ast.MatchMapping) and each.rest:
-            found.add(each.rest)
-    return found
-
-
-def _surely_bound(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.If):
-        return _all_bound(node.body) & _all_bound(node.orelse)
-    if isinstance(node, ast.AnnAssign) and node.value is None:
-        return set()
-    if isinstance(node, ast.With):  # it may end an error of its body
-        optional = [item.optional_vars for item in node.items if item.optional_vars is not None]
-        return {name for each in optional for name in _bound_names(each)}
-    if isinstance(node, ast.Try):
-        found = _all_bound(node.body) | _all_bound(node.orelse)
-        for handler in node.handlers:
-            found &= found if _leaves(handler.body) else _all_bound(handler.body)
-        return found | _all_bound(node.finalbody)
-    if isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.TryStar, ast.Match)):
-        return set()
-    conditional = (ast.BoolOp, ast.IfExp, ast.Compare, *_COMPREHENSIONS)
-    branches = [each for each in _own(node) if isinstance(each, conditional)]
-    return _bound_names(node) - {name for each in branches for name in _bound_names(each)}
-
-
-def _leaves(body: Sequence[ast.stmt]) -> bool:
-    return isinstance(body[-1], (ast.Raise, ast.Return))
-
-
-def _all_bound(statements: Sequence[ast.stmt]) -> set[str]:
-    found: set[str] = set()
-    for each in statements:
-        found |= _surely_bound(each)
-    return found

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from hocket.pystate.bodies import SCOPES, Body, Statement, is_plain, names_of
+from hocket.pystate.bodies import Body, Statement, is_plain, names_of
+from hocket.pystate.names import SCOPES, bound_names
 from hocket.pystate.op_lines import Place
 from hocket.pystate.places import is_a
 from hocket.pystate.step_parts import BEFORE, LIVE, RETURNED, StepParts
@@ -85,7 +86,7 @@ class BodyCut:
         bound = list(map(_bound_if_kept, unsure, kept))
         after = self.body.compiled([*taken, *bound, *(s.node for s in self.after)], (BEFORE, LIVE))
         return StepParts(
-            before, middle, after, self._lines(), self.body.function.__code__, leaves_draws=self.leaves_draws
+            before, middle, after, self._lines(), (self.body.function.__code__,), leaves_draws=self.leaves_draws
         )
 
     def _is_worth_it(self) -> bool:
@@ -156,10 +157,12 @@ class BodyCut:
         self.early |= self._bound_once(statement, stored)
 
     def _passed_on(self, live: set[str]) -> list[str]:
-        """Drop moved statements whose names the middle does not read, and return the names of the rest."""
+        """Drop statements of the front whose names the middle does not read, and return the names of moved ones."""
         kept_of = {node: kept for kept, node in self.moved.items()}
         read, nodes = set(live), []
         for node in reversed(self.nodes):
+            if node in self.front and bound_names(node) <= self.early and bound_names(node).isdisjoint(read):
+                continue
             if node not in kept_of:
                 read |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
             elif node.targets[0].id in read:  # type: ignore[attr-defined]

@@ -119,14 +119,14 @@ class ExecutedCode:
         asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
         strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
-        divided: the code that the watched step is a part of, which counts only if it runs.
+        divided: code of which the watched step is a part, which counts only if it runs.
         seeds: code of the user's sets the state of a generator. A step may leave it as the step before has left it.
         restored: generators of which it was seen that the step leaves them as it finds them, by their address.
         asks_draws: what draws or seeds is asked otherwise (see `hocket.pystate.drawn`).
         num_new, num_new_of_user: pieces of code that the last watched step ran for the first time, all and the user's.
     """
 
-    def __init__(self, divided: CodeType | None = None) -> None:
+    def __init__(self, divided: tuple[CodeType, ...] = ()) -> None:
         self.divided = divided
         self.names: set[str] = set()
         self.user_names: set[str] = set()

@@ -77,7 +77,7 @@ class Kinds(TorchKinds):
     def function(self, value: types.FunctionType, path: Path) -> None:
         parts = [value.__code__, value.__defaults__, value.__kwdefaults__]
         self.add("function", value, path, ["__code__", "__defaults__", "__kwdefaults__"], parts, ".")
-        if is_user_code(value.__code__) and value.__code__ is not self.executed.divided:
+        if is_user_code(value.__code__) and not any(value.__code__ is each for each in self.executed.divided):
             self.executed.add(value.__code__, value.__globals__)
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             if id(cell) not in self.done:

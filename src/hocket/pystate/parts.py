@@ -22,7 +22,6 @@ draws stay in the middle, which is given their numbers (`hocket.pystate.drawn`).
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import inspect
 import itertools
@@ -35,7 +34,7 @@ import torch
 
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.cuts import BodyCut
-from hocket.pystate.layout import attribute_of
+from hocket.pystate.inner_calls import call_of, opened
 from hocket.pystate.op_lines import OpLines, places
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
@@ -85,16 +84,15 @@ def undivided(step: Any) -> StepParts:
         return kwargs[LIVE][0]
 
     middle.__wrapped__ = step  # type: ignore[attr-defined]
-    return StepParts(None, middle, after, "", None, step)
+    return StepParts(None, middle, after, "", (), step)
 
 
 def _split(function: types.FunctionType, owner: Any, lines: OpLines, trained: Collection[int]) -> list[StepParts]:
     code = function.__code__
     if origin(code.co_filename) not in ("user", "library"):
         return []
-    body = parsed(function, owner)
-    if body is None or (len(body.statements) == 1 and isinstance(body.statements[0].node, ast.Return)):
-        return _split_delegate(function, owner, lines, trained)
+    if parsed(function, owner) is None:
+        return []
     found: dict[tuple[Any, ...], StepParts] = {}  # by their code
     for sinks, instructions in itertools.product((False, True), (lines.ops, lines.trains)):
         one = parsed(function, owner)
@@ -104,7 +102,39 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines, trained: Co
         for parts in _split_body(one, lines, moved) if moved else ():
             codes = tuple(getattr(each, "__code__", None) for each in (parts.before, parts.middle, parts.after))
             found.setdefault(codes, parts)
-    return list(found.values())
+    return [*found.values(), *_split_call(function, owner, lines, trained)]
+
+
+def _split_call(
+    function: types.FunctionType, owner: Any, lines: OpLines, trained: Collection[int]
+) -> Iterator[StepParts]:
+    """The parts of a function that has all its ops in one call, in each way to divide what it calls."""
+    body, runs_op = _with_named_result(function, owner, lines)
+    call = call_of(body, runs_op)
+    called = None if call is None else call[1]()
+    if call is None or called is None or called is function:
+        return
+    for inner in split(called, lines, trained):
+        body, runs_op = _with_named_result(function, owner, lines)
+        place, ask = call_of(body, runs_op) or call
+        unseen = places(lines.unseen, function.__code__)
+        if parts := opened(body, place, runs_op, inner, unseen):
+            yield replace(parts, is_called=_asking(ask, called, inner.is_called))
+
+
+def _with_named_result(function: types.FunctionType, owner: Any, lines: OpLines) -> tuple[Body, list[bool]]:
+    """A function's body and which of its statements run ops. ``return train(batch)`` is two of them."""
+    body = parsed(function, owner)
+    assert body is not None
+    runs_op = _spanned(body, lines.ops)
+    if isinstance(body.statements[-1].node, ast.Return) and runs_op[-1]:
+        body.name_result()
+        runs_op.append(False)
+    return body, runs_op
+
+
+def _asking(ask: Callable[[], Any], called: Any, inner: Callable[[], bool] | None) -> Callable[[], bool]:
+    return lambda: bool(ask() == called) and (inner is None or inner())
 
 
 def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:
@@ -160,76 +190,3 @@ def _end(body: Body, runs: Sequence[bool]) -> int:
     """Return the position after the last statement of the middle, which excludes the return statement."""
     end = max(place for place, each in enumerate(runs) if each) + 1
     return end - isinstance(body.statements[end - 1].node, ast.Return)
-
-
-def _split_delegate(
-    function: types.FunctionType, owner: Any, lines: OpLines, trained: Collection[int]
-) -> list[StepParts]:
-    """The parts of the function that a step does nothing but call, with the same arguments."""
-    code = function.__code__
-    ask = _delegate(function, owner)
-    if ask is None or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) or code.co_kwonlyargcount:
-        return []
-    called = ask()
-    found = [replace(parts, is_called=_asking(ask, called, parts.is_called)) for parts in split(called, lines, trained)]
-    return found if owner is None else [parts.bound(lambda p: functools.partial(_without_first, p)) for parts in found]
-
-
-def _asking(ask: Callable[[], Any], called: Any, inner: Callable[[], bool] | None) -> Callable[[], bool]:
-    return lambda: bool(ask() == called) and (inner is None or inner())
-
-
-def _without_first(part: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
-    return part(*args, **kwargs)
-
-
-def _delegate(function: types.FunctionType, owner: Any) -> Callable[[], Any] | None:
-    """Return what finds ``trainer.step`` for ``lambda batch: trainer.step(batch)``, and None for any other function."""
-    code = function.__code__
-    parameters = code.co_varnames[: code.co_argcount]
-    body = [
-        i for i in dis.get_instructions(code) if i.opname not in ("RESUME", "COPY_FREE_VARS", "PUSH_NULL", "PRECALL")
-    ]
-    cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
-    root: Callable[[], Any] = lambda: None  # noqa: E731
-    names: list[str] = []
-    for place, instruction in enumerate(body):
-        if instruction.opname == "LOAD_DEREF":
-            root, names = functools.partial(_content, cells[instruction.argval]), []
-        elif instruction.opname == "LOAD_GLOBAL":
-            root, names = functools.partial(function.__globals__.get, instruction.argval), []
-        elif instruction.opname == "LOAD_FAST" and place == 0 and owner is not None:
-            if instruction.argval != parameters[0]:
-                return None
-            root = functools.partial(_itself, owner)
-        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            names.append(instruction.argval)
-        else:
-            break
-    else:
-        return None
-    given = parameters[1:] if owner is not None else parameters
-    rest = [(i.opname, i.argval) for i in body[place:]]
-    expected = [("LOAD_FAST", name) for name in given] + [("CALL", len(given)), ("RETURN_VALUE", None)]
-    if rest != expected or code.co_cellvars:
-        return None
-
-    def ask() -> Any:
-        return functools.reduce(_attribute, names, root())
-
-    return None if ask() is None else ask
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _attribute(value: Any, name: str) -> Any:
-    return None if value is None else attribute_of(value, name)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None

@@ -196,6 +196,8 @@ def describe(path: Path) -> str:
         return str(key)
     if form == ".":
         return f"{before}.{key}"
+    if form == "[]" and type(key) is str and key.startswith("_hocket_"):
+        return "what it calls"  # by a part of it (see `hocket.pystate.inner_calls`)
     if form == "[]":
         text = _text(key)
         return f"{before}[{text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + '...'}]"

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from hocket.pystate.apart import FORBIDDEN, Reach, reach_of, writes_in_place
-from hocket.pystate.bodies import Body, Statement, names_of
+from hocket.pystate.bodies import Body, Statement, names_of, span_of
 from hocket.pystate.op_lines import OpLines, Span, places
 from hocket.pystate.places import is_a
 
@@ -87,7 +87,7 @@ def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collectio
         return None
     staying = [each for each in body.statements[:end] if each not in moved]
     body.statements = [*staying, *moved, *body.statements[end:]]
-    return Sunk(len(staying), frozenset(each.source for each in passed))
+    return Sunk(len(staying), frozenset(span_of(each.node) for each in passed))
 
 
 def _is_passed(node: ast.AST, body: Body) -> bool:

@@ -29,7 +29,7 @@ class StepParts:
         after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
             middle as `LIVE`. Returns the step's result.
         lines: of the user's code that is not in the middle.
-        code: of the step.
+        codes: of the functions that are divided.
         watched: what the state of the middle is reached from, where that is not the middle itself.
         leaves_draws: the middle has calls that draw or fetch.
         passed: the source of statements of the middle, which only train, that stood behind some that come after it now.
@@ -40,7 +40,7 @@ class StepParts:
     middle: Callable[..., tuple[Any, ...]]
     after: Callable[..., Any]
     lines: str
-    code: CodeType | None
+    codes: tuple[CodeType, ...] = ()
     watched: Any = None
     leaves_draws: bool = False
     passed: frozenset[Span] = frozenset()
@@ -48,7 +48,7 @@ class StepParts:
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
         """A watch of the middle."""
-        return PurityWatch(self.watched or self.middle, roots, self.code)
+        return PurityWatch(self.watched or self.middle, roots, self.codes)
 
     def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run what comes before: the batch of the middle, and what the last part gets.
@@ -94,9 +94,8 @@ class StepParts:
         Args:
             calls: code and offset of each call of such code.
         """
-        if not self.passed or self.code is None:
-            return False
-        own = {code for code, _ in calls if code.co_filename == self.code.co_filename}
+        files = [code.co_filename for code in self.codes] if self.passed else []
+        own = {code for code, _ in calls if code.co_filename in files}
         return any(span.covers(place) for code in own for place in places(calls, code) for span in self.passed)
 
     def raised(self) -> None:

@@ -174,7 +174,7 @@ class PurityWatch:
         generators: of Python's and numpy's, those that the step has drawn from.
     """
 
-    def __init__(self, step: Callable[..., Any], roots: Iterable[Any], divided: CodeType | None = None) -> None:
+    def __init__(self, step: Callable[..., Any], roots: Iterable[Any], divided: tuple[CodeType, ...] = ()) -> None:
         self.step = step
         self.roots = tuple(roots)
         self.executed = ExecutedCode(divided)
