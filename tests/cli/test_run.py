@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hocket.cli import main
 from hocket.ir import Machine
 
 from .conftest import TINY, line_of
@@ -91,6 +92,15 @@ def test_a_function_in_a_file_is_a_target_and_what_it_prints_goes_to_stderr(hock
     line = line_of('print("stepping")')
     assert found.json["verdict"] in ("regions", "eager")
     assert found.json["why"].startswith(f"it asks print at train.py:{line}: do that outside the step; regions: ")
+
+
+def test_what_children_print_leaves_the_result_alone(capfd, tmp_path):
+    text = "import os\nfrom hocket import zoo\ndef job():\n    os.system('echo child')\n    return zoo.load('mlp')\n"
+    (tmp_path / "job.py").write_text(text)
+    assert main(["explain", "job.py:job", "--format", "json"]) == 0
+    found = capfd.readouterr()
+    assert json.loads(found.out)["verdict"] == "one graph"
+    assert "child" in found.err
 
 
 def test_a_function_in_a_file_is_planned(hocket, steps):

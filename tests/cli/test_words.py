@@ -163,6 +163,15 @@ def test_options_of_the_zoo_are_not_for_files(hocket, steps, words):
         ("x = 1\nimport no_such_module\n", "(bad.py, line 2): ModuleNotFoundError: No module named 'no_such_module'"),
         ("def job(:\n", "(bad.py, line 1): SyntaxError: invalid syntax"),
         ("import sys\n\nsys.exit()\n", "(bad.py, line 3): it called sys.exit(None)"),
+        (
+            "from .net import Net\n",
+            "(bad.py, line 1): ImportError: attempted relative import with no known parent package; write the function "
+            "into a file beside the package, which imports from it by name",
+        ),
+        (
+            "class Own(Exception):\n    def __str__(self):\n        raise RuntimeError\n\n\nraise Own\n",
+            "(bad.py, line 6): Own",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_imported(hocket, tmp_path, text, message):

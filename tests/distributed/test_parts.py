@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from distributed.training import batches, training
+from hocket.arguments import spreading
 from hocket.distributed.job import StepGuard, captured_for
-from hocket.distributed.parts import assigned, server_part, worker_part
+from hocket.distributed.parts import assigned, check_exchangeable, server_part, worker_part
 from hocket.distributed.state import begin_from_zeros
 from hocket.errors import CaptureError, InputError
 
@@ -102,9 +103,25 @@ def test_steps_that_are_more_than_their_graph():
     def binds(batch):
         mean["loss"] = mean["loss"] * 0.9 + of.step(batch).detach() * 0.1
 
-    with pytest.raises(CaptureError, match=r"the step sets .*mean.*loss.*, and its parts would not"):
-        StepGuard(binds, of.model, of.optimizer, batches(0, 1)[0])
+    with pytest.raises(CaptureError, match=r"the step sets closure of binds: mean\['loss'\], and its parts would not"):
+        StepGuard(spreading(binds), of.model, of.optimizer, batches(0, 1)[0])
     assert all(torch.equal(value, before[name]) for name, value in of.model.state_dict().items())
+
+
+def test_steps_that_write_what_is_in_no_model_and_no_optimizer():
+    of, total = training(), torch.zeros(3)
+
+    def adds(batch):
+        loss = of.step(batch)
+        total.add_(loss.detach())
+        return loss
+
+    with pytest.raises(InputError, match=r"op 'add_\S*' writes a tensor of shape \(3,\) that belongs to no model"):
+        check_exchangeable(captured_of(of, adds), 1)
+    of = training("adam")
+    of.step(batches(0, 1)[0])
+    with pytest.raises(InputError, match="belongs to no model and no optimizer"):
+        check_exchangeable(captured_for(of.step, of.model, [], batches(0, 1)[0]), 1)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hocket.distributed import plans
-from hocket.distributed.channels import PushChannel
+from hocket.distributed.channels import PullChannel, PushChannel
 from hocket.distributed.job import PROBE_BYTES
 from hocket.errors import ExecutionError, PeerError
 from hocket.ir import Plan
@@ -91,6 +91,22 @@ def test_a_gradient_that_is_written_before_it_was_delivered_is_an_error(is_writt
         assert "'push:w.grad': the gradient was written between two steps" in str(error)
     else:
         assert error is None
+
+
+def test_a_parameter_that_is_written_after_it_arrived_is_an_error():
+    wire, told = HeldWire(), []
+    wire.receive = wire.send
+    weight = torch.ones(3)
+    channel = PullChannel(wire, ["pull:w"], ["pull:w"])
+    for epoch in (1, 2):
+        channel.begin("pull:w", weight.detach(), epoch, told.append)
+        weight.add_(1)  # arrives
+        wire.sent.pop()[3](None)
+    weight.clamp_(0)  # between two steps
+    channel.begin("pull:w", weight.detach(), 3, told.append)
+    assert told[:2] == [None, None]
+    assert "'pull:w': it was written between two steps" in str(told[2])
+    assert not wire.sent
 
 
 def test_what_fails_on_the_way_is_told_as_it_is():

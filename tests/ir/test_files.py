@@ -288,3 +288,8 @@ def test_a_file_for_which_there_is_no_room_is_named(write):
         open("/dev/full", "wb") as file,
     ):
         write(file)
+
+
+def test_a_folder_that_takes_no_file_is_an_error_with_the_name_that_was_asked_for():
+    with pytest.raises(OSError, match=r"'/proc/graph\.json'"):
+        NOUNS["graph"].save("/proc/graph.json")

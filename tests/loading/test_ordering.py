@@ -30,6 +30,30 @@ def test_first_use_is_seen_wherever_it_is_and_nothing_changes():
     nothing_remains(model)
 
 
+class Counting(torch.nn.Linear):
+    """Binds its count anew, and has a buffer that is one element in memory."""
+
+    def __init__(self):
+        super().__init__(3, 3)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mask", torch.ones(1).expand(3))
+
+    def forward(self, x):
+        self.count = self.count + 1
+        return (super().forward(x) * self.mask).view(x.shape)
+
+
+def test_buffers_that_a_forward_binds_anew_are_restored_also_where_it_raises():
+    model = Counting()
+    count = model.count
+    assert first_use(model, torch.ones(3)) == ("count", "weight", "bias", "mask")
+    assert model.count is count
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        first_use(model, torch.ones(2, 2))
+    assert model.count is count
+    assert count == 0
+
+
 def test_a_block_that_raises_leaves_ordinary_tensors():
     model = Net(1)
     with pytest.raises(IndexError), recorded_first_use(model) as order:

@@ -58,6 +58,13 @@ def test_what_has_no_values_anywhere_is_named_and_nothing_is_changed():
     assert model.weight.is_meta
 
 
+def test_only_the_count_of_a_batch_norm_begins_at_zero():
+    model = on_meta(lambda: torch.nn.Linear(3, 2))
+    model.register_buffer("num_batches_tracked", torch.empty((), device="meta"), persistent=False)
+    with pytest.raises(InputError, match="in no file: num_batches_tracked"):
+        load(model, Memory(stored({"weight": torch.ones(2, 3), "bias": torch.ones(2)})))
+
+
 def test_only_part_of_a_model_may_be_on_the_meta_device():
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), on_meta(lambda: torch.nn.BatchNorm1d(2)))
     first = model[0].weight

@@ -76,6 +76,28 @@ def test_a_reader_that_fails_is_told_by_the_forward_each_time(after):
     nothing_remains(model)
 
 
+def test_what_failed_to_arrive_stays_an_error_after_a_load_of_the_rest(monkeypatch):
+    monkeypatch.setattr("hocket.loading.stream.MAX_TOGETHER", 1)
+    values = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
+    model = torch.nn.Linear(2, 3)
+    load(model, Failing(stored(values), 0))
+    with pytest.raises(ExecutionError):
+        finish(model)
+    load(model, Memory(stored({"weight": values["weight"]})), strict=False)
+    assert model.weight.sum() == 6
+    with pytest.raises(ExecutionError, match="'bias' has not arrived"):
+        model(torch.ones(2))
+
+
+def test_what_a_file_has_for_a_module_that_is_none_is_no_error():
+    trained, model = (torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 3)) for _ in range(2))
+    model[1] = None
+    load(model, Memory(stored(trained.state_dict())))
+    assert torch.equal(model[0](torch.ones(2)), trained[0](torch.ones(2)))
+    with pytest.raises(InputError, match="Unexpected key"):
+        load(model, Memory(stored({**trained.state_dict(), "1": torch.ones(1)})))
+
+
 def test_what_has_arrived_before_a_failure_can_be_used(monkeypatch):
     monkeypatch.setattr("hocket.loading.stream.MAX_TOGETHER", 1)
     model = torch.nn.Linear(2, 3)
@@ -156,6 +178,8 @@ def test_arguments_are_checked():
         load([model], Memory(data))
     with pytest.raises(InputError, match="order: expected one of auto, registration, file"):
         load(model, Memory(data), order="best")
+    with pytest.raises(InputError, match=r"order: expected one of .* or a list of names, got None"):
+        load(model, Memory(data), order=None)
     with pytest.raises(InputError, match="order: not in the model and the file: nothing"):
         load(model, Memory(data), order=["shift", "nothing"])
     with pytest.raises(InputError, match="device: 'abacus'"):

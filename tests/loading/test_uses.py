@@ -77,6 +77,13 @@ def test_weights_are_normed_from_what_has_arrived():
     assert torch.equal(model(IN), trained(IN))
 
 
+def test_a_parameter_can_be_made_of_one_that_arrives():
+    made_of = torch.nn.Parameter(arriving().weight)
+    assert type(made_of) is torch.nn.Parameter
+    assert made_of.requires_grad
+    assert torch.equal(made_of, EXPECTED.weight)
+
+
 def test_weights_can_be_written_at_once():
     model = arriving()
     torch.nn.init.zeros_(model.weight)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 import torch
 
-from hocket.errors import InputError
+from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.loading import load
 from hocket.loading.held import is_held
-from loading.files import Memory, OneWay, stored
+from loading.files import Failing, Memory, OneWay, stored
 
 
 class OwnLoad(torch.nn.Linear):
@@ -27,6 +28,22 @@ def hooked():
     model = torch.nn.Linear(3, 2)
     model.register_load_state_dict_post_hook(lambda module, keys: None)
     return model
+
+
+def overridden(name, function):
+    model = torch.nn.Linear(3, 2)
+    setattr(model, name, partial(function, model))
+    return model
+
+
+def load_doubled(model, state, prefix, *args):
+    doubled = {name: tensor * 2 for name, tensor in state.items()}
+    return torch.nn.Module._load_from_state_dict(model, doubled, prefix, *args)
+
+
+def load_renamed(model, state, strict=True):
+    renamed = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    return torch.nn.Module.load_state_dict(model, renamed, strict)
 
 
 def special():
@@ -87,6 +104,41 @@ def test_a_module_that_loads_itself_is_asked(reader):
     model = torch.nn.Sequential(OwnLoad(3, 2))
     load(model, reader(stored({"0.kernel": torch.arange(6.0).reshape(3, 2), "0.bias": torch.zeros(2)})))
     assert model[0].weight.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_an_instance_that_loads_itself_is_asked():
+    values = {"weight": torch.ones(2, 3), "bias": torch.zeros(2)}
+    model = load(overridden("_load_from_state_dict", load_doubled), Memory(stored(values)))
+    assert model.weight.sum() == 12
+    wrapped = {f"module.{name}": tensor for name, tensor in values.items()}
+    assert load(overridden("load_state_dict", load_renamed), Memory(stored(wrapped))).weight.sum() == 6
+
+
+def test_a_load_that_is_refused_leaves_a_model_without_memory_as_it_was():
+    with torch.device("meta"):
+        model = torch.nn.Sequential(hooked(), torch.nn.Linear(3, 2))
+    values = {name: torch.ones(tensor.shape) for name, tensor in model.state_dict().items()}
+    with pytest.raises(InputError, match=r"size mismatch for 1\.weight"):
+        load(model, Memory(stored({**values, "1.weight": torch.ones(3)})))
+    truncated = Memory(stored(values)[:-4])
+    truncated.size = None
+    with pytest.raises(FormatError, match="truncated"):
+        load(model, truncated)
+    assert all(tensor.is_meta for tensor in model.state_dict().values())
+    values.pop("1.weight")
+    with pytest.raises(InputError, match=r"in no file: 1\.weight"):
+        load(model, Memory(stored(values)), strict=False)
+
+
+def test_what_failed_to_arrive_and_is_in_no_other_file_stays_an_error():
+    values = torch.nn.Linear(3, 2).state_dict()
+    model = torch.nn.Linear(3, 2)
+    load(model, Failing(stored(values), 0))
+    model.register_load_state_dict_post_hook(lambda module, keys: None)
+    load(model, Memory(stored({"weight": values["weight"]})), strict=False)
+    assert torch.equal(model.weight, values["weight"])
+    with pytest.raises(ExecutionError, match="'bias' has not arrived"):
+        model(torch.ones(3))
 
 
 def test_a_file_of_another_model_is_told_in_torchs_words():

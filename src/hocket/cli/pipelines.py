@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from dataclasses import asdict
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.console import UsageError, emit, table
+from hocket.cli.console import UsageError, emit, prints_aside, table
 from hocket.cli.files import read_plan
 from hocket.cli.ranks import start_ranks, started_by_torchrun
 from hocket.cli.steps import run_verb
@@ -84,7 +82,7 @@ def _parts(args: Namespace) -> None:
         return
     _check_world(args)
     target = Target.of(args)
-    with redirect_stdout(sys.stderr):
+    with prints_aside():
         found = _run_parts(args, target, plan)
     if not found:
         return
@@ -182,7 +180,7 @@ def _pipeline(args: Namespace) -> None:
         return
     _check_world(args)
     target = Target.of(args)
-    with redirect_stdout(sys.stderr):
+    with prints_aside():
         made = _run(args, target, microbatches)
     if os.environ["RANK"] == "0":
         _tell(args, made, microbatches)

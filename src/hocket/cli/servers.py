@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from argparse import Namespace
-from contextlib import redirect_stdout
 from math import isfinite
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.console import UsageError, emit, note, table
+from hocket.cli.console import UsageError, emit, note, prints_aside, table
 from hocket.cli.files import output_file
 from hocket.cli.ranks import start_ranks, started_by_torchrun
 from hocket.cli.targets import Target, only_model, wait_policy, working
@@ -46,7 +44,7 @@ def ps_verb(args: Namespace) -> None:
     path = None if args.output is None else output_file(args.output)
     target = Target.of(args)
     rank = int(os.environ["RANK"])
-    with redirect_stdout(sys.stderr):
+    with prints_aside():
         job = target.job()
         if rank >= args.workers:
             _serve(args, job)
@@ -71,7 +69,7 @@ def ps_verb(args: Namespace) -> None:
 
 def _check_servers(args: Namespace) -> None:
     """Raise if there are more servers than parameters, before their processes start."""
-    with redirect_stdout(sys.stderr):
+    with prints_aside():
         models = Target.of(args).job().models
     trained = {each for model in models for each in model.parameters() if each.requires_grad}
     if args.servers > len(trained):

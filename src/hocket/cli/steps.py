@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections import Counter
-from contextlib import closing, redirect_stdout
+from contextlib import closing
 from dataclasses import replace
 from math import isfinite
 from time import perf_counter
 from typing import Any
 
-from hocket.cli.console import Bar, UsageError, emit, table
+from hocket.cli.console import Bar, UsageError, emit, prints_aside, table
 from hocket.cli.files import output_file, output_files, output_folder, read_plan, written
 from hocket.cli.targets import Target, only_model, wait_policy, working
 from hocket.errors import InputError
@@ -259,7 +259,7 @@ def tune_verb(args: Namespace) -> None:
     path = target.path
     if path is None:
         raise UsageError(f"{args.target}: expected file.py:function")
-    with redirect_stdout(sys.stderr):
+    with prints_aside():
         study = target.result(path)
     if not all(hasattr(study, name) for name in ("best_trials", "trials", "directions")):
         got = "None" if study is None else f"a value of type {type(study).__name__}"

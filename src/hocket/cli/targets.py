@@ -10,12 +10,12 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.console import Bar, UsageError
+from hocket.cli.console import Bar, UsageError, prints_aside
 from hocket.errors import HocketError, InputError
 from hocket.job import Job
 from hocket.reporting.words import count_text
@@ -195,7 +195,7 @@ def wait_policy() -> str:
 def working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
     """Yield the job that the arguments name, and a progress bar. The user's code prints to stderr meanwhile."""
     target = Target.of(args)
-    with redirect_stdout(sys.stderr), Bar(what, moving=moving) as bar:
+    with prints_aside(), Bar(what, moving=moving) as bar:
         yield target, target.job(), bar
 
 
@@ -209,7 +209,12 @@ def only_model(job: Job, user: str) -> torch.nn.Module:
 def _problem(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it called sys.exit({error.code!r})"
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    try:
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+    except Exception:  # noqa: BLE001 - of the user's class
+        text = ""
+    if isinstance(error, ImportError) and "relative import" in text:
+        text += "; write the function into a file beside the package, which imports from it by name"
     if isinstance(error, HocketError):
         return text
     text = text.partition("Exception raised from ")[0].rstrip()  # by torch, behind which its C++ frames stand

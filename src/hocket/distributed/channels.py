@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 import torch
@@ -45,19 +45,28 @@ class PullChannel:
     Args:
         wire: wire to the server.
         names: values that may come a step ahead, and that `wait` waits for.
+        unwritten: those of them that no op here writes. One that is written all the same after it has arrived is an
+            error, for the server would not see it.
     """
 
     runs_ahead = True
     runs_behind = False
 
-    def __init__(self, wire: Wire, names: Sequence[str]) -> None:
+    def __init__(self, wire: Wire, names: Sequence[str], unwritten: Collection[str] = ()) -> None:
         self._wire = wire
+        self._unwritten = frozenset(unwritten)
+        self._versions: dict[str, int] = {}
         self._arrived = dict.fromkeys(names, 0)
         self._failure: BaseException | None = None
         self._changed = threading.Condition()
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
+        if op in self._unwritten and self._versions.get(op, tensor._version) != tensor._version:
+            done(ExecutionError(f"{op!r}: it was written between two steps, and only the server's value counts"))
+            return
+
         def arrived(error: BaseException | None) -> None:
+            self._versions[op] = tensor._version
             with self._changed:
                 if op in self._arrived:
                     self._arrived[op] = epoch

@@ -13,6 +13,7 @@ from hocket.distributed.staging import bytes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.state import Constant
 
 # The description of values that a rank does not have: they are those of rank 0.
 OF_RANK_0 = "that of rank 0"
@@ -25,13 +26,19 @@ def described(captured: Captured, num_workers: int, num_servers: int) -> dict[st
     written = {buffer for op in captured.graph.ops for buffer in op.writes}
     lasting = {buffer.name for buffer in captured.graph.buffers}
     constant = [e for e in (*places.parameters, *tensors) if e.name in lasting and e.name not in written]
+    digests = {e.name: OF_RANK_0 if e.get().is_meta else digest(e.get()) for e in constant}
+    if not num_servers:  # workers may have data of their own in a closure, and ranks of one step may not
+        for source in captured.trace.sources:
+            if isinstance(source, Constant):
+                name = f"{source.name}, a tensor of shape {tuple(source.value.shape)} from outside the step"
+                digests[name] = digest(source.value)
     return {
         "job": {"torch": torch.__version__, "workers": str(num_workers), "servers": str(num_servers)},
         "parameter": {entry.name: _kind(entry.get()) for entry in places.parameters},
         "buffer": {entry.name: _kind(entry.get()) for entry in tensors},
         "optimizer": _options(places.optimizers),
         "op": _ops(captured),
-        "constant": {e.name: OF_RANK_0 if e.get().is_meta else digest(e.get()) for e in constant},
+        "constant": digests,
     }
 
 

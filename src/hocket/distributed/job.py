@@ -35,7 +35,18 @@ from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import Entry, inventory
 
-# Index of the gradients in `signature_of`. Whether they exist does not matter, since the step drops them.
+# The parts of `signature_of`, as a user knows them.
+PARTS = (
+    "the form of the batch",
+    "shape, dtype or strides of a tensor in the batch; leave out a smaller last batch",
+    "a value in the batch",
+    "a tensor that is in the batch twice",
+    "a module's mode",
+    "the parameters that are trained",
+    "a fused model",
+    "autocast or another switch of torch",
+)
+# Index of the gradients. Whether they exist does not matter, since the step drops them.
 GRADIENTS = 5
 
 
@@ -48,7 +59,8 @@ class StepGuard:
 
     def __init__(self, step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> None:
         places = inventory(model, optimizer)
-        self._watch = PurityWatch(step, (*places.models, *places.optimizers))
+        own = getattr(step, "__wrapped__", step)  # so that places have the names that they have for the user
+        self._watch = PurityWatch(own, (*places.models, *places.optimizers))
         self._guards: Guards | None = None
         saved = Saved(places, [leaf for leaf in tree_flatten(batch)[0] if isinstance(leaf, torch.Tensor)])
         try:
@@ -56,7 +68,9 @@ class StepGuard:
         finally:
             saved.restore()
         if self._watch.outputs:
-            raise CaptureError(f"distribute: the step sets {self._watch.outputs[0].name}, and its parts would not")
+            raise CaptureError(
+                f"distribute: the step sets {self._watch.outputs[0].name}, and its parts would not; do it between steps"
+            )
         if self._watch.executed.calls_sinks:
             raise CaptureError("distribute: the step calls a sink; return what is to be shown")
         if self._watch.appended:
@@ -78,8 +92,7 @@ class StepGuard:
                 one, other = ([requires for requires, _ in each] for each in (one, other))
             if one != other:
                 raise StaleCaptureError(
-                    "distribute: this call is not like the first one (shape or dtype of the batch, a value in it, a "
-                    "module's mode, autocast); all steps of a job are"
+                    f"distribute: this call is not like the first one ({PARTS[place]}); all steps of a job are"
                 )
         self.check()
 
@@ -228,6 +241,10 @@ class JobStep(ABC, Generic[AnyJob]):
     def __enter__(self) -> Self:
         return self
 
+    def _check_open(self) -> None:
+        if self._closed or self._failure is not None:
+            raise self._failure or ExecutionError("distribute: the step was closed; step and gather() come first")
+
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and self._job is not None:
             self._failed(error)
@@ -235,8 +252,7 @@ class JobStep(ABC, Generic[AnyJob]):
 
     def _begun(self, batch: Any) -> AnyJob:
         """Return the job, which the first call starts on its batch."""
-        if self._closed or self._failure is not None:
-            raise self._failure or ExecutionError("distribute: the step was closed")
+        self._check_open()
         if self._job is None:
             with self._membership.reporting_errors():
                 check_default_streams(devices_of(self._model))
@@ -264,11 +280,14 @@ class JobStep(ABC, Generic[AnyJob]):
 
     @contextmanager
     def _ending_on_error(self) -> Iterator[None]:
-        """End the job on any error."""
+        """End the job on any error. An interrupt and an exit stay what they are."""
         try:
             yield
-        except BaseException as error:
+        except Exception as error:
             raise self._failed(error) from error
+        except BaseException as error:
+            self._failed(error)
+            raise
 
     def _failed(self, error: BaseException) -> PeerError:
         """Return the error that ended the job: the first one."""

@@ -167,7 +167,8 @@ class Membership:
 
     def signed(self, error: BaseException) -> str:
         """The text of an error, beginning with the name of this rank."""
-        return str(error) if str(error).startswith(self.me) else f"{self.me}: {error}"
+        text = str(error) if isinstance(error, Exception) else ""
+        return text if text.startswith(self.me) else f"{self.me}: {text or repr(error)}"
 
     def leave(self, wires: Mapping[int, Wire], error: BaseException | None = None) -> None:
         """Close all wires once all posted values have arrived. With an error, close them at once, and fail all ranks.
@@ -259,6 +260,8 @@ def join(num_servers: int, timeout_s: float) -> Membership:
         InputError: torchrun has not started this process, no rank is left to be a worker, or the secret is empty.
         PeerError: the store does not answer.
     """
+    if not timeout_s > 0:
+        raise InputError(f"distribute: expected timeout_s to be a number of seconds above 0, got {timeout_s}")
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")

@@ -25,7 +25,7 @@ from hocket.ir import Graph
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import cut
 from hocket.tracing.division import Arrival, Departure, is_of_batch, references
-from hocket.tracing.state import ItemOf
+from hocket.tracing.state import Constant, ItemOf
 
 # The other end of the servers' channels: all workers together.
 WORKERS = "workers"
@@ -162,8 +162,16 @@ def check_exchangeable(captured: Captured, num_workers: int) -> None:
     """Return if ranks can exchange all values that a step reads and writes.
 
     Raises:
-        InputError: the step adds to existing gradients, or keeps a value that cannot be sent. The value is named.
+        InputError: the step adds to existing gradients, writes a tensor of its closure, which would be another one at
+            each rank, or keeps a value that cannot be sent. The value is named.
     """
+    closed_over = {source.name: source.value for source in captured.trace.sources if isinstance(source, Constant)}
+    for op in captured.graph.ops:
+        for name in closed_over.keys() & set(op.writes):
+            raise InputError(
+                f"distribute: op {op.name!r} writes a tensor of shape {tuple(closed_over[name].shape)} that belongs to "
+                "no model and no optimizer of the job; pass the one that has it, or make it a buffer of a model"
+            )
     for gradient in captured.read_gradients:
         raise InputError(
             f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() inside the step"

@@ -211,11 +211,14 @@ def worker_executor(job: ShardedJob, part: Captured, made: JobPlan, kind: str) -
     """
     check(part.graph, made.plan)
     pulls: list[PullChannel] = []
+    written = {buffer for op in part.graph.ops if op.role != "recv" for buffer in op.writes}
     channels: dict[str, Channel] = {}
     for number, wire in job.wires.items():
         down, up = step_packets(made, job.assignment, number)
         wire.add(up, down, ordered=True)
-        pulls.append(PullChannel(wire, [each.name for each in job.assignment.pulls if each.server == number]))
+        mine = [each for each in job.assignment.pulls if each.server == number]
+        unwritten = [each.name for each in mine if each.buffer not in written]
+        pulls.append(PullChannel(wire, [each.name for each in mine], unwritten))
         channels[f"{server_name(number)}->{WORKER_DEVICE}"] = pulls[-1]
         channels[f"{WORKER_DEVICE}->{server_name(number)}"] = PushChannel(wire)
     job.membership.meet("planned")

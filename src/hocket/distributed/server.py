@@ -73,8 +73,11 @@ def server(
             steps = serve_steps(job, executor, versions, LiveWorkers(job.wires, drop if survive else None))
         finally:
             agents.close()
-    except BaseException as error:
+    except Exception as error:
         raise job.failed(error) from error
+    except BaseException as error:
+        job.failed(error)
+        raise
     membership.leave(job.wires)
     return steps
 

@@ -110,6 +110,7 @@ class DistributedStep(JobStep[ShardedJob]):
 
         Save their ``state_dict()`` afterwards as usual. Every rank may call it. Raises as `synchronize`.
         """
+        self._check_open()
         self.synchronize()
         if self.rank == 0 and self._job is not None:
             with self._exchanging():
@@ -129,8 +130,9 @@ class DistributedStep(JobStep[ShardedJob]):
             ExecutionError: no step has run yet, or the step was closed.
             PeerError: a server is gone.
         """
-        if self._job is None or self._closed or self._failure is not None:
-            raise self._failure or ExecutionError("distribute: there is nothing to publish before the first step")
+        self._check_open()
+        if self._job is None:
+            raise ExecutionError("distribute: there is nothing to publish before the first step")
         if self.rank == 0 and self._published != self.steps:
             self._job.send_command(PUBLISH)
             self._job.give(changed_only=self._published is not None)

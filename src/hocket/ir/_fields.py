@@ -106,7 +106,10 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def written_whole(path: str | os.PathLike[str], *, binary: bool = False) -> Iterator[Any]:
     """Open a new file beside `path`, which takes its place at the end of the block and is deleted by an error."""
     target = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     try:
         with (
             named_failures(path),

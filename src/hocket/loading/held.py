@@ -23,6 +23,7 @@ hook that waits removes itself before that, because hooks are checked, too.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -130,7 +131,11 @@ class _Held:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return _seen(function, args, kwargs or {})
+        found = _seen(function, args, kwargs or {})
+        if function is torch.Tensor.detach and sys._getframe(1).f_code is torch.nn.Parameter.__new__.__code__:
+            # `torch.nn.Parameter(weight)` has seen the class of a held one, and wants a result of the weight's class.
+            return found.as_subclass(type(args[0]))
+        return found
 
     # `torch.nn.Parameter` defines these two, which check the class before they read the values.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -16,7 +16,7 @@ from hocket.loading.landing import Landing
 from hocket.loading.stream import PendingTensor, WeightStream, read_cached
 from hocket.loading.targets import Destination, checked_device, find_targets, named_tensors, place
 from hocket.loading.weights import File, StoredTensor, Weights, open_weights
-from hocket.loading.whole import load_whole, shared_memory_reason, structure_reason
+from hocket.loading.whole import load_whole, read_whole, shared_memory_reason, structure_reason
 
 ORDERS = ("auto", "registration", "file")
 
@@ -92,12 +92,12 @@ def load(
     """
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"load: expected a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(order, str) and order not in ORDERS:
+    if order not in ORDERS if isinstance(order, str) else not isinstance(order, Iterable):
         raise InputError(f"load: order: expected one of {', '.join(ORDERS)}, or a list of names, got {order!r}")
     where = checked_device(device)
     weights = open_weights(file)
     try:
-        stream = _begun(model, weights, order, where, strict)
+        stream = _begun(model, weights, order if isinstance(order, str) else list(order), where, strict)
     except BaseException:
         weights.close()
         raise
@@ -136,12 +136,23 @@ def _begun(
     targets = [] if reason else find_targets(model, tensors, weights, strict=strict)
     ordered = _ordered(targets, weights, order)
     reason = reason or shared_memory_reason(tensors)
-    place(model, tensors, weights.tensors.keys(), device)
+    state = read_whole(weights) if reason else {}
+    replaced = place(model, tensors, weights.tensors.keys(), device)
     if reason:
         _log.info("%s is loaded in whole: %s", weights.name, reason)
-        for tensor in tensors.values():
+        # Reading for these has failed before. Others of that file stay as they are, since their values are lost.
+        held = [(tensor, waiting_for(tensor)) for name, tensor in tensors.items() if name in state]
+        for tensor, _ in held:
             release(tensor)
-        load_whole(model, weights, strict=strict)
+        try:
+            load_whole(model, weights.name, state, strict=strict)
+        except BaseException:
+            for tensor, wait in held:
+                if wait is not None:
+                    hold(tensor, wait)
+            for module, name, tensor in replaced:
+                setattr(module, name, tensor)
+            raise
         return None
     return _held_back(model, weights, ordered)
 

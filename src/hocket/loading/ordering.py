@@ -114,12 +114,18 @@ def first_use(model: torch.nn.Module, *args: Any, **kwargs: Any) -> tuple[str, .
         ('0.weight', '0.bias', '1.weight', '1.bias')
     """
     finish(model)
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    kept = [(module, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.no_grad(), torch.random.fork_rng():
-        with recorded_first_use(model) as names:
-            model(*args, **kwargs)
-        for buffer, values in kept:
-            buffer.copy_(values)
+        try:
+            with recorded_first_use(model) as names:
+                model(*args, **kwargs)
+        finally:
+            for module, buffers in kept:
+                module._buffers.update(buffers)
+            for buffer, old in values:
+                if torch._debug_has_internal_overlap(buffer) != 1:  # nobody can have written an expanded one
+                    buffer.copy_(old)
     return tuple(names)
 
 

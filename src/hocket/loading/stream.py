@@ -140,8 +140,8 @@ class WeightStream:
         try:
             # Parameters that were made in inference mode can be written in inference mode only.
             with torch.inference_mode():
-                while pieces := self._next():
-                    self._read(pieces)
+                while self._read(self._next()):
+                    pass
         except BaseException as error:  # noqa: BLE001 - of the user's reader, raised again in waiting threads
             self._fail(error)
         else:
@@ -163,13 +163,17 @@ class WeightStream:
             call()
         self.at_end.clear()
 
-    def _read(self, pieces: Sequence[_Piece]) -> None:
+    def _read(self, pieces: Sequence[_Piece]) -> bool:
+        """Read these pieces. Returns False if there are none."""
+        if not pieces:
+            return False
         stored = pieces[0].arrival.stored
         buffers = [piece.landing.buffer(piece.begin, piece.end) for piece in pieces]
         stored.source.fill(stored.entry.offset + pieces[0].begin, buffers)
         for piece in pieces:
             piece.landing.landed(piece.begin, piece.end)
         self._arrived([p.arrival for p in pieces if p.end == p.arrival.stored.entry.size_bytes])
+        return True
 
     def _arrived(self, arrivals: Sequence[PendingTensor]) -> None:
         for arrival in arrivals:

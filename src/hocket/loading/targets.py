@@ -97,7 +97,14 @@ def find_targets(
             targets.append(Destination(tuple(names), weights.tensors[found[-1]]))
         elif not _counts_batches(model, names[0]):
             missing += names
-    unexpected = [name for name in weights.tensors if name not in tensors]
+    # As torch has it, what a file has for a module that is None now is no error.
+    gone = tuple(
+        f"{path}.{name}.".removeprefix(".")
+        for path, module in modules_by_path(model)
+        for name, child in module._modules.items()
+        if child is None
+    )
+    unexpected = [name for name in weights.tensors if name not in tensors and not name.startswith(gone)]
     if strict and unexpected:
         problems.insert(0, f"Unexpected key(s) in state_dict: {_quoted(unexpected)}.")
     if strict and missing:
@@ -162,7 +169,7 @@ def place(
     tensors: Mapping[str, torch.Tensor],
     arriving: Collection[str],
     device: torch.device | None,
-) -> None:
+) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
     """Give every tensor of the model memory, on `device` where one is given.
 
     Tensors on the meta device become new ones, as with `torch.nn.Module.to_empty`, and stay tied. Others that move stay
@@ -174,17 +181,20 @@ def place(
         arriving: the names of what a file has.
         device: None leaves tensors where they are, and those of the meta device become the CPU's.
 
+    Returns:
+        What was replaced: each module, the name there, and the tensor on the meta device.
+
     Raises:
         InputError: a tensor on the meta device is in no file. Nothing has been changed.
     """
     tables = (table for _, module in modules_by_path(model) for table in (module._parameters, module._buffers))
     if not any(tensor is not None and _moves(tensor, device) for table in tables for tensor in table.values()):
-        return
+        return []
     arrives = {id(tensor) for name, tensor in tensors.items() if name in arriving}
     lost = [
         path
         for path, tensor in (*model.named_parameters(), *model.named_buffers())
-        if tensor.is_meta and id(tensor) not in arrives and not path.endswith("num_batches_tracked")
+        if tensor.is_meta and id(tensor) not in arrives and not _counts_batches(model, path)
     ]
     if lost:
         raise InputError(
@@ -192,6 +202,7 @@ def place(
             "on the CPU"
         )
     made: dict[int, torch.Tensor] = {}
+    replaced = []
     for module in model.modules():
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is None or not _moves(tensor, device):
@@ -201,6 +212,8 @@ def place(
                 new = made[id(tensor)] = _placed(tensor, device, id(tensor) in arrives)
             if new is not tensor:
                 setattr(module, name, new)
+                replaced.append((module, name, tensor))
+    return replaced
 
 
 def _moves(tensor: torch.Tensor, device: torch.device | None) -> bool:

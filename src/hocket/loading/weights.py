@@ -83,7 +83,9 @@ def header_size(source: str, prefix: bytes, size_bytes: int | None) -> int:
         raise FormatError(source, "", f"expected a safetensors file, got {len(prefix)} bytes")
     length = int.from_bytes(prefix, "little")
     if not 2 <= length <= MAX_HEADER_BYTES:
-        raise FormatError(source, "", f"expected a safetensors file, whose first 8 bytes are a length, got {prefix!r}")
+        cure = "; read a checkpoint of torch.save by torch.load" if prefix[:2] in (b"PK", b"\x80\x02") else ""
+        got = f"{prefix!r}{cure}"
+        raise FormatError(source, "", f"expected a safetensors file, whose first 8 bytes are a length, got {got}")
     if size_bytes is not None and PREFIX_BYTES + length > size_bytes:
         raise FormatError(source, "header", f"truncated: expected {length} bytes, the file ends after {size_bytes}")
     return length
@@ -230,26 +232,23 @@ def open_weights(file: File | Sequence[File]) -> Weights:
         InputError: this is no file, or a tensor stands in two of them.
         OSError: there is no such file.
     """
-    expected: Mapping[str, str] | None = None
-    files: list[File]
-    path = Path()
-    if isinstance(file, (str, bytes, os.PathLike)):
-        path = _in_folder(Path(os.fsdecode(file)))
-        files = [path]
-        if path.suffix == ".json":
-            expected = _index(path)
-            files = [path.parent / name for name in sorted(set(expected.values()))]
-    else:
-        given: Any = file
-        if isinstance(given, Mapping):
-            raise InputError("load: expected files, got a dict; of tensors in memory, call model.load_state_dict")
-        is_one = is_reader(file) or isinstance(file, (bytearray, memoryview))
-        files = list(given) if isinstance(file, Iterable) and not is_one else [given]
+    if isinstance(file, Mapping):
+        raise InputError("load: expected files, got a dict; of tensors in memory, call model.load_state_dict")
+    is_one = is_reader(file) or isinstance(file, (str, bytes, bytearray, memoryview, os.PathLike))
+    files: list[File] = []
+    indices: list[tuple[Path, Mapping[str, str]]] = []
+    for one in file if isinstance(file, Iterable) and not is_one else [file]:
+        path = _in_folder(Path(os.fsdecode(one))) if isinstance(one, (str, bytes, os.PathLike)) else None
+        if path is not None and path.suffix == ".json":
+            indices.append((path, _index(path)))
+            files += [path.parent / name for name in sorted(set(indices[-1][1].values()))]
+        else:
+            files.append(path or one)
     if not files:
         raise InputError("load: expected at least one file, got none")
     with ExitStack() as opened:
         weights = _opened(files, opened)
-        if expected is not None:
+        for path, expected in indices:
             _check_index(path, expected, weights)
         opened.pop_all()
     return weights
@@ -310,6 +309,7 @@ def _check_index(path: Path, expected: Mapping[str, str], weights: Weights) -> N
         stored = weights.tensors.get(tensor)
         if stored is None or os.path.basename(stored.source.name) != name:
             raise FormatError(str(path), f"weight_map: {tensor}", f"{name} has no such tensor")
+    files = {str(path.parent / name) for name in expected.values()}
     for tensor, stored in weights.tensors.items():
-        if tensor not in expected:
+        if tensor not in expected and stored.source.name in files:
             raise FormatError(str(path), "weight_map", f"{tensor!r} of {stored.source.name} is missing")

@@ -20,6 +20,8 @@ from hocket.loading.targets import memory_key, modules_by_path, named_tensors
 from hocket.loading.weights import DTYPES, Weights
 
 _PLAIN_LOADS = (torch.nn.Module._load_from_state_dict, _NormBase._load_from_state_dict)
+# An instance may override them, too.
+_LOADING = frozenset(("_load_from_state_dict", "load_state_dict", "set_extra_state"))
 
 
 def structure_reason(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> str | None:
@@ -34,7 +36,8 @@ def structure_reason(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]
         loads_itself = kind._load_from_state_dict not in _PLAIN_LOADS or kind.load_state_dict not in (
             torch.nn.Module.load_state_dict,
         )
-        if loads_itself or kind.set_extra_state is not torch.nn.Module.set_extra_state:
+        loads_itself |= kind.set_extra_state is not torch.nn.Module.set_extra_state
+        if loads_itself or not _LOADING.isdisjoint(vars(module)):
             return f"{where} overrides how a state is loaded"
         if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
             return f"{where} has hooks on loading a state"
@@ -88,11 +91,10 @@ def shared_memory_reason(tensors: Mapping[str, torch.Tensor]) -> str | None:
     return None
 
 
-def load_whole(model: torch.nn.Module, weights: Weights, *, strict: bool) -> None:
-    """Read all of the files, then load.
+def read_whole(weights: Weights) -> dict[str, torch.Tensor]:
+    """Read all tensors of the files.
 
     Raises:
-        InputError: the file is of another model, in the words of ``load_state_dict``.
         FormatError: a file is truncated.
     """
     state: dict[str, torch.Tensor] = {}
@@ -101,13 +103,22 @@ def load_whole(model: torch.nn.Module, weights: Weights, *, strict: bool) -> Non
         if made.numel():
             stored.source.fill(stored.entry.offset, [bytes_of(made)])
         state[name] = made
+    return state
+
+
+def load_whole(model: torch.nn.Module, name: str, state: dict[str, torch.Tensor], *, strict: bool) -> None:
+    """Load what was read from the files of this name.
+
+    Raises:
+        InputError: the file is of another model, in the words of ``load_state_dict``.
+    """
     by_memory = defaultdict(list)
-    for name, tensor in named_tensors(model).items():
-        by_memory[memory_key(tensor)].append(name)
+    for own, tensor in named_tensors(model).items():
+        by_memory[memory_key(tensor)].append(own)
     for names in by_memory.values():
-        found = [name for name in names if name in state]
-        state |= {name: state[found[-1]] for name in names if found and name not in state}
+        found = [own for own in names if own in state]
+        state |= {own: state[found[-1]] for own in names if found and own not in state}
     try:
         model.load_state_dict(state, strict=strict)
     except RuntimeError as error:
-        raise InputError(f"{weights.name}: {error}") from error
+        raise InputError(f"{name}: {error}") from error

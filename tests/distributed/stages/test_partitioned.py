@@ -161,8 +161,24 @@ def differs(rank, say, what):
         captured = captured_for(work.step, work.model, work.optimizer, batch)
         name = next(op.name for op in captured.graph.ops if "first.weight" in op.writes)
         partition[name] = 1 - partition[name]
+    if what == "closure":
+        factor, step = torch.full((2,), 1.0 + rank), work.step
+        work.step = lambda batch: step(batch * factor[0])
     with stages_of(work, partition=partition) as fast:
         fast(batch)
+        if what == "restored":
+            fast.gather()
+            if rank == 0:
+                work.model.load_state_dict(work.model.state_dict())
+        if what == "closed":
+            fast.close()
+            fast.gather()
+        if what == "interrupted" and rank == 1:
+            signal.signal(signal.SIGALRM, signal.default_int_handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            fast(batch)  # rank 0 does not take part for now
+        if what == "interrupted":
+            threading.Event().wait(1)
         if what in ("save", "gather"):
             torch.distributed.init_process_group("gloo")
             (fast.state_dict if (what == "save") == (rank == 0) else fast.gather)()
@@ -188,6 +204,14 @@ def differs(rank, say, what):
         ("order", "lost rank 1", "rank 1 does something else than rank 0"),
         ("save", "lost rank 1", "rank 1 does something else than rank 0"),
         ("gather", "lost rank 1", "rank 1 does something else than rank 0"),
+        ("closure", "rank 1 trains something else", r"constant 'constant_\d+, a tensor of shape \(2,\) from outside"),
+        ("restored", "StaleCaptureError: .*was written at rank 0 after gather", "was written at rank 0 after gather"),
+        (
+            "closed",
+            "ExecutionError: distribute: the step was closed",
+            "ExecutionError: distribute: the step was closed",
+        ),
+        ("interrupted", r"the first to fail was rank 1: KeyboardInterrupt\(\)", "KeyboardInterrupt: "),
         ("second shape", "StaleCaptureError: .* not like the first one", "not like the first one"),
     ],
 )

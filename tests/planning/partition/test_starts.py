@@ -5,7 +5,7 @@ import pytest
 from tests.planning.partition.cases import all_partitions, random_problem
 
 from hocket.errors import MissingDependencyError
-from hocket.planning.partition import PartitionProblem, Tensor, contiguous
+from hocket.planning.partition import PartitionProblem, Tensor, contiguous, partitioned
 from hocket.planning.partition.contiguous import contiguous_start, ideal_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, work_of_parts
 from hocket.planning.partition.search import Wanted, keeps_limits
@@ -150,6 +150,13 @@ def test_it_is_the_best_of_all_partitions_without_a_cycle(seed):
         assert keeps_limits(problem, WANTED, found)
         assert load(problem, found) == pytest.approx(min(load(problem, part) for part in able))
         assert ideal_start(problem, 0.999 * load(problem, found)) is None
+
+
+def test_ops_that_take_no_time_are_partitioned():
+    names = ("a", "b", "c", "d")
+    problem = PartitionProblem(names, np.zeros((4, 2)), (), ((0, 1), (1, 2), (2, 3)))
+    assert ideal_start(problem, 0.0) is None
+    assert partitioned(problem, objective="load", acyclic=True, budget_s=0.1).loads_us == (0, 0)
 
 
 def test_too_many_ideals_are_left_to_other_starts(monkeypatch):

@@ -22,7 +22,7 @@ from hocket.distributed.stages.planner import StagePlanner, limits_of
 from hocket.distributed.stages.rebalancing import Migration, Rebalancer, rebalanced
 from hocket.distributed.stages.stage_job import RunningPart, StageJob
 from hocket.distributed.stages.start import begun_job
-from hocket.errors import ExecutionError, InputError
+from hocket.errors import ExecutionError, InputError, StaleCaptureError
 from hocket.heap import trim_heap
 from hocket.ir import Plan
 from hocket.planning.partition import OBJECTIVES, Partition
@@ -63,7 +63,7 @@ class PartitionedStep(JobStep[StageJob]):
         self._planner, self._every_steps, self._weights = planner, rebalance, weights
         self._running: RunningPart | None = None
         self._rebalancer: Rebalancer | None = None
-        self._gathered = False
+        self._gathered: dict[str, tuple[torch.Tensor, int]] | None = None  # values of other ranks, with their versions
         self._turn = threading.RLock()  # held by a step and by a checkpoint: neither sees half of a migration
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,9 +77,10 @@ class PartitionedStep(JobStep[StageJob]):
             batch = packed(args, kwargs)
             job = self._begun(batch)
             assert self._guard is not None
-            if self._gathered:
+            if self._gathered is not None:
+                self._check_gathered(job, self._gathered)
                 job.memory.keep(job.kept)
-                self._gathered = False
+                self._gathered = None
             self._guard.check_call(job.captured, batch)
             with self._ending_on_error():
                 job.agree(STEP)
@@ -110,6 +111,7 @@ class PartitionedStep(JobStep[StageJob]):
         `synchronize`.
         """
         with self._turn:
+            self._check_open()
             self.synchronize()
             if (job := self._job) is None:
                 return
@@ -119,9 +121,10 @@ class PartitionedStep(JobStep[StageJob]):
                     job.homed_at(self.rank).send(job.wires[0])
                     return
                 job.memory.restore()
-                self._gathered = True
                 for rank, wire in job.wires.items():
                     job.homed_at(rank).receive(wire)
+                entries = {name: job.entries[name].get() for name, home in job.home_of.items() if home != self.rank}
+                self._gathered = {name: (tensor, tensor._version) for name, tensor in entries.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, for ``torch.distributed.checkpoint.save({"train": fast}, ...)``.
@@ -186,7 +189,17 @@ class PartitionedStep(JobStep[StageJob]):
         ops = [f"{lane.name} {len(lane.ops)} ops" for lane in self.plan.lanes if lane.kind == "cores"]
         return "\n".join([f"{self.steps} steps, {', '.join(ops)}", *map(str, self.migrations)])
 
+    def _check_gathered(self, job: StageJob, gathered: Mapping[str, tuple[torch.Tensor, int]]) -> None:
+        for name, (tensor, version) in gathered.items():
+            now = job.entries[name].get()
+            if now is not tensor or now._version != version:
+                raise StaleCaptureError(
+                    f"distribute: {name!r} was written at rank 0 after gather(), and rank {job.home_of[name]} trains "
+                    "it; load a state at all ranks, by load_state_dict of this step or in a new job"
+                )
+
     def _stepped(self) -> StageJob:
+        self._check_open()
         if self._job is None:
             raise ExecutionError("distribute: before the first step, save and load model and optimizer themselves")
         return self._job

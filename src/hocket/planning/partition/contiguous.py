@@ -134,7 +134,7 @@ def ideal_start(problem: PartitionProblem, most_us: float = np.inf) -> NDArray[n
     takes_us = ideals @ _summed(problem.duration_us, of_op, count)
     held = ideals @ _summed(problem.memory_bytes[:, None], of_op, count)[:, 0]
     pairs = _pairs(problem, ideals, of_op, takes_us, most_us)
-    if pairs is None:
+    if pairs is None or not len(pairs[0]):
         return None
     begin, end, border_us = pairs
     loads = np.empty((problem.num_parts, len(begin)))
