@@ -34,8 +34,9 @@ from hocket.pystate.origins import origin
 
 __all__ = ["Settings", "Step", "make_step", "warn_without_rule"]
 
-# In torch 2.13, padding rows and other elements get a gradient there, axes are mistaken, and what is saved is written.
-WITHOUT_VMAP = ("embedding", "unfold", "select_scatter", "cumprod_", "float_power_", "index_reduce_")
+# In torch 2.13, padding rows and other elements get a gradient there, axes are mistaken, what is saved is written, and
+# running statistics that are not contiguous are not.
+WITHOUT_VMAP = ("embedding", "unfold", "select_scatter", "cumprod_", "float_power_", "index_reduce_", "batch_norm")
 BACKENDS = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
 
 
