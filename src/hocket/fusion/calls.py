@@ -28,6 +28,7 @@ from hocket.errors import InputError
 from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan, Intervals, plans_for
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor, has_images
 from hocket.fusion.gradients import GradientMemory
+from hocket.fusion.known_functions import NOTHING
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
@@ -121,12 +122,19 @@ class Calls:
         if call is None:
             return self.loss(fn, forward(*args, **kwargs), targets)
         values = call.values(leaves)
+        unless_failed = partial(restored, self._written(call.program) + buffers_in(fn), self.store.generators)
         try:
-            with restored(self._written(call.program) + buffers_in(fn), self.store.generators):
+            with unless_failed():
                 losses: Tensor = call.run(fn, values, targets)
         except LeadsElsewhereError:
             call = KnownCall(call.own, partial(self._losses_of_all, call.program), call.program)
             losses = call.run(fn, values, targets)
+        except InputError as error:  # of an op that only the plain models compute, or a mistake
+            try:
+                with unless_failed():
+                    return self.loss(fn, forward(*args, **kwargs), targets)
+            except FAILURES:
+                raise error from None
         world.calls[key] = call
         return losses
 
@@ -223,6 +231,8 @@ class Calls:
             if failed is None:
                 raise
             raise failed from None  # it names the layer
+        if failed is not None:
+            world.keep(kind, NOTHING, found)
         self._say(found)
         world.calls[key] = KnownCall(kind.own, plain, None)
         return out
