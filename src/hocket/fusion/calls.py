@@ -32,7 +32,18 @@ from hocket.fusion.known_functions import NOTHING
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import MAX_PROGRAMS, CallSpec, Kind, Programs, Unfused, World, autocast, modes, repeated
+from hocket.fusion.programs import (
+    MAX_PROGRAMS,
+    Bounded,
+    CallSpec,
+    Kind,
+    Programs,
+    Unfused,
+    World,
+    autocast,
+    modes,
+    repeated,
+)
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import Settings, warn_without_rule
@@ -75,6 +86,7 @@ class Calls:
         self.store.link()
         self.store.memory = GradientMemory()
         self.programs = Programs(self.store, self.settings)
+        self._losses: Bounded[str] = Bounded(MAX_PROGRAMS)  # see `per_model_loss`
         self._intervals = Intervals()
         self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
         self._counted_from = self._num_dropped + len(self.choices)  # earlier choices say nothing of later calls
@@ -140,7 +152,7 @@ class Calls:
 
     def loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...]) -> Tensor:
         """The loss of each model from the array's output."""
-        return per_model_loss(fn, out, targets, self.store.num_models, self.settings.model_axis)
+        return per_model_loss(fn, out, targets, self.store.num_models, self.settings.model_axis, self._losses)
 
     def forms(self) -> tuple[str, ...]:
         """The forms in which a step is worth capturing, fastest first: "rule", and "loop" if lanes may win back its
