@@ -46,6 +46,12 @@ def test_the_record_adds_up():
         assert not any(each.start_s < other.start_s < each.end_s for other in others)
 
 
+def test_a_folder_that_cannot_be_is_named_before_the_search(tmp_path):
+    (tmp_path / "page").touch()
+    with pytest.raises(FileExistsError, match="page"):
+        hocket.tune(None, {"lr": LR}, report=tmp_path / "page")
+
+
 def test_words_in_names_are_escaped(tmp_path):
     study, record = searched(train, {"lr": LR}, study=random_study(study_name="<b>"), trials=2, epochs=1)
     assert "&lt;b&gt;" in write_page(study, record, tmp_path).read_text()

@@ -115,6 +115,7 @@ def tune(
     settings = {each.name: given[each.name] for each in fields(SearchConfig) if each.name in given}
     if report is not None:
         load_plotly()
+        Path(report).mkdir(parents=True, exist_ok=True)
     runner: Runner | None = None
     if executor == "scheduled":
         from hocket.session import schedule

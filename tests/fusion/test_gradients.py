@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.fusion.oracle import assert_close
+from tests.fusion.oracle import assert_close, made
 from torch import nn
 from torch.nn import functional as F
 
@@ -197,3 +197,31 @@ def test_a_gradient_of_the_stacked_parameter_itself_counts():
     (array(torch.randn(6, 4, dtype=D)).sum() + unread.square().sum()).backward()
     optimizer.step()
     assert_close(unread[0].detach(), before[0] - 0.5 * 2 * before[0], "the penalty's gradient alone")
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse. Sparing")
+def test_a_part_that_is_left_out_now_and_again_counts_its_own_steps():
+    class Sparing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.always, self.sometimes = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x, takes):
+            return self.always(x) + (self.sometimes(x) if takes else 0)
+
+    models = made(Sparing, 2)
+    array = hocket.fuse(models, shared={"x": True, "takes": False})
+    optimizer = hocket.optim.Adam(array.parameters(), lr=0.1)
+    alone = [torch.optim.Adam(model.parameters(), lr=0.1) for model in models]
+    for takes in ([True, True], [True, True], [False, True], [True, False], [True, True], [True, True]):
+        x = torch.randn(5, 4, dtype=D)
+        optimizer.zero_grad()
+        array(x, torch.tensor(takes)).square().sum().backward()
+        optimizer.step()
+        for model, own, takes_part in zip(models, alone, takes, strict=True):
+            own.zero_grad()
+            model(x, takes_part).square().sum().backward()
+            own.step()
+    for one, model in zip(array.unfuse(), models, strict=True):
+        for (name, own), expected in zip(one.named_parameters(), model.parameters(), strict=True):
+            assert_close(own.detach(), expected.detach(), name)

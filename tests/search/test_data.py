@@ -8,11 +8,12 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.search.pieces import BATCHES, X, Y
+from tests.search.pieces import BATCHES, LR, X, Y, alone, searched, train
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from hocket import Training
 from hocket.errors import InputError
 from hocket.search.data import RandomState, are_same_batches, epoch_batches, size_of
 from hocket.search.split import is_same_loss
@@ -61,21 +62,43 @@ def test_reading_data_moves_no_generator_outside():
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_generators_go_on_where_they_stopped():
+def test_generators_go_on_where_they_stopped(tmp_path):
+    def draw():
+        return [*torch.rand(2).tolist(), random.random(), np.random.rand()]  # noqa: NPY002
+
     state = RandomState(5)
     with state.active():
-        first = torch.rand(2)
-    torch.rand(9)
+        first = draw()
+    draw()
+    torch.save(state.tensors(), tmp_path / "state.pt")
+    state = RandomState(6)
+    state.load(torch.load(tmp_path / "state.pt", weights_only=True))
     with state.active():
-        second = torch.rand(2)
-    torch.manual_seed(5)
-    assert torch.equal(torch.cat([first, second]), torch.cat([torch.rand(2), torch.rand(2)]))
+        second = draw()
+    with RandomState(5).active():
+        assert [first, second] == [draw(), draw()]
 
 
 @pytest.mark.parametrize("batches", [[X], [(X, Y, X)], [{"x": X}]])
 def test_batches_of_another_form_are_named(batches):
-    with pytest.raises(InputError, match=r"expected batches \(inputs, target\), got"):
-        list(epoch_batches(batches, 0, 0))
+    with pytest.raises(InputError, match=r"Training.validation: expected batches \(inputs, target\), got"):
+        list(epoch_batches(batches, 0, 0, "validation"))
+
+
+def test_a_loader_without_a_length_is_read():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(zip(X, Y, strict=True))
+
+    def stream(params):
+        made = train(params)
+        return Training(made.model, made.optimizer, made.loss, loader, made.metric)
+
+    loader = DataLoader(Stream(), 16)
+    study, record = searched(stream, {"lr": LR}, trials=2, epochs=2, executor="fused")
+    assert {each.kind for each in record.epochs} == {"fused"}
+    for trial in study.trials:
+        assert list(trial.intermediate_values.values()) == pytest.approx(alone(train, trial.params, 2), rel=1e-9)
 
 
 def test_batches_that_end_for_good_are_named():

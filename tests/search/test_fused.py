@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
-from optuna.distributions import FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from tests.search.pieces import (
     BATCHES,
     LR,
@@ -17,6 +18,7 @@ from tests.search.pieces import (
     alone,
     assert_same,
     classifier,
+    random_study,
     searched,
     train,
     train_normed,
@@ -179,3 +181,80 @@ def test_trials_are_as_alone_while_their_plan_is_chosen(function):
     alone_, _ = searched(function, {"lr": LR}, executor="serial", **options)
     assert {each.kind for each in record.epochs} == {"fused"}
     assert_same(alone_, together)
+
+
+class Drawing(nn.Module):
+    """Draws in training or in evaluation."""
+
+    def __init__(self, draws) -> None:
+        super().__init__()
+        self.first, self.last, self.draws = nn.Linear(6, 6).double(), nn.Linear(6, 3).double(), draws
+
+    def forward(self, x):
+        return self.last(x + self.draws(self.training) * self.first(x))
+
+
+def noise(like: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(like + torch.randn_like(like), torch.zeros(len(like), dtype=torch.int64))
+
+
+# For each way to draw: the model, loss and metric of a rate, and what trains them.
+DRAWS = {
+    "in evaluation": (lambda rate: Drawing(lambda trains: 1 if trains else torch.rand(())), None, None, "fused"),
+    "at some rates only": (lambda rate: nn.Sequential(nn.Dropout(rate), classifier()), None, None, "fused"),
+    "Python's": (lambda rate: Drawing(lambda _: random.random()), None, None, "serial"),
+    "numpy's": (lambda rate: Drawing(lambda _: np.random.rand()), None, None, "serial"),  # noqa: NPY002
+    "in the loss": (lambda rate: classifier(), lambda outputs, _: noise(outputs), None, "serial"),
+    "in the metric": (lambda rate: classifier(), None, lambda outputs, _: noise(outputs), "serial"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse. Sequential")
+@pytest.mark.parametrize("name", DRAWS)
+def test_what_trials_draw_is_what_they_draw_alone(name):
+    make, loss, metric, kind = DRAWS[name]
+
+    def draw(params):
+        model = nn.Sequential(make(params["rate"]))
+        optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
+        return Training(model, optimizer, loss or functional.cross_entropy, BATCHES, metric or functional.cross_entropy)
+
+    space = {"lr": LR, "rate": CategoricalDistribution([0, 0.5])}
+    study = random_study(3)  # begins with a rate of 0
+    state = random.getstate()
+    together, record = searched(draw, space, study=study, trials=4, epochs=2, executor="fused")
+    assert random.getstate() == state
+    assert record.epochs[-1].kind == kind
+    for trial in together.trials:
+        assert list(trial.intermediate_values.values()) == pytest.approx(alone(draw, trial.params, 2), rel=1e-9)
+
+
+WHOLE = {
+    "a list": (lambda x: [x[:, :3], x[:, 3:]], lambda pair: torch.cat(list(pair), 1)),
+    "a tuple": (lambda x: (x[:, :3], x[:, 3:]), lambda pair: torch.cat(pair, 1)),
+    "a dict": (lambda x: {"x": x}, lambda named: named["x"]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_inputs_that_are_several_tensors_reach_the_model_whole(name):
+    pack, unpack = WHOLE[name]
+
+    class Unpacking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = classifier()
+
+        def forward(self, *inputs):
+            return self.net(unpack(inputs[0])) * len(inputs)
+
+    def whole(params):
+        model = Unpacking()
+        batches = [(pack(inputs), target) for inputs, target in BATCHES]
+        optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
+        return Training(model, optimizer, functional.cross_entropy, batches, functional.cross_entropy)
+
+    together, record = searched(whole, {"lr": LR}, trials=3, epochs=2, executor="fused")
+    assert {each.kind for each in record.epochs} == {"fused"}
+    for trial in together.trials:
+        assert list(trial.intermediate_values.values()) == pytest.approx(alone(whole, trial.params, 2), rel=1e-9)

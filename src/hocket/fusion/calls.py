@@ -28,10 +28,22 @@ from hocket.errors import InputError
 from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan, Intervals, plans_for
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor, has_images
 from hocket.fusion.gradients import GradientMemory
+from hocket.fusion.known_functions import NOTHING
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import MAX_PROGRAMS, CallSpec, Kind, Programs, Unfused, World, autocast, modes, repeated
+from hocket.fusion.programs import (
+    MAX_PROGRAMS,
+    Bounded,
+    CallSpec,
+    Kind,
+    Programs,
+    Unfused,
+    World,
+    autocast,
+    modes,
+    repeated,
+)
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import Settings, warn_without_rule
@@ -74,6 +86,7 @@ class Calls:
         self.store.link()
         self.store.memory = GradientMemory()
         self.programs = Programs(self.store, self.settings)
+        self._losses: Bounded[str] = Bounded(MAX_PROGRAMS)  # see `per_model_loss`
         self._intervals = Intervals()
         self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
         self._counted_from = self._num_dropped + len(self.choices)  # earlier choices say nothing of later calls
@@ -121,18 +134,25 @@ class Calls:
         if call is None:
             return self.loss(fn, forward(*args, **kwargs), targets)
         values = call.values(leaves)
+        unless_failed = partial(restored, self._written(call.program) + buffers_in(fn), self.store.generators)
         try:
-            with restored(self._written(call.program) + buffers_in(fn), self.store.generators):
+            with unless_failed():
                 losses: Tensor = call.run(fn, values, targets)
         except LeadsElsewhereError:
             call = KnownCall(call.own, partial(self._losses_of_all, call.program), call.program)
             losses = call.run(fn, values, targets)
+        except InputError as error:  # of an op that only the plain models compute, or a mistake
+            try:
+                with unless_failed():
+                    return self.loss(fn, forward(*args, **kwargs), targets)
+            except FAILURES:
+                raise error from None
         world.calls[key] = call
         return losses
 
     def loss(self, fn: Callable[..., Any], out: Any, targets: tuple[Any, ...]) -> Tensor:
         """The loss of each model from the array's output."""
-        return per_model_loss(fn, out, targets, self.store.num_models, self.settings.model_axis)
+        return per_model_loss(fn, out, targets, self.store.num_models, self.settings.model_axis, self._losses)
 
     def forms(self) -> tuple[str, ...]:
         """The forms in which a step is worth capturing, fastest first: "rule", and "loop" if lanes may win back its
@@ -223,6 +243,8 @@ class Calls:
             if failed is None:
                 raise
             raise failed from None  # it names the layer
+        if failed is not None:
+            world.keep(kind, NOTHING, found)
         self._say(found)
         world.calls[key] = KnownCall(kind.own, plain, None)
         return out

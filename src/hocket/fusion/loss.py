@@ -7,8 +7,10 @@ finite cannot reach the others.
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -24,6 +26,8 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shared_objects import held_by
 from hocket.fusion.stacked import Stacked, unwrap
+from hocket.fusion.steps import level_of_user
+from hocket.fusion.watching import ForwardWatch
 
 __all__ = ["Losses", "buffers_in", "first_tensor", "kind_of", "loss_of_one", "per_model_loss"]
 
@@ -49,7 +53,12 @@ class Losses(Tensor):
 
 
 def per_model_loss(
-    fn: Callable[..., Any], outputs: Any, targets: tuple[Any, ...], num_models: int, axis: ModelAxis
+    fn: Callable[..., Any],
+    outputs: Any,
+    targets: tuple[Any, ...],
+    num_models: int,
+    axis: ModelAxis,
+    watched: dict[Any, str],
 ) -> Tensor:
     """``fn(output, *targets)`` of each model.
 
@@ -59,6 +68,7 @@ def per_model_loss(
         targets: ``(B, N, ...)``, or ``(N, ...)`` for all models, or trees of such, or anything else that `fn` takes.
         num_models: B.
         axis: what is settled about targets.
+        watched: for each kind of function that has been watched, what one call for all models would lose.
 
     Raises:
         InputError: `outputs` has no model axis, or `fn` fails. The message restates the shapes.
@@ -79,7 +89,7 @@ def per_model_loss(
     own_targets = axis.targets(fn, targets, first, tensors[0].shape, num_models)
     try:
         found = _alone(fn, (stacked, *own_targets)) if num_models == 1 else _quick(fn, stacked, own_targets, num_models)
-        losses = _any(fn, (stacked, *own_targets), num_models) if found is None else found
+        losses = _any(fn, (stacked, *own_targets), num_models, watched) if found is None else found
     except UNCHANGED:
         raise
     except FAILURES as error:
@@ -151,18 +161,54 @@ def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[
     return found
 
 
-def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int) -> Tensor:
+def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, watched: dict[Any, str]) -> Tensor:
+    kind = _code_of(fn)
     try:
-        result = fallback.vmap(fn, args, {}, num_models)
+        if kind not in watched and not is_watched() and not _is_of_torch(fn):
+            result = _first(fn, args, num_models, watched)
+        elif watched.get(kind):
+            result = _each(fn, args, num_models)
+        else:
+            result = fallback.vmap(fn, args, {}, num_models)
     except (RuntimeError, ValueError, TypeError):
-        outs = [fn(*_of_one(args, itemgetter(index))) for index in range(num_models)]
-        result = fallback.stack_parts(outs, "loss")
+        result = _each(fn, args, num_models)
     if isinstance(result, Tensor):
         return result.expand(num_models)
     losses = unwrap(result)
     if not isinstance(losses, Tensor):
         raise InputError(f"loss: expected one tensor from the loss function, got {type(losses).__name__}")
     return losses
+
+
+def _each(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, one: Callable[[], Any] = nullcontext) -> Any:
+    """The losses of a call for each model."""
+    outs = []
+    for index in range(num_models):
+        with one():
+            outs.append(fn(*_of_one(args, itemgetter(index))))
+    return fallback.stack_parts(outs, "loss")
+
+
+def _first(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, watched: dict[Any, str]) -> Any:
+    """The same, and a look at what the function does besides: keep a value, count, draw, ask a clock."""
+    own = [tensor for each in _held(fn) for tensor in ([each] if isinstance(each, Tensor) else each.buffers())]
+    before = [tensor._version for tensor in own]
+    seen = ForwardWatch(fn.forward if isinstance(fn, nn.Module) else fn).run(partial(_each, fn, args, num_models))
+    is_written = before != [tensor._version for tensor in own]
+    reason = watched[_code_of(fn)] = seen.reason or "it writes into a tensor that it holds" * is_written
+    if reason:
+        warnings.warn(
+            f"hocket.fuse: loss: {reason}; it is called for one model after another", stacklevel=level_of_user()
+        )
+    return seen.result
+
+
+def _is_of_torch(fn: Any) -> bool:
+    """True of functions and modules of torch's, which do nothing besides."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    parts = map(type, fn.modules()) if isinstance(fn, nn.Module) else [fn]
+    return all((getattr(part, "__module__", None) or "torch.").startswith("torch.") for part in parts)
 
 
 def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> Tensor | None:

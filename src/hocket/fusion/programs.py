@@ -247,7 +247,7 @@ class Programs:
         # Layers of torch's own are compared by their options, but for those that rules take for each model.
         rates = list(map(own_options, self._templates))
         self._has_one_graph = not self.has_own_code and all(own == rates[0] for own in rates)
-        self._watch = ForwardWatch(self._templates)
+        self._watch = ForwardWatch(self._templates[0].forward, self._templates)
         self._worlds: list[World] = [World()]
         self._num_short = 0
         self.given_up = ""  # why models are not recorded any more; empty where they are

@@ -32,10 +32,11 @@ from hocket.fusion.traced import Traced
 from hocket.fusion.writes import in_place
 from hocket.pystate.origins import origin
 
-__all__ = ["Settings", "Step", "make_step", "warn_without_rule"]
+__all__ = ["Settings", "Step", "level_of_user", "make_step", "warn_without_rule"]
 
-# In torch 2.13, padding rows and other elements get a gradient there, axes are mistaken, and what is saved is written.
-WITHOUT_VMAP = ("embedding", "unfold", "select_scatter", "cumprod_", "float_power_", "index_reduce_")
+# In torch 2.13, padding rows and other elements get a gradient there, axes are mistaken, what is saved is written, and
+# running statistics that are not contiguous are not.
+WITHOUT_VMAP = ("embedding", "unfold", "select_scatter", "cumprod_", "float_power_", "index_reduce_", "batch_norm")
 BACKENDS = {"vmap": ["vmap", "rule", "loop"], "loop": ["loop"]}
 
 
@@ -162,14 +163,14 @@ def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "")
         because = reason or "no rule fuses it as it is called here"
         raise InputError(f"{where(layer)}: {op}: {because} (strict=True)")
     if reason:
-        warnings.warn(f"hocket.fuse: {op}: {reason}; its models run one after another", stacklevel=_level_of_user())
+        warnings.warn(f"hocket.fuse: {op}: {reason}; its models run one after another", stacklevel=level_of_user())
     else:
         warnings.warn(
-            f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=_level_of_user()
+            f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=level_of_user()
         )
 
 
-def _level_of_user() -> int:
+def level_of_user() -> int:
     """The number of frames from `warn_without_rule` up to the first one outside of hocket and torch."""
     frame: FrameType | None = sys._getframe(1)
     level = 1

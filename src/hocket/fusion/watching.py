@@ -41,10 +41,10 @@ class Seen:
 
 
 class ForwardWatch:
-    """Watches the forwards of some models."""
+    """Watches the forwards of some models, or a loss function that has no roots but itself."""
 
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._watch = PurityWatch(models[0].forward, models)
+    def __init__(self, function: Callable[..., Any], roots: Sequence[nn.Module] = ()) -> None:
+        self._watch = PurityWatch(function, roots)
 
     def names(self, names: frozenset[str]) -> bool:
         """True if code of the user's, as far as it is known, names any of these."""

@@ -254,6 +254,6 @@ class Counted(Options):
                 count = count.to("cpu" if key == "step" and not count.dim() else p.device)
                 rests = (p in resting, *absent.get(p, ()))
                 same = (key, rests, count.device, count.dtype, count.dim(), *count.reshape(-1).tolist())
-                if p in resting and same not in known:
+                if (p in resting or absent.get(p)) and same not in known:  # it may share one with others so far
                     count = count.clone()
                 entries[key] = known.setdefault(same, count)

@@ -90,12 +90,20 @@ class RandomState:
             self._cuda[device.index or 0] = state
 
     def tensors(self) -> dict[str, Any]:
-        """The states that a model's draws go on from, as plain tensors, without Python's and numpy's."""
-        return {"torch": self._torch, "cuda": self._cuda}
+        """The states that a trial's draws go on from, as plain tensors and numbers."""
+        numpy = None if self._numpy is None else (self._numpy[0], list(map(int, self._numpy[1])), *self._numpy[2:])
+        return {"torch": self._torch, "cuda": self._cuda, "python": self._python, "numpy": numpy}
 
     def load(self, tensors: dict[str, Any]) -> None:
-        """Take over what `tensors` gave."""
+        """Take over what `tensors` gave, or an older version of it, without Python's and numpy's."""
         self._torch, self._cuda = tensors["torch"], tensors["cuda"]
+        self._python, self._numpy = tensors.get("python", self._python), tensors.get("numpy") or self._numpy
+
+    def is_at(self, other: RandomState) -> bool:
+        """True if all generators that both know stand alike."""
+        mine, its = self.tensors(), other.tensors()
+        of_cpu = all(None in (mine[key], its[key]) or mine[key] == its[key] for key in ("python", "numpy"))
+        return of_cpu and is_same((self._torch, self._cuda), (other._torch, other._cuda))
 
 
 def is_fixed(batches: Iterable[Any]) -> bool:
@@ -103,8 +111,8 @@ def is_fixed(batches: Iterable[Any]) -> bool:
     return type(batches) in (list, tuple)
 
 
-def epoch_batches(batches: Iterable[Any], seed: int, epoch: int) -> Iterator[tuple[Any, Any]]:
-    """The pairs of inputs and target of one epoch.
+def epoch_batches(batches: Iterable[Any], seed: int, epoch: int, field: str = "batches") -> Iterator[tuple[Any, Any]]:
+    """The pairs of inputs and target of one epoch, which `field` of a training gives.
 
     Example:
         >>> loader = DataLoader(TensorDataset(torch.arange(4), torch.arange(4)), batch_size=4, shuffle=True)
@@ -116,10 +124,10 @@ def epoch_batches(batches: Iterable[Any], seed: int, epoch: int) -> Iterator[tup
         empty = False
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             got = f"{len(batch)} values" if isinstance(batch, (tuple, list)) else type(batch).__name__
-            raise InputError(f"Training.batches: expected batches (inputs, target), got {got}")
+            raise InputError(f"Training.{field}: expected batches (inputs, target), got {got}")
         yield batch[0], batch[1]
     if empty:
-        raise InputError(f"Training.batches: there is no batch to read in epoch {epoch}; can they be iterated again?")
+        raise InputError(f"Training.{field}: there is no batch to read in epoch {epoch}; can they be iterated again?")
 
 
 def _drawn(batches: Any, seed: int) -> Iterator[Any]:

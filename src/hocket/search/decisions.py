@@ -56,7 +56,7 @@ class Decisions:
         """Note an epoch's values, keep states, then tell the study: a kill in between loses and repeats nothing."""
         due = []
         for run, result in results:
-            if result.error is None and result.value is not None and not math.isnan(result.value):
+            if result.error is None and result.value is not None and math.isfinite(result.value):
                 run.values.append(result.value)
                 due.append(run)
             else:

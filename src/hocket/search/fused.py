@@ -16,9 +16,10 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from operator import itemgetter
+from operator import itemgetter, length_hint
 from time import perf_counter
 from typing import Any
 
@@ -30,7 +31,7 @@ from hocket.errors import InputError
 from hocket.fusion import fuse
 from hocket.fusion.loss import Losses
 from hocket.optim import FusedOptimizer, ModelSlots, TrainedModel, clip_grad_norm_, clip_grad_value_
-from hocket.search.data import are_same_batches, is_fixed
+from hocket.search.data import RandomState, are_same_batches, is_fixed
 from hocket.search.run import EpochResult, Run, Status
 from hocket.search.split import Train, difference, fused_class, is_same_loss, options_of, reads_model
 from hocket.search.trainer import CannotFuseError, EpochTrainer
@@ -119,7 +120,7 @@ class FusedTrainer(EpochTrainer):
     def _backend(self, runs: Sequence[Run], slot_bytes: int) -> str:
         """The array's choice by timing, or all models at once: fastest for small models without convolutions."""
         has_images = any(isinstance(layer, _ConvNd) for layer in self.setup.model.modules())
-        num_batches = len(self._batches) if isinstance(self._batches, Sized) else SHORT_STEPS
+        num_batches = length_hint(self._batches, SHORT_STEPS)  # some loaders have no length
         steps = num_batches * max(1, *(run.until - run.epochs for run in runs))
         return "rule" if steps < SHORT_STEPS and slot_bytes <= SMALL_BYTES and not has_images else "auto"
 
@@ -157,6 +158,9 @@ class FusedTrainer(EpochTrainer):
         if isinstance(outputs, torch.Tensor):  # by far the most outputs are, and small ones are many
             return outputs[slot]
         return pytree.tree_map_only(torch.Tensor, itemgetter(slot), outputs)
+
+    def draws(self) -> AbstractContextManager[object]:
+        return no_draws()
 
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
         for slot, run in enumerate(self.slots):  # all slots are stepped: who waits may not stay
@@ -219,7 +223,9 @@ class FusedTrainer(EpochTrainer):
         if begins:
             self._optimizer.zero_grad()
         with self.setup.precision():
-            losses = self.model.losses(self._loss, inputs, target) if self._has_one_loss else self._own(inputs, target)
+            losses = (
+                self.model.losses(self._loss, (inputs,), target) if self._has_one_loss else self._own(inputs, target)
+            )
         parts = self.setup.accumulate
         losses.backward(None if parts == 1 else torch.full_like(losses.detach().as_subclass(torch.Tensor), 1 / parts))
         if ends:
@@ -277,6 +283,22 @@ class FusedTrainer(EpochTrainer):
         self._clip_norms[slot] = min(run.made.clip_norm or NO_LIMIT, NO_LIMIT)
         self._clip_values[slot] = min(run.made.clip_value or NO_LIMIT, NO_LIMIT)
         self._has_one_loss = all(is_same_loss(self._loss, each) for each in self._losses)
+
+
+@contextmanager
+def no_draws() -> Iterator[None]:
+    """Let nothing draw from the global generators, which belong to no trial, and leave them as they were.
+
+    Raises:
+        CannotFuseError: something did.
+    """
+    before, after = RandomState(), RandomState()
+    with after.active():
+        yield
+    if not after.is_at(before):
+        raise CannotFuseError(
+            "a loss or a metric draws random numbers, or something draws Python's or numpy's (a model may draw torch's)"
+        )
 
 
 def why_apart(first: Run, second: Run) -> str:

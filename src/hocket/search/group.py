@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -172,8 +172,7 @@ class TrialGroup:
                 )
                 self.searches += 1
         except CannotFuseError as error:
-            self.why_serial = str(error)
-            log.warning("hocket.tune: trials %s train one at a time: %s", [run.number for run in runs], error)
+            self._train_apart(runs, str(error))
         except Exception as error:  # noqa: BLE001 - the user's step raises, for some trials or for all
             refused += self._culprits(runs, error)
             if not self.why_serial:
@@ -206,6 +205,12 @@ class TrialGroup:
         self.trainer.close()
         self.trainer = None
         refused = self._refused_by_building()
+        if isinstance(error, CannotFuseError):  # something draws, perhaps in evaluation or at other trials' rates only
+            assert self._probe is not None
+            if self._probe.draws:
+                self._train_apart(runs, str(error))
+            self._probe = replace(self._probe, draws=True)
+            return refused
         return refused + self._culprits([run for run in self.waiting if run.training is not None], error)
 
     def _culprits(self, runs: Sequence[Run], error: Exception) -> list[tuple[Run, str]]:
@@ -219,9 +224,13 @@ class TrialGroup:
                 found.append((run, ""))
         self.waiting = [run for run in self.waiting if run.error is None]
         if not found:
-            self.why_serial = f"a fused step raises {type(error).__name__}: {error}"
-            log.warning("hocket.tune: trials %s train one at a time: %s", [r.number for r in runs], self.why_serial)
+            self._train_apart(runs, f"a fused step raises {type(error).__name__}: {error}")
         return found
+
+    def _train_apart(self, runs: Sequence[Run], why: str) -> None:
+        """Train trials one at a time from now on."""
+        self.why_serial = why
+        log.warning("hocket.tune: trials %s train one at a time: %s", [run.number for run in runs], why)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -71,8 +72,7 @@ def signature(training: Training) -> Signature:
     same = ("accumulate", "autocast", "scheduler_interval", "metric_interval")
     lines += [(name, str(getattr(training, name))) for name in same]
     lines.append(("batch", _batch(training)))
-    length = getattr(training.batches, "__len__", None)
-    lines.append(("batches", str(length()) if length is not None else "unknown"))
+    lines.append(("batches", str(length_hint(training.batches, 0) or "unknown")))
     return tuple(lines)
 
 

@@ -17,7 +17,7 @@ import multiprocessing
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from multiprocessing import connection
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ import torch
 
 from hocket.errors import HocketError, InputError
 from hocket.ir.limits import usable_cpus
-from hocket.search.data import RandomState, epoch_batches, joined, size_of, updates
+from hocket.search.data import epoch_batches, joined, size_of, updates
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
 from hocket.search.split import Train
 from hocket.search.training import Training
@@ -114,7 +114,6 @@ class EpochTrainer(Trainer):
     batch_dim: ClassVar[int]  # the axis of the batch in outputs
     setup: Training  # with the settings that all trials share
     model: Any  # the plain model, or the array
-    random: RandomState | None = None  # the generators that a plain model draws from
 
     def __init__(self, num_slots: int, seed: int) -> None:
         super().__init__(num_slots)
@@ -131,12 +130,16 @@ class EpochTrainer(Trainer):
     def part(self, outputs: Any, slot: int) -> Any:
         """The outputs of one trial."""
 
+    @abstractmethod
+    def draws(self) -> AbstractContextManager[object]:
+        """The context of what an epoch draws."""
+
     def train_epoch(self) -> list[tuple[Run, EpochResult]]:
         """Train all active trials for one epoch, measure them, and step their schedulers."""
         self._failed = {}
         active = self.active
         epoch = active[0][1].epochs
-        with self.random.active() if self.random is not None else nullcontext():
+        with self.draws():
             totals = self._trained(epoch)
             values = self._measured(epoch)
         for slot, _ in active:
@@ -171,6 +174,7 @@ class EpochTrainer(Trainer):
     def _measured(self, epoch: int) -> dict[int, float]:
         """The mean of each trial's metric by slot, without those that have failed."""
         setup, trainings = self.setup, {slot: run.made for slot, run in self.active}
+        field = "batches" if setup.validation is None else "validation"
         found: dict[int, list[tuple[float, int]]] = {slot: [] for slot in trainings}
 
         def measure(outputs: Any, target: Any, size: int) -> None:
@@ -186,7 +190,7 @@ class EpochTrainer(Trainer):
         self.model.eval()
         whole: list[tuple[Any, Any]] = []
         with torch.no_grad(), setup.precision():
-            for inputs, target in epoch_batches(setup.measured_on, self._seed, epoch):
+            for inputs, target in epoch_batches(setup.measured_on, self._seed, epoch, field):
                 outputs = self.model(inputs)
                 if setup.metric_interval == "epoch":
                     whole.append((outputs, target))
@@ -196,7 +200,7 @@ class EpochTrainer(Trainer):
                 parts, targets = ([pair[place] for pair in whole] for place in (0, 1))
                 measure(joined(parts, self.batch_dim), joined(targets), 1)
         return {
-            slot: math.fsum(value * size for value, size in sums) / sum(size for _, size in sums)
+            slot: sum(value * size for value, size in sums) / sum(size for _, size in sums)
             for slot, sums in found.items()
             if slot not in self._failed
         }
@@ -215,13 +219,19 @@ class SerialTrainer(EpochTrainer):
 
     def put(self, slot: int, run: Run) -> None:
         self.slots[slot], self.setup = run, run.build(self._train)
-        self.model, self.random = self.setup.model, run.random
+        self.model = self.setup.model
 
     def sync(self, slot: int) -> None:
         """No-op: the trial's own model is the one that trains."""
 
     def part(self, outputs: Any, slot: int) -> Any:
         return outputs
+
+    def draws(self) -> AbstractContextManager[object]:
+        [run] = self.slots
+        assert run is not None
+        assert run.random is not None
+        return run.random.active()
 
     def advance(self) -> Sequence[tuple[Run, EpochResult]]:
         try:

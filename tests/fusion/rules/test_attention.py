@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.fusion.oracle import SIZES, check, made
+from tests.fusion.oracle import SIZES, assert_close, check, check_state, made
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,6 +37,26 @@ def test_attention(name, num_models):
     q = torch.randn(num_models, *((2, 5, 8) if first else (5, 2, 8))).double()
     k = torch.randn(num_models, *((2, 6, 8) if first else (6, 2, 8))).double()
     check(made(lambda: Attend(options, call), num_models), q, k, shared=False, strict=True, expect=BY_RULE)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_queries_all_of_whose_keys_are_masked_are_as_alone(need_weights):
+    masked = torch.tensor([[False, True, False], [True, True, True]])
+
+    def call(attention, q, k):
+        return attention(q, k, k, key_padding_mask=masked, need_weights=need_weights)[0]
+
+    models = made(lambda: Attend({"batch_first": True, "dropout": 0.5}, call), 3)
+    array = hocket.fuse(models, backend="rule", shared=True, strict=True, seeds=[5, 6, 7])
+    q, k = torch.randn(2, 2, 3, 8).double()
+    out = array(q, k)
+    out.nan_to_num().sum().backward()
+    for index, model in enumerate(models):
+        torch.manual_seed(5 + index)
+        own = model(q, k)
+        own.nan_to_num().sum().backward()
+        assert_close(out[index].detach(), own.detach(), f"output of model {index}")
+    check_state(array, models)
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")

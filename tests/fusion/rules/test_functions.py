@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from tests.fusion.oracle import check, made
+from torch import nn
 from torch.nn import functional as F
 
 import hocket
@@ -91,6 +94,8 @@ FUNCTIONS = {
     "new_zeros": lambda x: torch.cat([x, x.new_zeros(1, 4)]),
     "type and device": lambda x: x.to(torch.float64).to(x.device).type_as(x),
     "layer_norm": lambda x: F.layer_norm(x, (4,)),
+    "batch_norm by what lies apart": lambda x: F.batch_norm(x, None, None, x.t()[:, 0], x.t()[:, 1], True),
+    "group_norm by what lies apart": lambda x: F.group_norm(x, 2, x.t()[:, 0], x.t()[:, 1]),
     "pad": lambda x: F.pad(x, (1, 2)),
     "interpolate": lambda x: F.interpolate(x[None, None], scale_factor=2),
     "max_pool": lambda x: F.max_pool2d(x[None, None], 2),
@@ -114,6 +119,28 @@ WITHOUT_A_RULE = {
 def written(x, name, *args):
     getattr(x, name)(*args)
     return x.sin()
+
+
+class Table(nn.Module):
+    """Running statistics that are rows or columns of one buffer."""
+
+    def __init__(self, norm, dim):
+        super().__init__()
+        self.norm, self.dim = norm, dim
+        self.linear = nn.Linear(4, 4, bias=False)
+        self.register_buffer("statistics", torch.ones((2, 4) if dim == 0 else (4, 2)))
+
+    def forward(self, x):
+        return self.norm(self.linear(x).transpose(-1, 1), *self.statistics.unbind(self.dim), momentum=0.3)
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("backend", ["rule", "vmap", "auto"])
+@pytest.mark.parametrize("norm", [partial(F.batch_norm, training=True), F.instance_norm], ids=["batch", "instance"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_running_statistics_that_are_parts_of_a_buffer_move(norm, dim, backend):
+    x = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    check(made(lambda: Table(norm, dim), 3), x, shared=False, backend=backend)
 
 
 UNLIKE_ALONE_UNDER_VMAP = {

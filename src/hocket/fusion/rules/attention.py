@@ -6,6 +6,7 @@ q, k, v   (B, N, heads, L, E)  ->  scaled_dot_product_attention over (B*N, heads
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,8 +63,12 @@ def _weighted(
     is_causal: bool,
     dropout_p: float,
     scale: float | None = None,
+    softmax: Callable[[Tensor, int], Tensor] = torch._safe_softmax,
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out, for where the weights are asked for or dropped: the result and the weights."""
+    """Attention written out, for where the weights are asked for or dropped: the result and the weights.
+
+    A query all of whose keys are masked gets zeros by torch's attention, and NaN where the weights are asked for.
+    """
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
     scores = torch.matmul(q * factor, k.transpose(-2, -1))
     if is_causal:
@@ -71,7 +76,7 @@ def _weighted(
         scores = scores.masked_fill(~below, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores, -1)
+    weights = softmax(scores, -1)
     if dropout_p > 0.0:
         weights = dropped(context, Stacked(weights), [dropout_p] * context.num_models).tensor
     return torch.matmul(weights, v), weights
@@ -118,7 +123,8 @@ def multihead(
     rate = dropout_p if training else 0.0
     weights = None
     if need_weights or rate:
-        y, weights = _weighted(context, q, k, v, mask, False, rate)
+        softmax = torch.softmax if need_weights else torch._safe_softmax
+        y, weights = _weighted(context, q, k, v, mask, False, rate, softmax=softmax)
     else:
         y = sdpa(context, Stacked(q), Stacked(k), Stacked(v), None if mask is None else Stacked(mask)).tensor
     joined = Stacked(y.transpose(2, 3).flatten(3))

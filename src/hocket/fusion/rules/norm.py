@@ -20,10 +20,15 @@ from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_mode
 
 
 def _flat(value: Any, num_models: int) -> Tensor | None:
-    """``(B, C)`` as ``(B*C)``: a view, so that running statistics are written where they belong."""
+    """``(B, C)`` as ``(B*C)``."""
     if value is None:
         return None
-    return value.tensor.view(-1) if isinstance(value, Stacked) else value.repeat(num_models)
+    return value.tensor.reshape(-1) if isinstance(value, Stacked) else value.repeat(num_models)
+
+
+def _is_flat(statistic: Any) -> bool:
+    """True if what is written into running statistics as ``(B*C)`` is written where it belongs."""
+    return statistic is None or (isinstance(statistic, Stacked) and statistic.tensor.is_contiguous())
 
 
 STATE = ("running_mean", "running_var", "weight", "bias")
@@ -43,7 +48,7 @@ def batch_norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any
     """With the running mean and variance, weight and bias of each model."""
     state, options = _given(args, kwargs, context.target is functional.batch_norm, BATCH)
     x, num_models = with_model_dim(input, context.num_models), context.num_models
-    if x.ndim < 3 or any(isinstance(value, Tensor) for value in state[:2]):
+    if x.ndim < 3 or not all(map(_is_flat, state[:2])):
         return NotImplemented
     flat: Any = [_flat(value, num_models) for value in state]
     swapped = x.transpose(1, 2)
@@ -65,7 +70,7 @@ def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
 def instance_norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """Every example and channel by itself. Running statistics, where kept, are per model."""
     state, options = _given(args, kwargs, context.target is functional.instance_norm, INSTANCE)
-    if input.ndim < 3 or any(isinstance(value, Tensor) for value in state[:2]):
+    if input.ndim < 3 or not all(map(_is_flat, state[:2])):
         return NotImplemented
     flat: Any = [_flat(value, context.num_models) for value in state]
     together = to_channels(with_model_dim(input, context.num_models))
