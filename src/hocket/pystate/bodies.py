@@ -20,7 +20,7 @@ import torch
 from hocket.pystate.bytecode import with_nested
 from hocket.pystate.layout import attribute_of
 from hocket.pystate.names import SCOPES, bound_names, own_nodes, read_names, surely_bound, used_names
-from hocket.pystate.op_lines import Place, Span, places
+from hocket.pystate.op_lines import Place, SourceSpan, places
 from hocket.pystate.places import is_a
 from hocket.pystate.tokens import DRAWING
 
@@ -263,9 +263,9 @@ def _place_at(node: ast.stmt, first: ast.stmt, last: ast.stmt) -> None:
     node.end_lineno, node.end_col_offset = last.end_lineno, last.end_col_offset
 
 
-def span_of(node: ast.stmt) -> Span:
+def span_of(node: ast.stmt) -> SourceSpan:
     """Return where a statement stands in the source."""
-    return Span(node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0)
+    return SourceSpan(node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0)
 
 
 def names_of(statements: Iterable[Statement], what: str) -> set[str]:

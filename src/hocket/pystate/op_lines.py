@@ -65,7 +65,7 @@ Place = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
-class Span:
+class SourceSpan:
     """A part of the source, from its first character to the one after its last."""
 
     line: int

@@ -25,7 +25,7 @@ import torch
 
 from hocket.pystate.apart import FORBIDDEN, Reach, reach_of, writes_in_place
 from hocket.pystate.bodies import Body, Statement, names_of, span_of
-from hocket.pystate.op_lines import OpLines, Span, places
+from hocket.pystate.op_lines import OpLines, SourceSpan, places
 from hocket.pystate.places import is_a
 
 _CLIPPING = (torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_)
@@ -51,7 +51,7 @@ class Sunk:
     """
 
     cut: int = 0
-    passed: frozenset[Span] = frozenset()
+    passed: frozenset[SourceSpan] = frozenset()
 
 
 def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collection[int]) -> Sunk | None:

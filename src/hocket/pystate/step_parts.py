@@ -8,7 +8,7 @@ from types import CodeType
 from typing import Any
 
 from hocket.arguments import packed, unpacked
-from hocket.pystate.op_lines import Span, places
+from hocket.pystate.op_lines import SourceSpan, places
 from hocket.pystate.watch import PurityWatch
 
 # Keyword arguments of the parts.
@@ -43,7 +43,7 @@ class StepParts:
     codes: tuple[CodeType, ...] = ()
     watched: Any = None
     leaves_draws: bool = False
-    passed: frozenset[Span] = frozenset()
+    passed: frozenset[SourceSpan] = frozenset()
     is_called: Callable[[], bool] | None = None
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
