@@ -29,6 +29,8 @@ from hocket.function_like import FunctionLike, keep_from_dynamo
 from hocket.interrupts import native_holders
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.planning import Bounds
+from hocket.pystate.drawn import DrawnAhead
+from hocket.pystate.step_parts import StepParts
 from hocket.pystate.watch import PurityWatch
 from hocket.reporting import Comparison, Report, schedule_html, write_report
 from hocket.step_regions import StepRegions
@@ -155,6 +157,11 @@ class Schedule(FunctionLike):
     def candidate(self) -> Candidate | None:
         """The plan that runs, or the best one that was found. None before there is a verdict."""
         return self._pool.current.decision.candidate
+
+    @property
+    def parts(self) -> StepParts | DrawnAhead | None:
+        """The parts of a step of which some Python runs as it is (see `hocket.pystate.parts`), or None."""
+        return self._pool.parts
 
     @property
     def captured(self) -> Captured:

@@ -25,6 +25,7 @@ from hocket.execution.base import Executor
 from hocket.ir import Machine, Plan, Timeline
 from hocket.job import Job
 from hocket.profiling.eager import EagerRecord, record_eager
+from hocket.pystate.step_parts import is_end
 from hocket.reporting import Comparison, Gain, Report, Sample, gains_of, lower_quartile, write_report
 from hocket.reporting.words import duration_text
 from hocket.session import Schedule, schedule
@@ -131,9 +132,10 @@ def try_out(
     candidate, backend = fast.candidate, fast.backend
     if candidate is None and simulated is not None:
         raise HocketError(f"there is nothing to simulate, the step was not planned: {fast.why}")
-    eager = backend.eager(job.step)
+    parts = fast.parts if candidate else None
+    eager = backend.eager(job.step if parts is None else parts.alone)
     planned: Callable[[Any], Any] = candidate.executor if candidate else fast
-    following = _batches(job, number, candidate.captured if candidate else None, eager)
+    following = _batches(job, number, candidate.captured if candidate else None, eager, parts)
     eager_ms: list[float] = []
     planned_ms: list[float] = []
     for done in range(runs):
@@ -169,8 +171,8 @@ def try_out(
         )
     steps = _Steps(backend, eager, following, runs, clock)
     timelines, gains, record = steps.analysis(candidate, comparison)
-    parts = [f"{gain.name} {'about ' if gain.is_estimate else ''}{-gain.saved_ms:+.2f} ms" for gain in gains]
-    notes.append(f"from eager to planned: {'; '.join(parts)}")
+    saved = [f"{gain.name} {'about ' if gain.is_estimate else ''}{-gain.saved_ms:+.2f} ms" for gain in gains]
+    notes.append(f"from eager to planned: {'; '.join(saved)}")
     if record is not None:
         notes.append(
             "the timelines are those of the fastest steps; eager's was recorded under torch's profiler "
@@ -246,15 +248,22 @@ def _caption(record: EagerRecord) -> str:
     return f"{duration_text(record.timeline.makespan_us)} measured: {rows}{others}"
 
 
-def _batches(job: Job, number: int, captured: Captured | None, eager: Callable[[Any], Any]) -> Iterator[Any]:
+def _batches(
+    job: Job, number: int, captured: Captured | None, eager: Callable[[Any], Any], parts: Any = None
+) -> Iterator[Any]:
     """Yield the batches from `number` on that fit the plan, if there is one.
 
-    The last batch of an epoch may be shorter than the others and is passed over. A step that takes another branch (by a
-    count, for instance) runs eagerly.
+    Of a divided step these are the batches of its middle, for which its first part runs. The last batch of an epoch may
+    be shorter than the others and is passed over. A step that takes another branch (by a count, for instance) runs
+    eagerly.
     """
     passed_over = 0
     for position in itertools.count(number):
         batch = job.batch(position)
+        if parts is not None:
+            batch, kept = parts.begin(batch)
+            if is_end(kept):
+                continue
         if captured is None or (captured.fits(batch) and captured.holds(batch)):
             passed_over = 0
             yield batch

@@ -100,6 +100,8 @@ def line_of(text: str) -> int:
 STEPS = '''\
 """A user's file."""
 
+import random
+
 import torch
 
 import hocket
@@ -136,8 +138,18 @@ def instead(step):
 
 def printing():
     def step(job, batch):
+        job.step(batch)
         print("stepping")
         return job.step(batch)
+
+    return instead(step)
+
+
+def drawing():
+    def step(job, batch):
+        weight = random.random()
+        print("stepping")
+        return job.step((batch[0] * weight, batch[1]))
 
     return instead(step)
 
@@ -145,7 +157,7 @@ def printing():
 def branching():
     def step(job, batch):
         loss = job.step(batch)
-        return loss if int(loss.item()) < 1e9 else loss * 2
+        return job.step(batch) if int(loss.item()) < 1e9 else loss
 
     return instead(step)
 

@@ -57,7 +57,7 @@ def test_what_the_step_writes_is_named(hocket, target):
 
 
 def test_every_obstacle_has_its_line_and_a_cure(hocket, target):
-    body = "seen[len(seen)] = object(); open('/dev/null').close(); int(loss.sum())"
+    body = "loss = loss + [seen.update({len(seen): object()}), open('/dev/null').close(), int(loss.sum())][-1]"
     found = hocket("explain", target("pass", body), "--format", "json").json
     assert found["verdict"] == "regions"
     assert len(found["obstacles"]) >= 3

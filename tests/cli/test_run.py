@@ -132,6 +132,13 @@ def test_a_step_that_branches_on_its_count_is_run(hocket, steps):
     assert "x of eager's time" in found.json["why"]
 
 
+def test_a_step_that_draws_before_its_ops_is_compared_by_its_ops(hocket, steps):
+    found = hocket("run", "train.py:drawing", "--runs", 2, "--format", "json")
+    assert found.status == 0, found.error
+    assert found.json["bitwise"]
+    assert found.json["ops"] > 5
+
+
 def test_a_step_that_stays_eager_is_an_answer(hocket, steps):
     found = hocket("run", "train.py:branching", "--runs", 1, "--format", "json")
     assert found.status == 0

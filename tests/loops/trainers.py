@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import random
 import time
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import lr_scheduler
 
-from loops.loop import Loop, classifier, loop, mlp, task, train, update
+from loops.loop import CHANGE, Loop, classifier, loop, mlp, task, train, update
 from loops.shown import Writer
 
 
@@ -298,3 +299,64 @@ class Reporting(Trainer):
 def trainer_subclass() -> Loop:
     own = Reporting()
     return Loop(own.train_step, own.model, own.optimizer, own.batches, lambda: {"seen": own._Reporting__seen})
+
+
+def train_and_report(model, optimizer, scheduler, batch, table, *, clip):
+    """One step as scripts have it: all that it needs is given, and much of it is no op."""
+    if batch is None:
+        print("no batch")
+        return None
+    weight = random.random()
+    loss = weight * F.cross_entropy(model(batch[0]), batch[1])
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    scheduler.step()
+    table.setdefault("losses of all steps", []).append(loss.item())
+    print(f"{len(table)} {weight:.3f} {loss.item():.5f}")
+    return loss.item()
+
+
+@loop(planned=True)
+def everything_is_given(model, optimizer, batches) -> Loop:
+    scheduler, table = lr_scheduler.StepLR(optimizer, 20, 0.5), {}
+
+    def step(batch):
+        batch = None if batch is None else (batch[0], batch[1])
+        return train_and_report(model, optimizer, scheduler, batch, table, clip=1.0)
+
+    def timed(batch):
+        start = time.perf_counter()
+        result = step(batch)
+        table["took time"] = time.perf_counter() >= start
+        return result
+
+    given = [*batches[:5], None]
+    return Loop(lambda batch: timed(batch), model, optimizer, given, lambda: table)
+
+
+@loop(planned=True)
+def called_function_exchanged(model, optimizer, batches) -> Loop:
+    """From a step on another function stands where the called one stood."""
+    own = type("Own", (), {})()
+
+    def quietly(batch, scale):
+        return update(optimizer, scale * F.cross_entropy(model(batch[0]), batch[1])).item()
+
+    def aloud(batch, scale):
+        loss = quietly(batch, scale)
+        print(f"{loss:.4f}")
+        return loss
+
+    def step(batch):
+        result = own.train(batch, own.scale)
+        own.scale *= 0.99
+        return result
+
+    def after(n, _):
+        if n == CHANGE // 2:
+            own.train = quietly
+
+    own.train, own.scale = aloud, 1.0
+    return Loop(step, model, optimizer, batches, lambda: {"scale": own.scale}, after=after)

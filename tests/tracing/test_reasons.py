@@ -94,7 +94,10 @@ def program(body: Any) -> Callable[[], Program]:
 
     def make() -> Program:
         parts = refused_steps.Parts()
-        step = lambda batch: body(parts, batch)  # noqa: E731
+
+        def step(batch: Any) -> Any:
+            return [body(parts, batch)][0]  # no call whose parts would be found
+
         step.__wrapped__ = body  # type: ignore[attr-defined]
         return Program(step, parts.model, parts.optimizer)
 
@@ -145,7 +148,8 @@ def test_the_cure_is_planned(kind):
 def test_what_is_asked_is_named_as_the_user_calls_it(kind, about):
     body = function_of(kind)
     parts = refused_steps.Parts()
-    fast = hocket.schedule(lambda batch: body(parts, batch), parts.model, parts.optimizer, guard=False, cache=False)
+    step = lambda batch: [body(parts, batch)][0]  # noqa: E731  # no call whose parts would be found
+    fast = hocket.schedule(step, parts.model, parts.optimizer, guard=False, cache=False)
     for _ in range(12):
         fast(torch.randn(4, 6))
     assert re.search(about, fast.why), fast.why

@@ -117,6 +117,11 @@ class PartedPool:
         return self.active.recognised
 
     @property
+    def parts(self) -> StepParts | DrawnAhead | None:
+        """The parts of a step that is divided."""
+        return self._parts
+
+    @property
     def python(self) -> str:
         """Lines of the step that run as Python before and after its planned ops. Empty where there are none."""
         return self._parts.lines if self._parts is not None else ""

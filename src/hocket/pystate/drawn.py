@@ -156,6 +156,11 @@ class DrawnAhead:
         args, kwargs = unpacked(own)
         return packed(args, {**kwargs, DRAWN: tuple(draw.again() for draw in known)}), kept
 
+    def alone(self, own: Any) -> Any:
+        """Run the middle as eager does: it draws its own numbers."""
+        args, kwargs = unpacked(own)
+        return self._inner.alone(packed(args, {key: value for key, value in kwargs.items() if key != DRAWN}))
+
     def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
         """Run the last part with the result of the middle, and return the step's result."""
         return self._inner.end(batch, kept, live)

@@ -91,7 +91,7 @@ def opened(body: Body, place: int, runs_op: Sequence[bool], parts: StepParts, un
 
 
 def _called(body: Body, node: ast.expr) -> Any:
-    """What a call finds by ``trainer.train``, or by ``super().train``."""
+    """Return what a call finds by ``trainer.train``, or by ``super().train``."""
     owner = node.value if isinstance(node, ast.Attribute) else None
     if not (isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"):
         return body.value_of(node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
-from hocket.arguments import packed, unpacked
+from hocket.arguments import packed, spreading, unpacked
 from hocket.pystate.op_lines import SourceSpan, places
 from hocket.pystate.watch import PurityWatch
 
@@ -65,6 +65,10 @@ class StepParts:
         if is_end(kept):
             return drawn, kept
         return (packed(args, {**kwargs, BEFORE: drawn}) if drawn else batch), kept
+
+    def alone(self, own: Any) -> Any:
+        """Run the middle, with the batch that `begin` made, as eager does."""
+        return spreading(self.middle)(own)
 
     def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
         """Run the last part with the result of the middle, and return the step's result."""

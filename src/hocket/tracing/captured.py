@@ -78,8 +78,16 @@ class Captured:
         return self.example.value
 
     def fits(self, batch: Any) -> bool:
-        """Return whether this graph may replace ``step(batch)`` now: same shapes, modes and gradients present."""
-        return signature_of(self.trace.places, batch) == self.signature
+        """Return whether this graph may replace ``step(batch)`` now: same shapes, modes and gradients present.
+
+        A number of the batch that the graph follows may be another one.
+        """
+        followed = {leaf.index for leaf in self.trace.tape.leaves if type(leaf) is LiveLeaf}
+        others = [place for place, leaf in enumerate(tree_flatten(batch)[0]) if not isinstance(leaf, torch.Tensor)]
+        live = [number for number, place in enumerate(others) if place in followed]
+        before, shapes, values, *rest = self.signature
+        values = tuple((kind, None if place in live else value) for place, (kind, value) in enumerate(values))
+        return signature_of(self.trace.places, batch, live) == (before, shapes, values, *rest)
 
     def begin(self, batch: Any, *, prologue: bool = True) -> Frame | None:
         """Read all inputs and numbers. Return None if the graph is not valid for the step now (see `holds`)."""
