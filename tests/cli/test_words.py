@@ -95,7 +95,7 @@ def test_an_option_of_another_planner(hocket, made):
 
 
 NAMES = (
-    "linear, uneven, instead, printing, branching, counting, failing, interrupted, raising, leaving, refused, nothing, "
+    "linear, uneven, instead, printing, drawing, branching, counting, failing, interrupted, raising, leaving, refused, nothing, "
     "needing"
 )
 
