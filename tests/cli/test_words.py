@@ -95,8 +95,8 @@ def test_an_option_of_another_planner(hocket, made):
 
 
 NAMES = (
-    "linear, uneven, instead, printing, drawing, branching, counting, failing, interrupted, raising, leaving, refused, nothing, "
-    "needing"
+    "linear, uneven, instead, printing, drawing, branching, counting, failing, interrupted, raising, leaving, refused, "
+    "nothing, needing"
 )
 
 
