@@ -15,6 +15,7 @@ import torch
 from hocket.pystate.bodies import Body, Statement, is_plain, names_of
 from hocket.pystate.names import SCOPES, bound_names
 from hocket.pystate.op_lines import Place
+from hocket.pystate.outputs import shown_later
 from hocket.pystate.places import is_a
 from hocket.pystate.step_parts import BEFORE, LIVE, RETURNED, StepParts
 
@@ -62,7 +63,10 @@ class BodyCut:
 
     def parts(self) -> StepParts | None:
         self._hoist()
-        if not (self.drawing or self._is_worth_it()):
+        num_given = len(self.body.given)
+        self.nodes = shown_later(self.body, self.nodes)
+        shows = len(self.body.given) > num_given
+        if not (self.drawing or shows or self._is_worth_it()):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -86,7 +90,13 @@ class BodyCut:
         bound = list(map(_bound_if_kept, unsure, kept))
         after = self.body.compiled([*taken, *bound, *(s.node for s in self.after)], (BEFORE, LIVE))
         return StepParts(
-            before, middle, after, self._lines(), (self.body.function.__code__,), leaves_draws=self.leaves_draws
+            before,
+            middle,
+            after,
+            self._lines(),
+            (self.body.function.__code__,),
+            leaves_draws=self.leaves_draws,
+            shows=shows,
         )
 
     def _is_worth_it(self) -> bool:

@@ -102,7 +102,8 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines, trained: Co
         for parts in _split_body(one, lines, moved) if moved else ():
             codes = tuple(getattr(each, "__code__", None) for each in (parts.before, parts.middle, parts.after))
             found.setdefault(codes, parts)
-    return [*found.values(), *_split_call(function, owner, lines, trained)]
+    all_parts = [*found.values(), *_split_call(function, owner, lines, trained)]
+    return sorted(all_parts, key=lambda parts: parts.shows)  # in a part of its own it may do anything
 
 
 def _split_call(

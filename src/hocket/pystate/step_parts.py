@@ -32,6 +32,7 @@ class StepParts:
         codes: of the functions that are divided.
         watched: what the state of the middle is reached from, where that is not the middle itself.
         leaves_draws: the middle has calls that draw or fetch.
+        shows: the middle has calls that show something, which are made after its ops.
         passed: the source of statements of the middle, which only train, that stood behind some that come after it now.
         is_called: asks whether the step still calls the function whose parts these are. None if it is the step itself.
     """
@@ -43,6 +44,7 @@ class StepParts:
     codes: tuple[CodeType, ...] = ()
     watched: Any = None
     leaves_draws: bool = False
+    shows: bool = False
     passed: frozenset[SourceSpan] = frozenset()
     is_called: Callable[[], bool] | None = None
 

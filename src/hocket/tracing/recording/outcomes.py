@@ -7,7 +7,8 @@ graph that raises in a step with the other outcome, which is then made again by 
     recorded:  loss -> isfinite -> _assert_async -> (all that is written or drawn later waits for it)
     later:     the outcome is another one: put back what was written and drawn before, call the user's own step
 
-An op that may raise is such a check, too, where the user's step may catch what it raises.
+An op that may raise is such a check, too, where the user's step may catch what it raises, and where
+what the step has done before is made by a planned step after its ops: calls of sinks, and numbers that are late.
 
 What a step writes and draws before the check has to be small enough to be kept in each step (`MAX_KEPT_BYTES`): the
 random state, buffers such as those of a BatchNorm, gradients that it adds to, and what an update has written. A check
@@ -49,11 +50,25 @@ _ARITHMETIC: dict[Any, Callable[..., torch.Tensor]] = {
 
 
 class Outcomes:
-    """Follows the branches of one recorded step."""
+    """Follows the branches of one recorded step.
 
-    def __init__(self, ops: OpRecorder, late: LateTape, gradients: Iterable[tuple[Gradient, torch.Tensor]]) -> None:
+    Args:
+        ops: those recorded so far.
+        late: numbers computed of what they compute.
+        gradients: those that there were before the step.
+        waits: asks whether the step has done what a planned one does after its ops.
+    """
+
+    def __init__(
+        self,
+        ops: OpRecorder,
+        late: LateTape,
+        gradients: Iterable[tuple[Gradient, torch.Tensor]],
+        waits: Callable[[], bool],
+    ) -> None:
         self.ops = ops
         self.late = late
+        self.waits = waits
         self.undo: Undo | None = None
         self._gradients = tuple(gradients)
         self._num_seen = 0
@@ -110,11 +125,14 @@ class Outcomes:
         self._keep()
 
     def may_undo(self) -> bool:
-        """Return whether the op that runs next may raise what the user's step catches."""
-        if not may_catch(sys._getframe(1), self._outside):
+        """Return whether the step is undone if the op raises that runs next."""
+        catches = may_catch(sys._getframe(1), self._outside)
+        if not (catches or self.waits()):
             return False
         if not self._can_be_undone():
-            self.ops.reasons.add("catches an error")
+            if catches:
+                self.ops.reasons.add("catches an error")
+            return False
         self._keep()
         return True
 

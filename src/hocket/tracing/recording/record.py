@@ -161,7 +161,7 @@ class _Recording:
         ops.batch.array_leaf = self.reads.leaf
         counts = StepCounts(self.tape, ops, self.sources, self.tensors)
         gradients = ((s, t) for s, t in self.before.items() if isinstance(s, Gradient))
-        self.outcomes = Outcomes(ops, self.late, gradients)
+        self.outcomes = Outcomes(ops, self.late, gradients, self._waits)
         if not self.undoes:  # else there is no eager step to be made in its place
             self.outcomes.follow(sys._getframe())
         with ExitStack() as stack:
@@ -299,6 +299,9 @@ class _Recording:
 
     def _node(self, ops: OpRecorder, tensor: torch.Tensor) -> Any:
         return None if self.reasons else ops.node_of(tensor)
+
+    def _waits(self) -> bool:
+        return bool(self.sinks) or any(isinstance(value, Late) for _, value in self.numbers.set_so_far())
 
     def _effects_now(self) -> dict[Entry, Any]:
         if self.sinks:

@@ -1,0 +1,163 @@
+"""Calls of a step that only show something, made calls of a `hocket.sink` where they stand between ops.
+
+A planned step prints nothing between its ops, but a sink is called after them, with the numbers of that step. So a
+statement becomes a function of what it shows, which is evaluated where it stands::
+
+    print(f"D {loss.item():.4f}, {name}")    ->    show(loss.item(), name)
+
+    show = hocket.sink(lambda value_0, value_1: print(f"D {value_0:.4f}, {value_1}"))
+
+Text is made by the function. Made between the ops, it would hold numbers that are not known before the last op has run.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import string
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from hocket.pystate.bodies import Body
+from hocket.pystate.names import SCOPES
+from hocket.pystate.places import is_a
+from hocket.sinks import Sink
+
+_SHOW = "_hocket_show_{}"
+_VALUE = "_hocket_value_{}"
+_NUMBER = "_hocket_number"
+_LEVELS = frozenset(("debug", "info", "warning", "error", "critical", "log"))
+_FUNCTIONS = (print, *(getattr(logging, level) for level in _LEVELS))
+# Methods that show something, by the module and the name of the class.
+_METHODS = {
+    ("logging", "Logger"): _LEVELS,
+    ("logging", "LoggerAdapter"): _LEVELS,
+    ("tqdm.std", "tqdm"): frozenset(("update", "set_postfix", "set_postfix_str", "set_description", "write")),
+    ("torch.utils.tensorboard.writer", "SummaryWriter"): frozenset(("add_scalar", "add_scalars", "add_text")),
+    ("tensorboardX.writer", "SummaryWriter"): frozenset(("add_scalar", "add_scalars", "add_text")),
+    ("wandb.sdk.wandb_run", "Run"): frozenset(("log",)),
+}
+
+
+def shown_later(body: Body, nodes: Iterable[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements with sinks in place of calls that show something, which `body.given` gets."""
+    exchange = _Exchange(body)
+    return [exchange.visit(node) for node in nodes]
+
+
+class _Exchange(ast.NodeTransformer):
+    def __init__(self, body: Body) -> None:
+        self.body = body
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, SCOPES):
+            return node
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+            return self.generic_visit(node)
+        if not _shows(self.body, node.value):
+            return node
+        values: list[ast.expr] = []
+        call = _Called(self.body, values).of(node.value)
+        name = _SHOW.format(len(self.body.given))
+        names = [_VALUE.format(place) for place in range(len(values))]
+        self.body.given[name] = Sink(self.body.function_of(names, ast.copy_location(ast.Expr(call), node)))
+        self.body.given[_NUMBER] = _number
+        made = ast.Expr(ast.Call(ast.Name(name, ast.Load()), values, []))
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+
+class _Called:
+    """Finds what a call shows.
+
+    Args:
+        body: of the function with the call.
+        values: gets the expressions to evaluate where the call stands, in order.
+    """
+
+    def __init__(self, body: Body, values: list[ast.expr]) -> None:
+        self.body, self.values = body, values
+
+    def of(self, call: ast.Call) -> ast.Call:
+        """The call, of the values by names."""
+        given = [each if each.arg == "file" else ast.keyword(each.arg, self.text(each.value)) for each in call.keywords]
+        return ast.Call(call.func, [self.text(each) for each in call.args], given)
+
+    def text(self, node: ast.expr) -> ast.expr:
+        """The expression with what it makes text of by names, or a name in its place."""
+        if isinstance(node, ast.Constant):
+            return node
+        if isinstance(node, ast.JoinedStr):
+            return ast.JoinedStr([self.text(each) for each in node.values])
+        if isinstance(node, ast.FormattedValue):
+            value = self.text(node.value) if node.conversion != -1 else self.value(node.value, as_number=True)
+            return ast.FormattedValue(value, node.conversion, node.format_spec and self.text(node.format_spec))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _has_text(node):
+            return ast.BinOp(self.text(node.left), node.op, self.text(node.right))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
+            as_number = not any(each in node.left.value for each in ("%s", "%r", "%a"))  # type: ignore[attr-defined]
+            many = isinstance(node.right, ast.Tuple)
+            right: Any = [self.value(each, as_number) for each in (node.right.elts if many else [node.right])]  # type: ignore[attr-defined]
+            return ast.BinOp(node.left, node.op, ast.Tuple(right, ast.Load()) if many else right[0])
+        if isinstance(node, ast.Call) and self.body.value_of(node.func) in (str, round) and not node.keywords:
+            return ast.Call(node.func, [self.text(each) for each in node.args], [])
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_text(node.func.value):
+            as_number = node.func.attr == "format" and _is_simple(node.func.value.value)  # type: ignore[attr-defined]
+            given = [ast.keyword(each.arg, self.value(each.value, as_number)) for each in node.keywords]
+            return ast.Call(node.func, [self.value(each, as_number) for each in node.args], given)
+        if isinstance(node, (ast.List, ast.Tuple)):
+            return type(node)([self.text(each) for each in node.elts], ast.Load())
+        if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+            return ast.Dict(node.keys, [self.text(each) for each in node.values])
+        return self.value(node)
+
+    def value(self, node: ast.expr, as_number: bool = False) -> ast.expr:
+        """A name in place of an expression."""
+        if isinstance(node, ast.Starred):
+            return ast.Starred(self.value(node.value), ast.Load())
+        name = ast.Name(_VALUE.format(len(self.values)), ast.Load())
+        self.values.append(ast.Call(ast.Name(_NUMBER, ast.Load()), [node], []) if as_number else node)
+        return name
+
+
+def _shows(body: Body, call: ast.Call) -> bool:
+    """True of calls whose effect is not read by any step, as far as it is known."""
+    function = body.value_of(call.func)
+    file = next((each.value for each in call.keywords if each.arg == "file"), None)
+    if file is not None and body.value_of(file) is None:
+        return False
+    if any(function is each for each in _FUNCTIONS):
+        return True
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    owner = body.value_of(call.func.value)
+    if any(owner is each for each in (sys.stdout, sys.stderr)):
+        return call.func.attr in ("write", "flush")
+    kinds = [(kind.__module__, kind.__name__) for kind in type.mro(type(owner))]
+    return any(call.func.attr in _METHODS.get(kind, ()) for kind in kinds)
+
+
+def _number(value: Any) -> Any:
+    """The number that a tensor of one element is shown as in text."""
+    return value.item() if is_a(value, torch.Tensor) and type(value) is torch.Tensor and value.dim() == 0 else value
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _has_text(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return _has_text(node.left) or _has_text(node.right)
+    return isinstance(node, ast.JoinedStr) or _is_text(node)
+
+
+def _is_simple(text: str) -> bool:
+    """True if all that is formatted are values themselves, in their own format."""
+    try:
+        fields = [(name or "", conversion) for _, name, _, conversion in string.Formatter().parse(text)]
+    except ValueError:
+        return False
+    return not any(conversion or "." in name or "[" in name for name, conversion in fields)
