@@ -164,7 +164,9 @@ class Body:
     def function_of(self, names: Sequence[str], statement: ast.stmt) -> types.FunctionType:
         """A function with these parameters that runs one statement, which sees what the function sees from outside."""
         own = {} if self.owner is None else {self.parameters[0]: self.owner}
-        arguments = ast.arguments([], list(map(ast.arg, names)), None, list(map(ast.arg, own)), [None for _ in own], None, [])
+        arguments = ast.arguments(
+            [], list(map(ast.arg, names)), None, list(map(ast.arg, own)), [None for _ in own], None, []
+        )
         function = _function(self.function, ast.FunctionDef(self._node.name, arguments, [statement], []))
         function.__defaults__, function.__kwdefaults__ = None, own or None
         return function

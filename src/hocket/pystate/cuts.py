@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -63,10 +64,9 @@ class BodyCut:
 
     def parts(self) -> StepParts | None:
         self._hoist()
-        num_given = len(self.body.given)
-        self.nodes = shown_later(self.body, self.nodes)
-        shows = len(self.body.given) > num_given
-        if not (self.drawing or shows or self._is_worth_it()):
+        shown = shown_later(self.body, self.nodes)
+        self.nodes = shown.nodes
+        if not (self.drawing or shown.lines or self._is_worth_it()):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -93,10 +93,11 @@ class BodyCut:
             before,
             middle,
             after,
-            self._lines(),
-            (self.body.function.__code__,),
+            self._lines(shown.lines),
+            (self.body.function.__code__, *shown.codes),
             leaves_draws=self.leaves_draws,
-            shows=shows,
+            shows=bool(shown.lines),
+            asks=shown.asks,
         )
 
     def _is_worth_it(self) -> bool:
@@ -252,9 +253,12 @@ class BodyCut:
             found = (found - statement.deletes) | statement.binds
         return found
 
-    def _lines(self) -> str:
-        lines = sorted({each.lineno for each in self.drawing} | {s.node.lineno for s in self.after})
-        return f"{Path(self.body.function.__code__.co_filename).name}:{', '.join(map(str, lines))}"
+    def _lines(self, shown: Collection[tuple[str, int]]) -> str:
+        """Return the lines that run as Python by their files: those of `shown`, too."""
+        own = self.body.function.__code__.co_filename
+        found = {(own, each.lineno) for each in self.drawing} | {(own, s.node.lineno) for s in self.after} | {*shown}
+        by_file = itertools.groupby(sorted(found), key=lambda place: Path(place[0]).name)
+        return "; ".join(f"{file}:{', '.join(str(line) for _, line in places)}" for file, places in by_file)
 
 
 def _never_raises(node: ast.stmt) -> bool:

@@ -120,7 +120,7 @@ def _split_call(
         place, ask = call_of(body, runs_op) or call
         unseen = places(lines.unseen, function.__code__)
         if parts := opened(body, place, runs_op, inner, unseen):
-            yield replace(parts, is_called=_asking(ask, called, inner.is_called))
+            yield replace(parts, asks=(*parts.asks, *inner.asks, _asking(ask, called)))
 
 
 def _with_named_result(function: types.FunctionType, owner: Any, lines: OpLines) -> tuple[Body, list[bool]]:
@@ -134,8 +134,8 @@ def _with_named_result(function: types.FunctionType, owner: Any, lines: OpLines)
     return body, runs_op
 
 
-def _asking(ask: Callable[[], Any], called: Any, inner: Callable[[], bool] | None) -> Callable[[], bool]:
-    return lambda: bool(ask() == called) and (inner is None or inner())
+def _asking(ask: Callable[[], Any], called: Any) -> Callable[[], bool]:
+    return lambda: bool(ask() == called)
 
 
 def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:

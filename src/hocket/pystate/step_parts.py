@@ -34,7 +34,7 @@ class StepParts:
         leaves_draws: the middle has calls that draw or fetch.
         shows: the middle has calls that show something, which are made after its ops.
         passed: the source of statements of the middle, which only train, that stood behind some that come after it now.
-        is_called: asks whether the step still calls the function whose parts these are. None if it is the step itself.
+        asks: each asks whether the step still calls a function that was divided or exchanged.
     """
 
     before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
@@ -46,7 +46,7 @@ class StepParts:
     leaves_draws: bool = False
     shows: bool = False
     passed: frozenset[SourceSpan] = frozenset()
-    is_called: Callable[[], bool] | None = None
+    asks: tuple[Callable[[], bool], ...] = ()
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
         """A watch of the middle."""
@@ -82,7 +82,7 @@ class StepParts:
     @property
     def holds(self) -> bool:
         """True if they are the step's still. Otherwise the step has to be divided anew."""
-        return self.is_called is None or self.is_called()
+        return all(ask() for ask in self.asks)
 
     @property
     def is_over(self) -> bool:

@@ -99,8 +99,8 @@ REASONS: dict[str, tuple[str, str]] = {
         "make all state in the first step",
     ),
     "calls a sink": (
-        "the step at {line} calls a sink {subject}",
-        "call it at the end of the step, with numbers and text",
+        "the step at {line} prints, logs or calls a sink {subject}",
+        "do it at the end of the step, with numbers and text",
     ),
     "sets a value": (
         "the step at {line} sets {subject}, which a planned step could not",

@@ -1,0 +1,165 @@
+"""Loops that print and log between their ops: between two updates, in a loop over micro-batches, in a helper."""
+
+from __future__ import annotations
+
+import io
+import logging
+import random
+import sys
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from loops.loop import Loop, classifier, loop
+from loops.methods import adversaries, critic_loss, generator_loss
+from support.steps import update
+
+
+@loop(planned=True)
+def prints_between_two_updates() -> Loop:
+    generator, critic, (of_generator, of_critic), batches = adversaries()
+    state = {"step": 0}
+
+    def step(real):
+        loss = update(of_critic, critic_loss(generator, critic, real))
+        if state["step"] % 5 == 0:
+            print(f"[{state['step']}] critic {loss.item():.4f}, mean {loss:.3f}" + " of " + str(round(loss.item(), 2)))
+        print("critic: {:.4f}".format(loss), "%.3e in step %d" % (loss.item(), state["step"]), end=";\n", file=sys.stdout)
+        state["step"] += 1
+        return update(of_generator, generator_loss(generator, critic))
+
+    return Loop(step, [generator, critic], [of_generator, of_critic], batches, lambda: state)
+
+
+class Adversaries:
+    """A trainer whose helpers log, in a form that names function and line."""
+
+    def __init__(self) -> None:
+        self.generator, self.critic, self.optimizers, self.batches = adversaries()
+        self.out, self.num_steps = io.StringIO(), 0
+        self.logger = logging.Logger("adversaries", logging.INFO)
+        handler = logging.StreamHandler(self.out)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(funcName)s:%(lineno)d %(message)s"))
+        self.logger.addHandler(handler)
+
+    def train_critic(self, real):
+        loss = update(self.optimizers[1], critic_loss(self.generator, self.critic, real))
+        self.logger.info("critic %.4f in step %d", loss.item(), self.num_steps)
+        self.logger.debug(f"not shown {loss.item()}")
+        return loss
+
+    def train_generator(self):
+        loss = update(self.optimizers[0], generator_loss(self.generator, self.critic))
+        self.logger.warning(f"generator {loss.item():.4f}")
+        return loss
+
+    def step(self, real):
+        self.num_steps += 1
+        both = self.train_critic(real), self.train_generator()
+        return both[0] + both[1]
+
+
+@loop(planned=True)
+def helpers_that_log() -> Loop:
+    own = Adversaries()
+    models = [own.generator, own.critic]
+    return Loop(own.step, models, own.optimizers, own.batches, lambda: {"log": own.out.getvalue(), "n": own.num_steps})
+
+
+@loop(planned=True)
+def helper_exchanged_for_one_that_prints_more() -> Loop:
+    own = Adversaries()
+
+    def train_critic(real):
+        loss = update(own.optimizers[1], critic_loss(own.generator, own.critic, real))
+        own.logger.error("other: %.4f", loss.item() * 2)
+        return loss
+
+    def after(n, _):
+        if n == 70:
+            own.train_critic = train_critic
+
+    models = [own.generator, own.critic]
+    return Loop(own.step, models, own.optimizers, own.batches, lambda: {"log": own.out.getvalue()}, after)
+
+
+@loop(planned=True)
+def prints_for_each_micro_batch(model, optimizer, batches) -> Loop:
+    """Behind each print an op may raise: it looks up labels."""
+
+    def step(batch):
+        optimizer.zero_grad()
+        total = 0.0
+        for place, (x, y) in enumerate(zip(batch[0].chunk(3), batch[1].chunk(3), strict=True)):
+            loss = F.cross_entropy(model(x), y) / 3
+            loss.backward()
+            total += loss.item()
+            print(f"  part {place}: {loss.item():.5f}, so far {total:.4f}")
+        optimizer.step()
+        return total
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def prints_what_it_draws_between_updates(model, optimizer, batches) -> Loop:
+    def step(batch):
+        for place in range(2):
+            loss = update(optimizer, classifier(model, (batch[0] + random.random(), batch[1])))
+            print(place, f"{loss.item():.3f}", random.random(), tuple(batch[0].shape), [loss.item(), "x"])
+        return loss
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def prints_before_labels_that_there_are_not(model, optimizer, batches) -> Loop:
+    """The print of a step that raises is made, and the step is caught outside."""
+    x, y = batches[3]
+    rare = [*batches[:3], (x, torch.full_like(y, 9)), *batches[4:]]
+
+    def step(batch):
+        out = model(batch[0])
+        print(f"mean {out.mean():.4f}")
+        loss = F.cross_entropy(out, batch[1])
+        return update(optimizer, loss)
+
+    return Loop(step, model, optimizer, lambda n: rare[n % 10] if n > 75 else batches[n % 3])
+
+
+@loop(planned=True)
+def bar_between_two_updates() -> Loop:
+    generator, critic, (of_generator, of_critic), batches = adversaries()
+    out = io.StringIO()
+    bar = tqdm(total=200, file=out, mininterval=0, ascii=True, bar_format="{n_fmt}{postfix}")
+
+    def step(real):
+        loss = update(of_critic, critic_loss(generator, critic, real))
+        bar.set_postfix({"critic": f"{loss.item():.3f}"})
+        bar.update(1)
+        return update(of_generator, generator_loss(generator, critic))
+
+    models = [generator, critic]
+    return Loop(step, models, [of_generator, of_critic], batches, lambda: {"n": bar.n, "shown": out.getvalue()})
+
+
+@loop(word="prints, logs or calls a sink")
+def prints_an_object_between_updates() -> Loop:
+    """Its text is its own matter, and changes with it."""
+    generator, critic, (of_generator, of_critic), batches = adversaries()
+
+    class Meter:
+        total = 0.0
+
+        def __str__(self):
+            return f"total {self.total}"
+
+    meter = Meter()
+
+    def step(real):
+        loss = update(of_critic, critic_loss(generator, critic, real))
+        print(meter)
+        return loss + update(of_generator, generator_loss(generator, critic))
+
+    return Loop(step, [generator, critic], [of_generator, of_critic], batches)
