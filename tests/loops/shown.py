@@ -240,7 +240,7 @@ def prints_every_fifth_before_the_update(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: count)
 
 
-@loop(word="print")
+@loop(planned=True)
 def prints_before_an_op_that_raises(model, optimizer, batches) -> Loop:
     def step(batch):
         x, y, z = batch

@@ -125,7 +125,7 @@ def a_sink_that_raises(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"count": count, "seen": seen})
 
 
-@loop(word="sink before an op")
+@loop(planned=True)
 def a_sink_before_what_may_raise(model, optimizer, batches) -> Loop:
     seen = []
     keep = hocket.sink(lambda loss: seen.append(loss))

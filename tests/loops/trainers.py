@@ -190,7 +190,7 @@ def outputs_in_a_dict(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"kept": kept})
 
 
-@loop(word="print")
+@loop(planned=True)
 def prints_between_forward_and_backward(model, optimizer, batches) -> Loop:
     def step(batch):
         loss = classifier(model, batch)
