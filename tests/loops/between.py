@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import logging
 import random
 import sys
+from collections import deque
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,9 @@ def prints_between_two_updates() -> Loop:
         loss = update(of_critic, critic_loss(generator, critic, real))
         if state["step"] % 5 == 0:
             print(f"[{state['step']}] critic {loss.item():.4f}, mean {loss:.3f}" + " of " + str(round(loss.item(), 2)))
-        print("critic: {:.4f}".format(loss), "%.3e in step %d" % (loss.item(), state["step"]), end=";\n", file=sys.stdout)
+        print(
+            "critic: {:.4f}".format(loss), "%.3e in step %d" % (loss.item(), state["step"]), end=";\n", file=sys.stdout
+        )
         state["step"] += 1
         return update(of_generator, generator_loss(generator, critic))
 
@@ -142,6 +146,44 @@ def bar_between_two_updates() -> Loop:
 
     models = [generator, critic]
     return Loop(step, models, [of_generator, of_critic], batches, lambda: {"n": bar.n, "shown": out.getvalue()})
+
+
+@loop(planned=True)
+def kept_and_written_between_two_updates() -> Loop:
+    """A list that is shown changes afterwards, and what is kept is read by the loop."""
+    generator, critic, (of_generator, of_critic), batches = adversaries()
+    recent, file, row = deque(maxlen=5), io.StringIO(), [0.0, 0.0]
+    rows, seen = csv.writer(file), []
+
+    def step(real):
+        row[0] = update(of_critic, critic_loss(generator, critic, real)).item()
+        recent.append(row[0])
+        rows.writerow(["critic", row[0]])
+        file.write(f"{row[0]:.2f}\n")
+        print(row, {"row": row}, real.shape, real.dtype)
+        row[1] = row[0] + 1
+        return update(of_generator, generator_loss(generator, critic)), real.shape
+
+    def after(_, result):
+        seen.append((result[1].numel(), sum(recent)))
+
+    models = [generator, critic]
+    state = {"row": row, "seen": seen}
+    return Loop(step, models, [of_generator, of_critic], batches, lambda: {**state, "file": file.getvalue()}, after)
+
+
+@loop(word="changes")
+def kept_between_two_updates_and_read_by_another_name() -> Loop:
+    generator, critic, (of_generator, of_critic), batches = adversaries()
+    recent, state = deque(maxlen=5), {"mean": 0.0}
+    elsewhere = {"window": recent}
+
+    def step(real):
+        recent.append(update(of_critic, critic_loss(generator, critic, real)).item())
+        state["mean"] = sum(elsewhere["window"]) / len(elsewhere["window"])
+        return update(of_generator, generator_loss(generator, critic))
+
+    return Loop(step, [generator, critic], [of_generator, of_critic], batches, lambda: state)
 
 
 @loop(word="prints, logs or calls a sink")

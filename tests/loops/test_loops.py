@@ -20,7 +20,18 @@ from loops.runner import STEPS, builder, problems, run
 BOOKKEEPING = ("drawn", "kept", "parted", "rates", "shown", "trainers")
 KINDS = (
     *BOOKKEEPING,
-    *("averages", "batches", "between", "branches", "callables", "changes", "counters", "draws", "early_looks", "history"),
+    *(
+        "averages",
+        "batches",
+        "between",
+        "branches",
+        "callables",
+        "changes",
+        "counters",
+        "draws",
+        "early_looks",
+        "history",
+    ),
     *("late_draws", "methods", "mixed_draws", "optimizers", "selections", "settings", "sinks", "sources", "updates"),
 )
 KIND_OF: dict[str, str] = {}

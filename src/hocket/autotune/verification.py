@@ -92,7 +92,7 @@ def verify(
     places, lists = captured.trace.places.again(), captured.trace.appended
     contents = [each.content() for each in lists]
     further = captured.written(batches[0] if batches else ())
-    made: list[Any] = []
+    made: list[str] = []
     held: list[Any] = []
     release_memory()
     before = Saved(places, further)
@@ -121,8 +121,8 @@ def verify(
             (f"what is appended to {each.name}", _detached(list_)) for each, list_ in zip(lists, grown, strict=True)
         ]
         results += [(f"what is appended to {each.name}", _detached(each.content())) for each in lists]
-        returned_values.append(("what sinks are called with", [repr(made)]))  # text has each bit of a float
-        results.append(("what sinks are called with", [repr(held)]))
+        returned_values.append(("what sinks are called with", made))
+        results.append(("what sinks are called with", [repr(each) for each in held]))
         found = differ(
             [*_leaves(returned_values), *after.values()], [*_leaves(results), *after.current()], steps=len(batches)
         )
@@ -138,8 +138,8 @@ def verify(
     return found, returned
 
 
-def _note_call(made: list[Any], sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    made.append((sink.key, (args, kwargs)))
+def _note_call(made: list[str], sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    made.append(repr((sink.key, (args, kwargs))))  # text has each bit of a float, and does not change with a list
     return args, kwargs
 
 

@@ -231,7 +231,7 @@ def parsed(function: types.FunctionType, owner: Any) -> Body | None:
     return Body(function, owner, node)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def _source(
     file: str, lines: tuple[str, ...]
 ) -> tuple[dict[tuple[str, int], list[ast.FunctionDef]], dict[tuple[str, int], list[types.CodeType]]]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import ast
 import logging
 import string
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -35,8 +34,14 @@ _VALUE = "_hocket_value_{}"
 _NUMBER = "_hocket_number"
 _LEVELS = frozenset(("debug", "info", "warning", "error", "critical", "log"))
 _FUNCTIONS = (print, *(getattr(logging, level) for level in _LEVELS))
-# Methods that show something, by the module and the name of the class.
+_ROWS = frozenset(("writerow", "writerows"))
+# Methods that show or keep something, by the module and the name of the class. Where the step reads what they have kept,
+# the watch sees that it has changed.
 _METHODS = {
+    ("collections", "deque"): frozenset(("append", "appendleft", "extend")),
+    ("_io", "_IOBase"): frozenset(("write", "writelines", "flush")),
+    ("_csv", "writer"): _ROWS,
+    ("csv", "DictWriter"): _ROWS,
     ("logging", "Logger"): _LEVELS,
     ("logging", "LoggerAdapter"): _LEVELS,
     ("tqdm.std", "tqdm"): frozenset(("update", "set_postfix", "set_postfix_str", "set_description", "write")),
@@ -194,8 +199,6 @@ def _shows(body: Body, call: ast.Call) -> bool:
     if not isinstance(call.func, ast.Attribute):
         return False
     owner = body.value_of(call.func.value)
-    if any(owner is each for each in (sys.stdout, sys.stderr)):
-        return call.func.attr in ("write", "flush")
     kinds = [(kind.__module__, kind.__name__) for kind in type.mro(type(owner))]
     return any(call.func.attr in _METHODS.get(kind, ()) for kind in kinds)
 

@@ -62,7 +62,9 @@ class ValueOf:
 
 
 # What a batch may hold besides tensors: a graph stands for batches with the same such values in the same places.
-PLAIN = (int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, np.number, np.bool_)
+PLAIN = (
+    *(int, float, complex, str, bytes, type(None), type, torch.dtype, torch.device, torch.Size, np.number, np.bool_),
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -192,14 +192,17 @@ class _Recording:
             self.made = self.places.again().state_keys() ^ self.keys
             found = self._trace(ops, result, added)
             trace = None if leaves else found  # else it is recorded again, with those leaves in their places
-            plain = plain_result(plain_arrays(result), self._is_owned)
+            plain = plain_result(plain_arrays(result), self._is_leaf)
             return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before)
 
     def _is_owned(self, value: Any) -> bool:
         return id(value) in self.owned
 
+    def _is_leaf(self, value: Any) -> bool:
+        return _is_size(value) or self._is_owned(value)
+
     def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = tree_flatten((args, kwargs), _is_size)
         self.line_of_sinks = user_line()
         if not all(isinstance(leaf, PLAIN) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
@@ -345,9 +348,9 @@ class _Recording:
         self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
     ) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))
-        flat, spec = tree_flatten(tree, self._is_owned)
+        flat, spec = tree_flatten(tree, self._is_leaf)
         if late_numbers or any(isinstance(leaf, Late) and leaf.entry is not None for leaf in flat):
-            flat, spec = tree_flatten((*tree, list(self.late.inputs)), self._is_owned)
+            flat, spec = tree_flatten((*tree, list(self.late.inputs)), self._is_leaf)
         objects: dict[int, Any] = {}
         sources: tuple[Any, ...] = (*self.places.tensors, *self.gradients, *self.places.parameters)
         for source in sources:
@@ -380,3 +383,7 @@ class _Recording:
             entry.set(value)
         ops.undo()
         self.known.restore()
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is torch.Size  # torch makes a plain tuple of it again
