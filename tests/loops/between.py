@@ -28,7 +28,10 @@ def prints_between_two_updates() -> Loop:
         if state["step"] % 5 == 0:
             print(f"[{state['step']}] critic {loss.item():.4f}, mean {loss:.3f}" + " of " + str(round(loss.item(), 2)))
         print(
-            "critic: {:.4f}".format(loss), "%.3e in step %d" % (loss.item(), state["step"]), end=";\n", file=sys.stdout
+            "critic: {:.4f}".format(loss),  # noqa: UP032
+            "%.3e in step %d" % (loss.item(), state["step"]),  # noqa: UP031
+            end=";\n",
+            file=sys.stdout,
         )
         state["step"] += 1
         return update(of_generator, generator_loss(generator, critic))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import FrameType
@@ -31,6 +32,8 @@ from hocket.pystate.step_parts import StepParts, is_end
 from hocket.pystate.watch import PurityWatch
 
 log = logging.getLogger(__name__)
+
+_VALUES = re.compile(r"\([^()]* -> [^()]*\)")  # which differ in each step, where the reason is the same
 
 _Parts = StepParts | DrawnAhead
 # Variants of one signature; where there are more, a middle may need fewer.
@@ -67,7 +70,7 @@ class PartedPool:
         config = replace(self._asked, is_tentative=True, strict=False) if self._is_open else self._asked
         self._whole = VariantPool(config, self._before_eager)
         self._told: Variant | None = None  # whose refusal was said
-        self._reasons: set[str] = set()  # that were said
+        self._reasons: set[str] = set()  # kinds that were said
         self._ways: list[_Parts] = []
         self._parts: _Parts | None = None
         self._middle: VariantPool | None = None
@@ -180,8 +183,9 @@ class PartedPool:
             refused.decision = replace(refused.decision, reason=reason)
         if self._asked.strict:
             raise CaptureError(reason)
-        if reason not in self._reasons:
-            self._reasons.add(reason)
+        kind = _VALUES.sub("", reason)
+        if kind not in self._reasons:
+            self._reasons.add(kind)
             log.warning("hocket: the step stays eager: %s", reason)
 
     def _by_parts(self, middle: VariantPool, batch: Any) -> Any:

@@ -35,8 +35,8 @@ _NUMBER = "_hocket_number"
 _LEVELS = frozenset(("debug", "info", "warning", "error", "critical", "log"))
 _FUNCTIONS = (print, *(getattr(logging, level) for level in _LEVELS))
 _ROWS = frozenset(("writerow", "writerows"))
-# Methods that show or keep something, by the module and the name of the class. Where the step reads what they have kept,
-# the watch sees that it has changed.
+# Methods that show or keep something, by the module and the name of the class. Where the step reads what they have
+# kept, the watch sees that it has changed.
 _METHODS = {
     ("collections", "deque"): frozenset(("append", "appendleft", "extend")),
     ("_io", "_IOBase"): frozenset(("write", "writelines", "flush")),
