@@ -1,7 +1,8 @@
 """Measure the power of the tests by mutants: seeded faults in the correctness core.
 
 `python -m tests.support.mutants --count 120 --seed 0 [--package execution]` draws mutants evenly over the packages,
-applies one at a time to a temporary copy of the tree, and runs the tests of its package and the equivalence tests.
+applies one at a time to a temporary copy of the tree, and runs the tests of its package and the equivalence tests, for
+packages that watch and record steps the loops as well.
 A mutant is caught where they fail or exceed the time limit. The results lie beside each other as JSON and as a text
 table. A second call with the same draw continues after the last finished mutant.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ["ir", "pystate", "tracing", "execution", "fusion", "optim", "search", "checking"]
+LOOPS = ("pystate", "tracing")
 FLIPPED = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -126,7 +128,8 @@ def _in_turn(queues: list[list[Mutant]]) -> Iterator[Mutant]:
 
 def _tests_fail(tree: Path, package: str, limit_s: float) -> str:
     """Return "survived" where the tests pass, otherwise the first failure or error that pytest names."""
-    folders = [name for name in (f"tests/{package}", "tests/equivalence") if (tree / name).is_dir()]
+    names = [f"tests/{package}", "tests/equivalence", *(["tests/loops"] if package in LOOPS else [])]
+    folders = [name for name in names if (tree / name).is_dir()]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *folders]
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     tests = subprocess.Popen(
