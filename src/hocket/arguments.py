@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+
 
 class Arguments(NamedTuple):
     """The arguments of a step, if they are not one positional argument."""
@@ -27,6 +29,11 @@ class Unfolded:
     value: Any
     leaves: tuple[Any, ...]
     tree: Any
+
+
+def is_size(value: Any) -> bool:
+    """Return True for a `torch.Size`, of which torch's pytree makes a plain tuple when it puts it together again."""
+    return type(value) is torch.Size
 
 
 def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hocket.pystate.bodies import parsed
-from hocket.pystate.outputs import shown_later
+from hocket.pystate.exchange import exchanged
 from hocket.sinks import sinks_held
 
 STATEMENTS = [
@@ -33,7 +33,7 @@ STATEMENTS = [
 GIVEN = {"n": 3, "x": 2.71828, "word": "it's", "width": 9, "loss": torch.tensor(0.123456789), "kept": deque(maxlen=3)}
 
 
-def exchanged(lines, **outside):
+def made_of(lines, **outside):
     """The function of these lines, and one with sinks in place of what shows."""
     file = f"<shown {hash(lines)}>"
     source = "def step(n, x, word, width, loss):\n" + "".join(f"    {line}\n" for line in lines)
@@ -41,7 +41,7 @@ def exchanged(lines, **outside):
     found = {"sys": sys, **outside}
     exec(compile(source, file, "exec"), found)
     body = parsed(found["step"], None)
-    shown = shown_later(body, [each.node for each in body.statements])
+    shown = exchanged(body, [each.node for each in body.statements])
     return found["step"], body.compiled(shown.nodes, ()), shown
 
 
@@ -55,7 +55,7 @@ def run(function, monkeypatch):
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_the_same_is_shown(statement, monkeypatch):
-    plain, made, shown = exchanged((statement,), kept=GIVEN["kept"])
+    plain, made, shown = made_of((statement,), kept=GIVEN["kept"])
     assert len(shown.lines) == 1
     assert run(made, monkeypatch) == run(plain, monkeypatch)
 
@@ -63,9 +63,7 @@ def test_the_same_is_shown(statement, monkeypatch):
 def test_a_call_waits_and_text_is_made_of_what_was_there():
     """Where sinks are held back, nothing is shown, and what is evaluated keeps its order."""
     order = []
-    _, made, _ = exchanged(
-        ("print(f'{note(1)} {note(2):>3}', note(3))", "note(4)"), note=lambda n: order.append(n) or n
-    )
+    _, made, _ = made_of(("print(f'{note(1)} {note(2):>3}', note(3))", "note(4)"), note=lambda n: order.append(n) or n)
     held = []
     with sinks_held(held):
         made(1, 1.0, "", 1, torch.tensor(1.0))
@@ -85,15 +83,15 @@ def test_a_call_waits_and_text_is_made_of_what_was_there():
     ],
 )
 def test_calls_that_do_more_stay(statement):
-    _, _, shown = exchanged((statement,), own=[].append)
+    _, _, shown = made_of((statement,), own=[].append)
     assert not shown.lines
 
 
 def test_helpers_are_exchanged_where_they_show_something():
     helpers = {}
     exec("def quiet(n):\n    return n\n", helpers)
-    own, _, _ = exchanged(("print(n)", "return n + 1"))
-    _, made, shown = exchanged(("return quiet(n) + loud(n, x, word, width, loss)",), quiet=helpers["quiet"], loud=own)
+    own, _, _ = made_of(("print(n)", "return n + 1"))
+    _, made, shown = made_of(("return quiet(n) + loud(n, x, word, width, loss)",), quiet=helpers["quiet"], loud=own)
     assert len(shown.lines) == 1
     assert own.__code__ in shown.codes
     assert all(ask() for ask in shown.asks)

@@ -27,6 +27,7 @@ from hocket.pystate.tokens import DRAWING
 _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _RESULT = "_hocket_result"
 _TAKEN = "_hocket_taken"
+_GIVEN = "_hocket_given_{}"
 # Methods of generators that write what they are given, which others may read before.
 _WRITING = frozenset(("shuffle",))
 # Methods of tensors that tell a number which no op computes.
@@ -170,6 +171,12 @@ class Body:
         function = _function(self.function, ast.FunctionDef(self._node.name, arguments, [statement], []))
         function.__defaults__, function.__kwdefaults__ = None, own or None
         return function
+
+    def give(self, value: Any) -> ast.Name:
+        """A name by which the parts find a value."""
+        name = _GIVEN.format(len(self.given))
+        self.given[name] = value
+        return ast.Name(name, ast.Load())
 
     def draw_of(self, call: ast.Call) -> str:
         """Return ``draw`` for a call that draws random numbers, ``fetch`` for `next`, and an empty text otherwise."""

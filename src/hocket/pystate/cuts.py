@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from hocket.pystate.bodies import Body, Statement, is_plain, names_of
+from hocket.pystate.exchange import exchanged
 from hocket.pystate.names import SCOPES, bound_names
 from hocket.pystate.op_lines import Place
-from hocket.pystate.outputs import shown_later
 from hocket.pystate.places import is_a
 from hocket.pystate.step_parts import BEFORE, LIVE, RETURNED, StepParts
 
@@ -64,9 +64,9 @@ class BodyCut:
 
     def parts(self) -> StepParts | None:
         self._hoist()
-        shown = shown_later(self.body, self.nodes)
-        self.nodes = shown.nodes
-        if not (self.drawing or shown.lines or self._is_worth_it()):
+        other = exchanged(self.body, self.nodes)
+        self.nodes = other.nodes
+        if not (self.drawing or other.lines or self._is_worth_it()):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -93,11 +93,11 @@ class BodyCut:
             before,
             middle,
             after,
-            self._lines(shown.lines),
-            (self.body.function.__code__, *shown.codes),
+            self._lines(other.lines),
+            (self.body.function.__code__, *other.codes),
             leaves_draws=self.leaves_draws,
-            shows=bool(shown.lines),
-            asks=shown.asks,
+            is_exchanged=bool(other.lines),
+            asks=other.asks,
         )
 
     def _is_worth_it(self) -> bool:
@@ -253,10 +253,10 @@ class BodyCut:
             found = (found - statement.deletes) | statement.binds
         return found
 
-    def _lines(self, shown: Collection[tuple[str, int]]) -> str:
-        """Return the lines that run as Python by their files: those of `shown`, too."""
+    def _lines(self, further: Collection[tuple[str, int]]) -> str:
+        """Return the lines that run as Python by their files, those in `further`, too."""
         own = self.body.function.__code__.co_filename
-        found = {(own, each.lineno) for each in self.drawing} | {(own, s.node.lineno) for s in self.after} | {*shown}
+        found = {(own, each.lineno) for each in self.drawing} | {(own, s.node.lineno) for s in self.after} | {*further}
         by_file = itertools.groupby(sorted(found), key=lambda place: Path(place[0]).name)
         return "; ".join(f"{file}:{', '.join(str(line) for _, line in places)}" for file, places in by_file)
 

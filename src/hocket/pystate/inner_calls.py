@@ -87,7 +87,7 @@ def opened(body: Body, place: int, runs_op: Sequence[bool], parts: StepParts, un
         codes=(*found.codes, *parts.codes),
         passed=parts.passed,
         leaves_draws=found.leaves_draws or parts.leaves_draws,
-        shows=found.shows or parts.shows,
+        is_exchanged=found.is_exchanged or parts.is_exchanged,
     )
 
 

@@ -8,7 +8,6 @@ statement becomes a function of what it shows, which is evaluated where it stand
     show = hocket.sink(lambda value_0, value_1: print(f"D {value_0:.4f}, {value_1}"))
 
 Text is made by the function. Made between the ops, it would hold numbers that are not known before the last op has run.
-Functions that the step calls between its ops are exchanged for such as have sinks in them.
 """
 
 from __future__ import annotations
@@ -16,20 +15,14 @@ from __future__ import annotations
 import ast
 import logging
 import string
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from hocket.pystate.bodies import Body, parsed
-from hocket.pystate.names import SCOPES
-from hocket.pystate.origins import origin
+from hocket.pystate.bodies import Body
 from hocket.pystate.places import is_a
 from hocket.sinks import Sink
 
-_GIVEN = "_hocket_shown_{}"
 _VALUE = "_hocket_value_{}"
 _NUMBER = "_hocket_number"
 _LEVELS = frozenset(("debug", "info", "warning", "error", "critical", "log"))
@@ -51,88 +44,16 @@ _METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class ShownLater:
-    """Statements with sinks in place of calls that show something.
-
-    Attributes:
-        nodes: the statements. What they name, `Body.given` has.
-        codes: of called functions that have such calls, which others take the place of.
-        asks: each asks whether the function still calls such a function.
-        lines: of these calls, each with its file.
-    """
-
-    nodes: list[ast.stmt]
-    codes: tuple[CodeType, ...]
-    asks: tuple[Callable[[], bool], ...]
-    lines: frozenset[tuple[str, int]]
-
-
-def shown_later(body: Body, nodes: Iterable[ast.stmt]) -> ShownLater:
-    """Exchange all calls that show something, in statements of the body and in functions that these call."""
-    exchange = _Exchange(body, (body.function.__code__,))
-    made = [exchange.visit(node) for node in nodes]
-    return ShownLater(made, tuple(exchange.codes), tuple(exchange.asks), frozenset(exchange.lines))
-
-
-class _Exchange(ast.NodeTransformer):
-    """Exchanges the calls of one function.
-
-    Args:
-        body: of the function.
-        within: its code, and that of the functions that call it.
-    """
-
-    def __init__(self, body: Body, within: tuple[CodeType, ...]) -> None:
-        self.body, self.within = body, within
-        self.codes: list[CodeType] = []
-        self.asks: list[Callable[[], bool]] = []
-        self.lines: set[tuple[str, int]] = set()
-
-    def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, SCOPES):
-            return node
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _shows(self.body, node.value):
-            return self._sink(node, node.value)
-        self.generic_visit(node)
-        if isinstance(node, ast.Call):
-            self._exchange_called(node)
-        return node
-
-    def _sink(self, node: ast.Expr, shown: ast.Call) -> ast.stmt:
-        values: list[ast.expr] = []
-        call = _Called(self.body, values).of(shown)
-        names = [_VALUE.format(place) for place in range(len(values))]
-        function = self.body.function_of(names, ast.copy_location(ast.Expr(call), node))
-        self.body.given[_NUMBER] = _number
-        self.lines.add((self.body.function.__code__.co_filename, node.lineno))
-        made = ast.Expr(ast.Call(self._given(Sink(function)), values, []))
-        return ast.fix_missing_locations(ast.copy_location(made, node))
-
-    def _exchange_called(self, node: ast.Call) -> None:
-        asked = node.func
-        called = self.body.value_of(asked)
-        function = called.__func__ if isinstance(called, MethodType) else called
-        if not isinstance(function, FunctionType) or function.__code__ in self.within:
-            return
-        code = function.__code__
-        owner = called.__self__ if isinstance(called, MethodType) else None
-        body = parsed(function, owner) if origin(code.co_filename) == "user" else None
-        if body is None:
-            return
-        exchange = _Exchange(body, (*self.within, code))
-        nodes = [exchange.visit(statement.node) for statement in body.statements]
-        if exchange.lines:
-            made = body.compiled(nodes, ())
-            node.func = ast.copy_location(self._given(made if owner is None else MethodType(made, owner)), asked)
-            self.lines |= exchange.lines
-            self.codes += [code, *exchange.codes]
-            self.asks += [lambda: bool(self.body.value_of(asked) == called), *exchange.asks]
-
-    def _given(self, value: Any) -> ast.Name:
-        name = _GIVEN.format(len(self.body.given))
-        self.body.given[name] = value
-        return ast.Name(name, ast.Load())
+def sink_for(body: Body, node: ast.Expr) -> ast.stmt | None:
+    """A call of a sink in place of a statement that only shows something, or None. `body.given` gets the sink."""
+    if not isinstance(node.value, ast.Call) or not _shows(body, node.value):
+        return None
+    values: list[ast.expr] = []
+    call = _Called(body, values).of(node.value)
+    names = [_VALUE.format(place) for place in range(len(values))]
+    function = body.function_of(names, ast.copy_location(ast.Expr(call), node))
+    body.given[_NUMBER] = _number
+    return ast.Expr(ast.Call(body.give(Sink(function)), values, []))
 
 
 class _Called:

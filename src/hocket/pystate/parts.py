@@ -103,7 +103,7 @@ def _split(function: types.FunctionType, owner: Any, lines: OpLines, trained: Co
             codes = tuple(getattr(each, "__code__", None) for each in (parts.before, parts.middle, parts.after))
             found.setdefault(codes, parts)
     all_parts = [*found.values(), *_split_call(function, owner, lines, trained)]
-    return sorted(all_parts, key=lambda parts: parts.shows)  # in a part of its own it may do anything
+    return sorted(all_parts, key=lambda parts: parts.is_exchanged)  # in a part of its own it may do anything
 
 
 def _split_call(

@@ -32,7 +32,7 @@ class StepParts:
         codes: of the functions that are divided.
         watched: what the state of the middle is reached from, where that is not the middle itself.
         leaves_draws: the middle has calls that draw or fetch.
-        shows: the middle has calls that show something, which are made after its ops.
+        is_exchanged: some statements of the middle are not the step's own (see `hocket.pystate.exchange`).
         passed: the source of statements of the middle, which only train, that stood behind some that come after it now.
         asks: each asks whether the step still calls a function that was divided or exchanged.
     """
@@ -44,7 +44,7 @@ class StepParts:
     codes: tuple[CodeType, ...] = ()
     watched: Any = None
     leaves_draws: bool = False
-    shows: bool = False
+    is_exchanged: bool = False
     passed: frozenset[SourceSpan] = frozenset()
     asks: tuple[Callable[[], bool], ...] = ()
 

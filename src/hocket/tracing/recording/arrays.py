@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from hocket.arguments import is_size
 from hocket.pystate.origins import user_line
 
 _FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
@@ -205,7 +206,7 @@ def plain_arrays(value: Any) -> Any:
     """`value` with the user's own arrays in place of those that stand for them."""
     if not any(isinstance(leaf, WatchedArray) for leaf in tree_leaves(value)):
         return value
-    return tree_map_only(WatchedArray, lambda array: array._hocket_plain, value)
+    return tree_map_only(WatchedArray, lambda array: array._hocket_plain, value, is_size)
 
 
 def as_indices(args: tuple[Any, ...]) -> tuple[Any, ...]:

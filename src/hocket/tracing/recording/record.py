@@ -23,7 +23,7 @@ from torch import fx
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from hocket.arguments import Unfolded
+from hocket.arguments import Unfolded, is_size
 from hocket.pystate.appended import AppendedList, recorded_lists
 from hocket.pystate.batches import folded, holds_arrays
 from hocket.pystate.findings import codes_of, line_about
@@ -199,16 +199,16 @@ class _Recording:
         return id(value) in self.owned
 
     def _is_leaf(self, value: Any) -> bool:
-        return _is_size(value) or self._is_owned(value)
+        return is_size(value) or self._is_owned(value)
 
     def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        leaves, spec = tree_flatten((args, kwargs), _is_size)
+        leaves, spec = tree_flatten((args, kwargs), is_size)
         self.line_of_sinks = user_line()
         if not all(isinstance(leaf, PLAIN) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
         self.sinks.append(sink)
         self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
-        plain: tuple[Any, Any] = plain_result((args, kwargs))
+        plain: tuple[Any, Any] = plain_result((args, kwargs), is_size)
         return plain
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
@@ -383,7 +383,3 @@ class _Recording:
             entry.set(value)
         ops.undo()
         self.known.restore()
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is torch.Size  # torch makes a plain tuple of it again

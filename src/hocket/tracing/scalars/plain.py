@@ -22,12 +22,12 @@ def plain_of(value: Any) -> Any:
     return value.plain if isinstance(value, (Live, Late)) else value
 
 
-def plain_result(result: Any, is_owned: Callable[[Any], bool] | None = None) -> Any:
-    """The user's own result, with plain numbers in place of live ones. Lists and dicts that are owned stay."""
-    flat, _ = tree_flatten(result, is_owned)
+def plain_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """The user's own result, with plain numbers in place of live ones. What `is_leaf` is true of stays as it is."""
+    flat, _ = tree_flatten(result, is_leaf)
     if not any(isinstance(leaf, (Live, Late)) for leaf in flat):
         return result
-    return tree_map_only((Live, Late), plain_of, result, is_owned)
+    return tree_map_only((Live, Late), plain_of, result, is_leaf)
 
 
 def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:

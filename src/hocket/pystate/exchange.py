@@ -1,0 +1,89 @@
+"""Statements of a middle that no graph holds, exchanged for others that do the same and can be recorded.
+
+What only shows something is called after the ops (`hocket.pystate.outputs`). Functions of the user's that are called
+between the ops have others in their place that hold these statements.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from hocket.pystate.bodies import Body, parsed
+from hocket.pystate.names import SCOPES
+from hocket.pystate.origins import origin
+from hocket.pystate.outputs import sink_for
+
+
+@dataclass(frozen=True)
+class OtherStatements:
+    """Statements in which some were exchanged.
+
+    Attributes:
+        nodes: the statements. What they name, `Body.given` has.
+        codes: of called functions that others take the place of.
+        asks: each asks whether the function still calls such a function.
+        lines: of statements that were exchanged, each with its file.
+    """
+
+    nodes: list[ast.stmt]
+    codes: tuple[CodeType, ...]
+    asks: tuple[Callable[[], bool], ...]
+    lines: frozenset[tuple[str, int]]
+
+
+def exchanged(body: Body, nodes: Iterable[ast.stmt]) -> OtherStatements:
+    """Exchange what can be, in statements of the body and in functions that these call."""
+    exchange = _Exchanging(body, (body.function.__code__,))
+    made = [exchange.visit(node) for node in nodes]
+    return OtherStatements(made, tuple(exchange.codes), tuple(exchange.asks), frozenset(exchange.lines))
+
+
+class _Exchanging(ast.NodeTransformer):
+    """Exchanges statements of one function.
+
+    Args:
+        body: of the function.
+        within: its code, and that of the functions that call it.
+    """
+
+    def __init__(self, body: Body, within: tuple[CodeType, ...]) -> None:
+        self.body, self.within = body, within
+        self.codes: list[CodeType] = []
+        self.asks: list[Callable[[], bool]] = []
+        self.lines: set[tuple[str, int]] = set()
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, SCOPES):
+            return node
+        made = sink_for(self.body, node) if isinstance(node, ast.Expr) else None
+        if made is not None:
+            self.lines.add((self.body.function.__code__.co_filename, node.lineno))  # type: ignore[attr-defined]
+            return ast.fix_missing_locations(ast.copy_location(made, node))
+        self.generic_visit(node)
+        if isinstance(node, ast.Call):
+            self._exchange_called(node)
+        return node
+
+    def _exchange_called(self, node: ast.Call) -> None:
+        asked = node.func
+        called = self.body.value_of(asked)
+        function = called.__func__ if isinstance(called, MethodType) else called
+        if not isinstance(function, FunctionType) or function.__code__ in self.within:
+            return
+        code = function.__code__
+        owner = called.__self__ if isinstance(called, MethodType) else None
+        body = parsed(function, owner) if origin(code.co_filename) == "user" else None
+        if body is None:
+            return
+        exchange = _Exchanging(body, (*self.within, code))
+        nodes = [exchange.visit(statement.node) for statement in body.statements]
+        if exchange.lines:
+            made = body.compiled(nodes, ())
+            node.func = ast.copy_location(self.body.give(made if owner is None else MethodType(made, owner)), asked)
+            self.lines |= exchange.lines
+            self.codes += [code, *exchange.codes]
+            self.asks += [lambda: bool(self.body.value_of(asked) == called), *exchange.asks]
