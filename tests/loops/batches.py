@@ -241,6 +241,24 @@ def rare_batch_writes_and_draws(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
+def sizes_in_the_batch_and_in_the_result(model, optimizer, batches) -> Loop:
+    seen = []
+
+    def step(batch):
+        (x, y), given = batch
+        loss = F.cross_entropy(model(x) * given["weight"], y) / given["size"].numel()
+        return update(optimizer, loss), given["size"], x.shape
+
+    def batch(n):
+        return batches[n % 10], {"size": torch.Size([2, 3]), "weight": 1 / (n + 1)}
+
+    def after(_, result):
+        seen.append([(type(each).__name__, each.numel()) for each in result[1:]])
+
+    return Loop(step, model, optimizer, batch, lambda: {"seen": seen}, after)
+
+
+@loop(planned=True)
 def numbers_of_numpy_in_the_batch(model, optimizer, batches) -> Loop:
     def step(batch):
         (x, y), weight, kind, is_doubled = batch

@@ -192,10 +192,10 @@ def reads_out_of_sight(batch: Any, codes: Iterable[types.CodeType]) -> str:
 def _is_usual(value: Any) -> bool:
     """True if torch's pytree sees all there is. The answer does not come from the pytree."""
     kind = type(value)
-    if kind is torch.Tensor or is_plain(value):
-        return True
     if kind is list or kind is tuple:
         return all(map(_is_usual, value))
+    if kind is torch.Tensor or (is_plain(value) and kind is not torch.Size):
+        return True
     if kind is dict:
         return all(map(_is_usual, value.values()))
     return kind is Arguments and _is_usual(value.args) and _is_usual(value.kwargs)
@@ -212,6 +212,8 @@ def _tree_of(value: Any, leaves: list[Any], arrays: dict[int, torch.Tensor], dep
         leaves.append(tensor)
         return _Tree(kind, unseen={"": value})
     children, spec = pytree.tree_flatten(value, is_leaf=lambda each: each is not value)
+    if kind is torch.Size:  # torch's pytree would make a plain tuple of it
+        return _Tree(kind, ((), ()), None, tuple(_tree_of(child, leaves, arrays, depth + 1) for child in children))
     if not (len(children) == 1 and children[0] is value):
         return _Tree(kind, (), spec, tuple(_tree_of(child, leaves, arrays, depth + 1) for child in children))
     if not _is_seen_through(kind):  # type: ignore[arg-type]
@@ -273,6 +275,8 @@ def folded(tree: _Tree, leaves: Iterator[Any], array: Callable[[Any, Any], Any] 
     kind: Any = tree.kind
     names, items = tree.keys
     found = children[len(names) :]
+    if kind is torch.Size:
+        return torch.Size(found)
     if issubclass(kind, tuple):
         made = tuple.__new__(kind, found)
     else:
