@@ -14,8 +14,8 @@ from typing import Any
 
 from hocket.errors import InputError
 
-# Gets each call of a sink, and gives the arguments to make it with. None holds the call back.
-Listener = Callable[["Sink", tuple[Any, ...], dict[str, Any]], "tuple[tuple[Any, ...], dict[str, Any]] | None"]
+# Gets each call of a sink, and makes it or holds it back.
+Listener = Callable[["Sink", tuple[Any, ...], dict[str, Any]], object]
 _LISTENERS: dict[int, Listener] = {}  # by thread
 
 
@@ -42,9 +42,10 @@ class Sink:
 
     def _made(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         listener = _LISTENERS.get(threading.get_ident())
-        heard = (args, kwargs) if listener is None else listener(self, args, kwargs)
-        if heard is not None:
-            self.function(*heard[0], **heard[1])
+        if listener is None:
+            self.function(*args, **kwargs)
+        else:
+            listener(self, args, kwargs)
 
 
 def sink(function: Callable[..., Any]) -> Sink:

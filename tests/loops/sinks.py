@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import deque
+from datetime import timedelta
 
 import torch.nn.functional as F
 
@@ -137,6 +138,24 @@ def a_sink_before_what_may_raise(model, optimizer, batches) -> Loop:
         return first
 
     return Loop(step, model, optimizer, batches, lambda: {"seen": seen})
+
+
+@loop(word="that sets count")
+def a_sink_that_counts_what_the_step_reads(model, optimizer, batches) -> Loop:
+    """It gets plain numbers where it looks for itself, as C code needs them."""
+    count, seen = {"shown": 0}, []
+
+    @hocket.sink
+    def show(loss):
+        count["shown"] += 1
+        seen.append(str(timedelta(seconds=count["shown"])))
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        show(loss.item())
+        return loss * count["shown"]
+
+    return Loop(step, model, optimizer, batches, lambda: {"count": count, "seen": seen})
 
 
 @loop(planned=True)

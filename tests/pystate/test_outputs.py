@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import linecache
+import logging
 import sys
 from collections import deque
 
@@ -84,6 +85,18 @@ def test_a_call_waits_and_text_is_made_of_what_was_there():
 )
 def test_calls_that_do_more_stay(statement):
     _, _, shown = made_of((statement,), own=[].append)
+    assert not shown.lines
+
+
+def test_a_logger_with_a_filter_of_the_user_s_stays():
+    """The filter may look at what the step has done so far."""
+    logger = logging.Logger("own")
+    _, _, shown = made_of(("log.info('n %d', n)",), log=logger)
+    assert len(shown.lines) == 1
+    assert all(ask() for ask in shown.asks)
+    logger.addFilter(type("Filter", (), {"filter": lambda self, record: True})())
+    assert not all(ask() for ask in shown.asks)
+    _, _, shown = made_of(("log.info('x %f', x)",), log=logger)
     assert not shown.lines
 
 

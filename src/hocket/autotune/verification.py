@@ -138,9 +138,9 @@ def verify(
     return found, returned
 
 
-def _note_call(made: list[str], sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _note_call(made: list[str], sink: Sink, args: Any, kwargs: Any) -> None:
     made.append(repr((sink.key, (args, kwargs))))  # text has each bit of a float, and does not change with a list
-    return args, kwargs
+    sink.function(*args, **kwargs)
 
 
 @contextmanager

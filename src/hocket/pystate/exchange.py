@@ -59,7 +59,7 @@ class _Exchanging(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, SCOPES):
             return node
-        made = sink_for(self.body, node) if isinstance(node, ast.Expr) else None
+        made = sink_for(self.body, node, self.asks) if isinstance(node, ast.Expr) else None
         if made is not None:
             self.lines.add((self.body.function.__code__.co_filename, node.lineno))  # type: ignore[attr-defined]
             return ast.fix_missing_locations(ast.copy_location(made, node))

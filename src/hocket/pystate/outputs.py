@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import logging
 import string
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -36,18 +37,30 @@ _METHODS = {
     ("_csv", "writer"): _ROWS,
     ("csv", "DictWriter"): _ROWS,
     ("logging", "Logger"): _LEVELS,
-    ("logging", "LoggerAdapter"): _LEVELS,
     ("tqdm.std", "tqdm"): frozenset(("update", "set_postfix", "set_postfix_str", "set_description", "write")),
     ("torch.utils.tensorboard.writer", "SummaryWriter"): frozenset(("add_scalar", "add_scalars", "add_text")),
     ("tensorboardX.writer", "SummaryWriter"): frozenset(("add_scalar", "add_scalars", "add_text")),
     ("wandb.sdk.wandb_run", "Run"): frozenset(("log",)),
 }
+# Packages whose code reads nothing of a step's but what it is given.
+_PACKAGES = frozenset(("rich", "_pytest", *(module.partition(".")[0] for module, _ in _METHODS)))
 
 
-def sink_for(body: Body, node: ast.Expr) -> ast.stmt | None:
-    """A call of a sink in place of a statement that only shows something, or None. `body.given` gets the sink."""
+def sink_for(body: Body, node: ast.Expr, asks: list[Callable[[], bool]]) -> ast.stmt | None:
+    """A call of a sink in place of a statement that only shows something, or None.
+
+    Args:
+        body: with the statement. It is given the sink.
+        node: the statement.
+        asks: gets what asks whether the statement still only shows something.
+    """
     if not isinstance(node.value, ast.Call) or not _shows(body, node.value):
         return None
+    logger = _logger_of(body, node.value)
+    if logger is not None and not _is_plain(logger):
+        return None
+    if logger is not None:
+        asks.append(lambda: _is_plain(logger))
     values: list[ast.expr] = []
     call = _Called(body, values).of(node.value)
     names = [_VALUE.format(place) for place in range(len(values))]
@@ -113,15 +126,43 @@ def _shows(body: Body, call: ast.Call) -> bool:
     """True of calls whose effect is not read by any step, as far as it is known."""
     function = body.value_of(call.func)
     file = next((each.value for each in call.keywords if each.arg == "file"), None)
-    if file is not None and body.value_of(file) is None:
+    if file is not None and not _has(body.value_of(file), "write"):
         return False
     if any(function is each for each in _FUNCTIONS):
         return True
-    if not isinstance(call.func, ast.Attribute):
-        return False
-    owner = body.value_of(call.func.value)
-    kinds = [(kind.__module__, kind.__name__) for kind in type.mro(type(owner))]
-    return any(call.func.attr in _METHODS.get(kind, ()) for kind in kinds)
+    return isinstance(call.func, ast.Attribute) and _has(body.value_of(call.func.value), call.func.attr)
+
+
+def _has(owner: Any, name: str) -> bool:
+    """True if the object has such a method that shows something, and it is no code of the user's."""
+    kinds = type.mro(type(owner))
+    found = any(name in _METHODS.get((kind.__module__, kind.__name__), ()) for kind in kinds)
+    return found and _is_known(next((kind for kind in kinds if name in vars(kind)), type(owner)))
+
+
+def _is_known(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _PACKAGES
+
+
+def _logger_of(body: Body, call: ast.Call) -> logging.Logger | None:
+    """The logger that a call logs to, if it does."""
+    owner: Any = body.value_of(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    if is_a(owner, logging.Logger):
+        return owner
+    function = body.value_of(call.func)
+    return logging.root if any(function is each for each in _FUNCTIONS[1:]) else None
+
+
+def _is_plain(logger: logging.Logger) -> bool:
+    """True if no filter, handler or formatter of the user's may look at what the step has done so far."""
+    here: logging.Logger | None = logger
+    while here is not None:
+        parts = [here, *here.filters, *here.handlers, *(each.formatter for each in here.handlers)]
+        parts += [each for handler in here.handlers for each in handler.filters]
+        if not all(each is None or _is_known(type(each)) for each in parts):
+            return False
+        here = here.parent if here.propagate else None
+    return True
 
 
 def _number(value: Any) -> Any:

@@ -150,7 +150,7 @@ class _Recording:
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
-        ops = OpRecorder(where, self.tape, partial(self.numbers.plain, self.reasons), self._effects_now)
+        ops = OpRecorder(where, self.tape, partial(self.numbers.plain, self._set_by_op), self._effects_now)
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if isinstance(source, BatchLeaf):
@@ -201,15 +201,22 @@ class _Recording:
     def _is_leaf(self, value: Any) -> bool:
         return is_size(value) or self._is_owned(value)
 
-    def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs), is_size)
         self.line_of_sinks = user_line()
         if not all(isinstance(leaf, PLAIN) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
         self.sinks.append(sink)
         self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
-        plain: tuple[Any, Any] = plain_result((args, kwargs), is_size)
-        return plain
+        plain_args, plain_kwargs = plain_result((args, kwargs), is_size)
+        with self.numbers.plain(self._set_by_sink):
+            sink.function(*plain_args, **plain_kwargs)
+
+    def _set_by_sink(self, what: str) -> None:
+        self.reasons.add("calls a sink", f"that sets {what}, where the step reads it", self.line_of_sinks)
+
+    def _set_by_op(self, what: str) -> None:
+        self.reasons.add("counts in an op", what)  # a planned step runs the op, too
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
