@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.nn.functional as F
 
 import hocket
-from loops.loop import Loop, loop, task, train, update
+from loops.loop import Loop, classifier, loop, task, train, update
 
 
 class Run:
@@ -151,9 +151,9 @@ def a_sink_that_counts_what_the_step_reads(model, optimizer, batches) -> Loop:
         seen.append(str(timedelta(seconds=count["shown"])))
 
     def step(batch):
-        loss = train(model, optimizer, batch)
+        loss = classifier(model, batch)
         show(loss.item())
-        return loss * count["shown"]
+        return update(optimizer, loss / count["shown"])
 
     return Loop(step, model, optimizer, batches, lambda: {"count": count, "seen": seen})
 
