@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import logging
+import math
 import random
 import sys
 from collections import deque
@@ -27,6 +29,7 @@ def prints_between_two_updates() -> Loop:
         loss = update(of_critic, critic_loss(generator, critic, real))
         if state["step"] % 5 == 0:
             print(f"[{state['step']}] critic {loss.item():.4f}, mean {loss:.3f}" + " of " + str(round(loss.item(), 2)))
+            print(f"perplexity {math.exp(loss.item()):.2f}", max(loss.item(), 1.0), json.dumps({"loss": loss.item()}))
         print(
             "critic: {:.4f}".format(loss),  # noqa: UP032
             "%.3e in step %d" % (loss.item(), state["step"]),  # noqa: UP031

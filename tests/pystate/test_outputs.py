@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import linecache
 import logging
+import math
 import sys
 from collections import deque
 
@@ -25,6 +28,8 @@ STATEMENTS = [
     "print(*[n, x], *'ab', **{'sep': '-'})",
     "print([n, x], (word,), {'n': n, 'text': f'{x:.2f}'}, {1, 1}, None, True, sep='|')",
     "print(f'{f\"{x:.1f}\"} {n if n > 2 else x} {[i for i in range(n)]}', file=sys.stdout)",
+    "print(form.format(x, n), form.format(word, 1), json.dumps({'n': n, 'x': x}, indent=1), math.exp(x), max(n, x))",
+    "print(f'ppl {math.exp(loss.item()):.2f}', min([n, 1]), int(x), abs(-x), repr(word), len(word), float(loss))",
     "sys.stdout.write(f'{x:.2f} of {n}\\n')",
     "print(', '.join(f'{each:.1f}' for each in (x, n)), ','.join(['a', 'b']))",
     "print(walrus := n, walrus)",
@@ -32,6 +37,7 @@ STATEMENTS = [
     "kept.extend([n, x])",
 ]
 GIVEN = {"n": 3, "x": 2.71828, "word": "it's", "width": 9, "loss": torch.tensor(0.123456789), "kept": deque(maxlen=3)}
+NAMES = {"sys": sys, "math": math, "json": json, "form": "{} of {:>3}", "suppress": contextlib.suppress}
 
 
 def made_of(lines, **outside):
@@ -39,7 +45,7 @@ def made_of(lines, **outside):
     file = f"<shown {hash(lines)}>"
     source = "def step(n, x, word, width, loss):\n" + "".join(f"    {line}\n" for line in lines)
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    found = {"sys": sys, **outside}
+    found = {**NAMES, **outside}
     exec(compile(source, file, "exec"), found)
     body = parsed(found["step"], None)
     shown = exchanged(body, [each.node for each in body.statements])

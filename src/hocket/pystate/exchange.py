@@ -7,10 +7,13 @@ between the ops have others in their place that hold these statements.
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any
+
+import torch
 
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.names import SCOPES
@@ -57,8 +60,8 @@ class _Exchanging(ast.NodeTransformer):
         self.lines: set[tuple[str, int]] = set()
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, SCOPES):
-            return node
+        if isinstance(node, (*SCOPES, ast.Try, ast.TryStar)) or _suppresses(node, self.body):
+            return node  # where a call waits, no handler catches what it raises
         made = sink_for(self.body, node, self.asks) if isinstance(node, ast.Expr) else None
         if made is not None:
             self.lines.add((self.body.function.__code__.co_filename, node.lineno))  # type: ignore[attr-defined]
@@ -76,7 +79,7 @@ class _Exchanging(ast.NodeTransformer):
             return
         code = function.__code__
         owner = called.__self__ if isinstance(called, MethodType) else None
-        body = parsed(function, owner) if origin(code.co_filename) == "user" else None
+        body = parsed(function, owner) if _is_opened(code.co_filename) else None
         if body is None:
             return
         exchange = _Exchanging(body, (*self.within, code))
@@ -87,3 +90,14 @@ class _Exchanging(ast.NodeTransformer):
             self.lines |= exchange.lines
             self.codes += [code, *exchange.codes]
             self.asks += [lambda: bool(self.body.value_of(asked) == called), *exchange.asks]
+
+
+def _suppresses(node: ast.AST, body: Body) -> bool:
+    """True of ``with contextlib.suppress(...)``."""
+    calls = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+    return any(isinstance(each, ast.Call) and body.value_of(each.func) is contextlib.suppress for each in calls)
+
+
+def _is_opened(file: str) -> bool:
+    """True of files of the user's, and of what ``@torch.no_grad()`` makes of a function."""
+    return origin(file) == "user" or file == torch.utils._contextlib.__file__

@@ -13,7 +13,9 @@ Text is made by the function. Made between the ops, it would hold numbers that a
 from __future__ import annotations
 
 import ast
+import json
 import logging
+import math
 import string
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +30,12 @@ _VALUE = "_hocket_value_{}"
 _NUMBER = "_hocket_number"
 _LEVELS = frozenset(("debug", "info", "warning", "error", "critical", "log"))
 _FUNCTIONS = (print, *(getattr(logging, level) for level in _LEVELS))
+# What computes nothing but its result: of numbers that are late it is called when they are known.
+_PURE = (str, repr, abs, min, max, json.dumps)
+_OF_NUMBERS = (
+    *(int, float, bool, round, format),
+    *(math.exp, math.log, math.log2, math.log10, math.sqrt, math.pow, math.isnan, math.isfinite, math.isinf),
+)
 _ROWS = frozenset(("writerow", "writerows"))
 # Methods that show or keep something, by the module and the name of the class. Where the step reads what they have
 # kept, the watch sees that it has changed.
@@ -85,14 +93,14 @@ class _Called:
         given = [each if each.arg == "file" else ast.keyword(each.arg, self.text(each.value)) for each in call.keywords]
         return ast.Call(call.func, [self.text(each) for each in call.args], given)
 
-    def text(self, node: ast.expr) -> ast.expr:
+    def text(self, node: ast.expr, as_number: bool = False) -> ast.expr:
         """The expression with what it makes text of by names, or a name in its place."""
         if isinstance(node, ast.Constant):
             return node
         if isinstance(node, ast.JoinedStr):
             return ast.JoinedStr([self.text(each) for each in node.values])
         if isinstance(node, ast.FormattedValue):
-            value = self.text(node.value) if node.conversion != -1 else self.value(node.value, as_number=True)
+            value = self.text(node.value, node.conversion == -1)
             return ast.FormattedValue(value, node.conversion, node.format_spec and self.text(node.format_spec))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _has_text(node):
             return ast.BinOp(self.text(node.left), node.op, self.text(node.right))
@@ -101,17 +109,24 @@ class _Called:
             many = isinstance(node.right, ast.Tuple)
             right: Any = [self.value(each, as_number) for each in (node.right.elts if many else [node.right])]  # type: ignore[attr-defined]
             return ast.BinOp(node.left, node.op, ast.Tuple(right, ast.Load()) if many else right[0])
-        if isinstance(node, ast.Call) and self.body.value_of(node.func) in (str, round) and not node.keywords:
-            return ast.Call(node.func, [self.text(each) for each in node.args], [])
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_text(node.func.value):
-            as_number = node.func.attr == "format" and _is_simple(node.func.value.value)  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and (pure := self._pure(node.func)):
+            given = [ast.keyword(each.arg, self.text(each.value)) for each in node.keywords]
+            return ast.Call(node.func, [self.text(each, pure in _OF_NUMBERS) for each in node.args], given)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join"):
+            form = self.text(node.func.value)
+            as_number = node.func.attr == "format" and _is_simple(form)
             given = [ast.keyword(each.arg, self.value(each.value, as_number)) for each in node.keywords]
-            return ast.Call(node.func, [self.value(each, as_number) for each in node.args], given)
+            values = [self.value(each, as_number) for each in node.args]
+            return ast.Call(ast.Attribute(form, node.func.attr, ast.Load()), values, given)
         if isinstance(node, (ast.List, ast.Tuple)):
             return type(node)([self.text(each) for each in node.elts], ast.Load())
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return ast.Dict(node.keys, [self.text(each) for each in node.values])
-        return self.value(node)
+        return self.value(node, as_number)
+
+    def _pure(self, node: ast.expr) -> Any:
+        called = self.body.value_of(node)
+        return next((each for each in (*_PURE, *_OF_NUMBERS) if each is called), None)
 
     def value(self, node: ast.expr, as_number: bool = False) -> ast.expr:
         """A name in place of an expression."""
@@ -180,10 +195,12 @@ def _has_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or _is_text(node)
 
 
-def _is_simple(text: str) -> bool:
-    """True if all that is formatted are values themselves, in their own format."""
+def _is_simple(form: ast.expr) -> bool:
+    """True of a text by which all that is formatted are values themselves, in their own format."""
+    if not isinstance(form, ast.Constant) or not isinstance(form.value, str):
+        return False
     try:
-        fields = [(name or "", conversion) for _, name, _, conversion in string.Formatter().parse(text)]
+        fields = [(name or "", conversion) for _, name, _, conversion in string.Formatter().parse(form.value)]
     except ValueError:
         return False
     return not any(conversion or "." in name or "[" in name for name, conversion in fields)
