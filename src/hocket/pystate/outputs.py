@@ -97,6 +97,8 @@ class _Called:
         """The expression with what it makes text of by names, or a name in its place."""
         if isinstance(node, ast.Constant):
             return node
+        if isinstance(node, ast.Call) and any(isinstance(each, ast.GeneratorExp) for each in node.args):
+            return self.value(node, as_number)  # it is used up once
         if isinstance(node, ast.JoinedStr):
             return ast.JoinedStr([self.text(each) for each in node.values])
         if isinstance(node, ast.FormattedValue):
