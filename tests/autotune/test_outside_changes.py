@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -88,3 +90,37 @@ def test_gradients_that_were_one_tensor_are_two_later(zeroed):
             assert torch.equal(eager(x), fast(x))
             for first, second in zip(model.parameters(), other.parameters(), strict=True):
                 assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("size", [None, 8])
+@pytest.mark.parametrize("kind", ["dict", "tensor"])
+def test_what_a_cached_function_has_returned_changes(kind, size):
+    """Settings that are made once: they are written, and made anew."""
+
+    def build():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        settings = functools.lru_cache(size)(lambda name: {"weight": 1.0} if kind == "dict" else torch.ones(()))
+
+        def step(x):
+            weight = settings("train")["weight"] if kind == "dict" else settings("train")
+            return update(optimizer, (model(x) * weight).pow(2).mean())
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return step, model, optimizer, settings
+
+    eager, _, _, first = build()
+    step, model, optimizer, second = build()
+    x = torch.randn(3, 4)
+    with hocket.schedule(step, model, optimizer, guard=False, planner="serial", machine=ONE, cache=False) as fast:
+        for n in range(36):
+            for each in (first, second):
+                if n == 26:
+                    assert fast.verdict == "planned", fast.why
+                    each("train").update(weight=0.5) if kind == "dict" else each("train").mul_(0.5)
+                if n == 28:
+                    each("others")
+                if n == 30:
+                    each.cache_clear()
+            assert torch.equal(eager(x), fast(x)), n
+            assert first.cache_info().currsize == second.cache_info().currsize

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from hocket.dynamo.backend import BackendOptions
 from hocket.errors import InputError
@@ -203,3 +204,51 @@ def test_a_backward_may_run_twice() -> None:
 
     with made_regions():
         assert torch.equal(gradients("hocket"), gradients(None))
+
+
+class Checkpointed(nn.Module):
+    """Layers that are computed again in the backward."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layers, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Dropout(0.5), lambda: nn.BatchNorm1d(4)], ids=["dropout", "norm"])
+def test_a_checkpoint_draws_and_averages_as_in_eager(layer: Callable[[], nn.Module]) -> None:
+    def made() -> nn.Module:
+        return Checkpointed(nn.Linear(4, 4), layer(), nn.Linear(4, 4))
+
+    with made_regions():
+        found = run_program(made, _rows(lambda _: 6), "hocket", NUM_CALLS)
+    assert same(found, run_program(made, _rows(lambda _: 6), None, NUM_CALLS))
+
+
+def test_an_argument_of_a_checkpoint_that_is_written_is_an_error() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+
+    def written(x: torch.Tensor) -> torch.Tensor:
+        inner = x * 2
+        result = checkpoint(model, inner, use_reentrant=False)
+        inner.add_(1)
+        return result
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.compile(written, backend="hocket")(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_graph_that_cannot_be_traced_raises_eagers_error() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def returned(x: torch.Tensor) -> torch.Tensor:
+        kept = (weight * x).exp()
+        result = kept * 2
+        kept.add_(1)
+        return result
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation") as found:
+        torch.compile(returned, backend="hocket")(torch.ones(3)).sum().backward()
+    assert found.type is RuntimeError

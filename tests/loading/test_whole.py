@@ -69,6 +69,7 @@ CASES = {
     "script": (lambda: torch.jit.trace(torch.nn.Linear(3, 2), torch.ones(3)), "is a script"),
     "compiled": (lambda: compiled(), "is compiled"),
     "hooks": (hooked, "has hooks on loading a state"),
+    "lazy": (lambda: torch.nn.LazyLinear(2), "has hooks on loading a state"),
     "special": (special, "weight is a"),
     "viewed": (lambda: viewed(KEPT), "the memory of weight is also that of a tensor that is not the model's"),
     "overlapping": (overlapping, "bias and weight overlap in memory"),

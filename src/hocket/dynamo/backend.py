@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 
 from hocket.autotune.options import NUMERICS
 from hocket.autotune.remembered import about_step
@@ -124,7 +125,14 @@ def compiled_graph(
     )
     # Both graphs now, and none that gives up what it has saved: a backward may run twice, as in eager.
     with torch._functorch.config.patch(force_non_lazy_backward_lowering=True, donated_buffer=False):
-        traced: Callable[..., Any] = backend(graph, example_inputs)
+        try:
+            traced: Callable[..., Any] = backend(graph, example_inputs)
+        except TorchDynamoException:  # says how Dynamo goes on
+            raise
+        except Exception as error:  # noqa: BLE001  # of the user's, who gets it from the call
+            for region in parts.regions:
+                region.give_up("AOTAutograd failed")
+            return _as_it_stands(graph, f"AOTAutograd cannot trace it ({type(error).__name__}: {error})")
     if not parts.regions:
         return _as_it_stands(graph, "no part of it can be planned")
     compiled = parts.differentiable(original, len(example_inputs)) or traced
@@ -151,8 +159,7 @@ def compiled_graph(
 
 def _as_it_stands(graph: fx.GraphModule, reason: str) -> Callable[..., Any]:
     log.info("hocket: a graph runs as it stands: %s", reason)
-    forward: Callable[..., Any] = graph.forward
-    return forward
+    return unchanged(graph)
 
 
 def _about(graph: fx.GraphModule, numerics: str) -> dict[str, Any]:

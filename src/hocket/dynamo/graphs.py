@@ -7,6 +7,7 @@ planned call returns each computed value once, and `Outputs` puts the result tog
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch.partitioners import default_partition
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 # A graph of fewer ops leaves nothing to plan.
 MIN_OPS = 2
@@ -49,8 +52,38 @@ class Outputs:
 
 def unchanged(graph: fx.GraphModule) -> Callable[..., Any]:
     """A graph of Dynamo's as a function, which stays as it is whatever a compiler makes of the graph."""
-    forward: Callable[..., Any] = fx.GraphModule(graph, copied(graph.graph)).forward
+    own = copied(graph.graph)
+    for node in own.find_nodes(op="call_function", target=tag_activation_checkpoint):
+        node.target = checkpointed
+    forward: Callable[..., Any] = fx.GraphModule(graph, own).forward
     return forward
+
+
+def checkpointed(body: fx.GraphModule, *args: Any, **options: Any) -> Any:
+    """Do what Dynamo writes down as an op of its own: that op leaves it to a compiler to draw the same numbers twice.
+
+    The body gets buffers of modules as arguments, too, and writes them twice, as in eager: so torch's check that no
+    argument is written is made here, without these.
+    """
+    own = body.meta.get("hocket")
+    if own is None:
+        own = body.meta["hocket"] = unchanged(body)
+    tensors = [
+        value
+        for node, value in zip(body.graph.find_nodes(op="placeholder"), args, strict=True)
+        if isinstance(value, torch.Tensor) and not value.is_inference() and "_buffers_" not in node.name
+    ]
+    versions = [each._version for each in tensors]
+    runs = itertools.count()
+
+    def run(*_: torch.Tensor) -> Any:
+        if next(runs) and [each._version for each in tensors] != versions:
+            raise RuntimeError("an argument of a checkpoint has been modified by an inplace operation")
+        return own(*args)
+
+    elsewhere = [each.new_empty(0) for each in tensors if each.device.type != "cpu"]  # whose generators are kept, too
+    context = body.meta.get("_checkpoint_context_fn", noop_context_fn)
+    return checkpoint(run, *elsewhere, **{**options, "use_reentrant": False, "context_fn": context})
 
 
 def boxed(graph: fx.GraphModule) -> Callable[[list[Any]], Any]:

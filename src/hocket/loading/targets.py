@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parameter import is_lazy
 
 from hocket.errors import InputError
 from hocket.loading.held import memory_of
@@ -118,7 +119,7 @@ def find_targets(
 def memory_key(tensor: torch.Tensor) -> Any:
     """Return a key that is equal for tensors that are the same elements in memory."""
     tensor = memory_of(tensor)
-    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+    if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 

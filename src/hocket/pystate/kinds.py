@@ -13,6 +13,7 @@ import ctypes
 import decimal
 import enum
 import functools
+import gc
 import io
 import logging
 import mmap
@@ -118,8 +119,17 @@ class Kinds(TorchKinds):
         code = getattr(value.__wrapped__, "__code__", _NO_CODE)
         if origin(code.co_filename) == "user":
             info = value.cache_info()  # a hit reads what an earlier call with equal arguments has returned
-            self.state(value, (path, "the cache of {}", None), (info.misses, info.currsize))
+            path = (path, "the cache of {}", None)
+            self.state(value, path, (info.misses, info.currsize))
+            for table in gc.get_referents(value):
+                if type(table) is dict and table is not value.__dict__:  # entries of other calls may come
+                    self.names(table, path, frozenset(table).__contains__)
             self.executed.asks_types[code.co_qualname] = None  # its keys are told apart by their types
+
+    def link(self, value: Any, path: Path) -> None:
+        """An entry of a bounded cache, which has a key and a result, and may get others."""
+        self.setting(value, path, lambda: [*map(id, gc.get_referents(value))])
+        self.todo.extend((part, path) for part in gc.get_referents(value))
 
     def suspended(self, value: types.GeneratorType[Any, Any, Any], path: Path) -> None:
         if value.gi_code in self.executed.codes:
@@ -330,6 +340,8 @@ def _visitor(kind: type) -> Callable[[Kinds, Any, Path], None]:
             return visit
     if kind in (weakref.ProxyType, weakref.CallableProxyType):
         return Kinds.weak_proxy
+    if kind.__name__ == "_lru_list_elem":  # which Python has no name for
+        return Kinds.link
     if kind.__name__ == "cython_function_or_method":  # each Cython has a type of its own
         return Kinds.builtin
     if kind.__module__.startswith(_FUNCTIONS_OF_C):
