@@ -15,7 +15,7 @@ from typing import Any
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.names import SCOPES
 from hocket.pystate.origins import origin
-from hocket.pystate.outputs import sink_for
+from hocket.pystate.outputs import shows, sink_for
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class _Exchanging(ast.NodeTransformer):
             return node
         made = sink_for(self.body, node) if isinstance(node, ast.Expr) else None
         if made is not None:
+            shown: Any = node
+            self.asks.append(lambda: shows(self.body, shown.value))
             self.lines.add((self.body.function.__code__.co_filename, node.lineno))  # type: ignore[attr-defined]
             return ast.fix_missing_locations(ast.copy_location(made, node))
         self.generic_visit(node)

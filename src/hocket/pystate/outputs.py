@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import ast
 import logging
+import math
+import re
 import string
 from typing import Any
 
@@ -25,7 +27,12 @@ from hocket.sinks import Sink
 
 _VALUE = "_hocket_value_{}"
 _NUMBER = "_hocket_number"
+_WHOLE = "_hocket_whole"
 _LEVELS = frozenset(("debug", "info", "warning", "error", "critical", "log"))
+_OF_THE_MOMENT = frozenset(("exc_info", "stack_info", "stacklevel"))
+# A field of ``"%5d" % number``, with its kind. Some kinds raise unless they get a whole number, or one that can be one.
+_FIELD = re.compile(r"%(?:\(.*?\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?(.)", re.DOTALL)
+_WHOLE_KINDS = frozenset("diouxXc")
 _FUNCTIONS = (print, *(getattr(logging, level) for level in _LEVELS))
 _ROWS = frozenset(("writerow", "writerows"))
 # Methods that show or keep something, by the module and the name of the class. Where the step reads what they have
@@ -46,13 +53,13 @@ _METHODS = {
 
 def sink_for(body: Body, node: ast.Expr) -> ast.stmt | None:
     """A call of a sink in place of a statement that only shows something, or None. `body.given` gets the sink."""
-    if not isinstance(node.value, ast.Call) or not _shows(body, node.value):
+    if not isinstance(node.value, ast.Call) or not shows(body, node.value):
         return None
     values: list[ast.expr] = []
     call = _Called(body, values).of(node.value)
     names = [_VALUE.format(place) for place in range(len(values))]
     function = body.function_of(names, ast.copy_location(ast.Expr(call), node))
-    body.given[_NUMBER] = _number
+    body.given |= {_NUMBER: _number, _WHOLE: _whole}
     return ast.Expr(ast.Call(body.give(Sink(function)), values, []))
 
 
@@ -79,41 +86,54 @@ class _Called:
         if isinstance(node, ast.JoinedStr):
             return ast.JoinedStr([self.text(each) for each in node.values])
         if isinstance(node, ast.FormattedValue):
-            value = self.text(node.value) if node.conversion != -1 else self.value(node.value, as_number=True)
+            value = self.text(node.value) if node.conversion != -1 else self.value(node.value, _NUMBER)
             return ast.FormattedValue(value, node.conversion, node.format_spec and self.text(node.format_spec))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _has_text(node):
             return ast.BinOp(self.text(node.left), node.op, self.text(node.right))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
-            as_number = not any(each in node.left.value for each in ("%s", "%r", "%a"))  # type: ignore[attr-defined]
-            many = isinstance(node.right, ast.Tuple)
-            right: Any = [self.value(each, as_number) for each in (node.right.elts if many else [node.right])]  # type: ignore[attr-defined]
-            return ast.BinOp(node.left, node.op, ast.Tuple(right, ast.Load()) if many else right[0])
+            return self._percent(node, node.left.value, node.right)  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and self.body.value_of(node.func) is round and len(node.args) == 1:
+            return ast.Call(node.func, [self.value(node.args[0], of=_WHOLE)], node.keywords)
         if isinstance(node, ast.Call) and self.body.value_of(node.func) in (str, round) and not node.keywords:
             return ast.Call(node.func, [self.text(each) for each in node.args], [])
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_text(node.func.value):
-            as_number = node.func.attr == "format" and _is_simple(node.func.value.value)  # type: ignore[attr-defined]
-            given = [ast.keyword(each.arg, self.value(each.value, as_number)) for each in node.keywords]
-            return ast.Call(node.func, [self.value(each, as_number) for each in node.args], given)
+            of = _NUMBER if node.func.attr == "format" and _is_simple(node.func.value.value) else ""  # type: ignore[attr-defined]
+            given = [ast.keyword(each.arg, self.value(each.value, of)) for each in node.keywords]
+            return ast.Call(node.func, [self.value(each, of) for each in node.args], given)
         if isinstance(node, (ast.List, ast.Tuple)):
             return type(node)([self.text(each) for each in node.elts], ast.Load())
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return ast.Dict(node.keys, [self.text(each) for each in node.values])
         return self.value(node)
 
-    def value(self, node: ast.expr, as_number: bool = False) -> ast.expr:
-        """A name in place of an expression."""
+    def _percent(self, node: ast.BinOp, text: str, right: ast.expr) -> ast.expr:
+        kinds = [kind for kind in _FIELD.findall(text) if kind != "%"]
+        values = right.elts if isinstance(right, ast.Tuple) else [right]
+        of = "" if {*kinds} & {*"sra"} else _NUMBER
+        each_of = [of for _ in values]
+        if {*kinds} & _WHOLE_KINDS:
+            if len(kinds) != len(values):
+                return self.value(node)
+            each_of = [_WHOLE if kind in _WHOLE_KINDS else of for kind in kinds]
+        found = list(map(self.value, values, each_of))
+        return ast.BinOp(node.left, node.op, ast.Tuple(found, ast.Load()) if isinstance(right, ast.Tuple) else found[0])
+
+    def value(self, node: ast.expr, of: str = "") -> ast.expr:
+        """A name in place of an expression, or of what a function makes `of` it."""
         if isinstance(node, ast.Starred):
             return ast.Starred(self.value(node.value), ast.Load())
         name = ast.Name(_VALUE.format(len(self.values)), ast.Load())
-        self.values.append(ast.Call(ast.Name(_NUMBER, ast.Load()), [node], []) if as_number else node)
+        self.values.append(ast.Call(ast.Name(of, ast.Load()), [node], []) if of else node)
         return name
 
 
-def _shows(body: Body, call: ast.Call) -> bool:
+def shows(body: Body, call: ast.Call) -> bool:
     """True of calls whose effect is not read by any step, as far as it is known."""
     function = body.value_of(call.func)
     file = next((each.value for each in call.keywords if each.arg == "file"), None)
     if file is not None and body.value_of(file) is None:
+        return False
+    if any(each.arg is None or each.arg in _OF_THE_MOMENT for each in call.keywords):
         return False
     if any(function is each for each in _FUNCTIONS):
         return True
@@ -127,6 +147,13 @@ def _shows(body: Body, call: ast.Call) -> bool:
 def _number(value: Any) -> Any:
     """The number that a tensor of one element is shown as in text."""
     return value.item() if is_a(value, torch.Tensor) and type(value) is torch.Tensor and value.dim() == 0 else value
+
+
+def _whole(value: Any) -> Any:
+    """The value, which a step checks where a whole number is made of it: a later one may raise there."""
+    if isinstance(value, float):
+        math.isfinite(value)
+    return value
 
 
 def _is_text(node: ast.expr) -> bool:

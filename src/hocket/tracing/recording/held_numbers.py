@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from hocket.pystate.places import same, shown
-from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.plain import plain_of
 from hocket.tracing.scalars.tape import Tape
@@ -34,8 +33,12 @@ class HeldNumbers:
             entry.set(self._tape.leaf(entry, value))
 
     @contextmanager
-    def plain(self, reasons: Reasons) -> Iterator[None]:
-        """Put plain numbers in the places of live ones while an op of the user's runs, which may not set them."""
+    def plain(self, note: Callable[[str], None]) -> Iterator[None]:
+        """Put plain numbers in the places of live ones while an op of the user's, or a sink, runs. It may not set them.
+
+        Args:
+            note: called with what it has set.
+        """
         live = {entry: value for entry in self._before if isinstance(value := entry.get(), (Live, Late))}
         for entry, value in live.items():
             entry.set(value.plain)
@@ -45,8 +48,8 @@ class HeldNumbers:
             for entry, value in live.items():
                 if same(now := entry.get(), value.plain):
                     entry.set(value)
-                else:  # a planned step runs the op, too
-                    reasons.add("counts in an op", f"{entry.name} to {shown(now)}")
+                else:  # a planned step runs it, too
+                    note(f"{entry.name} to {shown(now)}")
 
     def set_so_far(self) -> Iterator[tuple[Entry, Any]]:
         """The numbers that the step has set."""

@@ -150,7 +150,12 @@ class _Recording:
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
-        ops = OpRecorder(where, self.tape, partial(self.numbers.plain, self.reasons), self._effects_now)
+        ops = OpRecorder(
+            where,
+            self.tape,
+            partial(self.numbers.plain, partial(self.reasons.add, "counts in an op")),
+            self._effects_now,
+        )
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if isinstance(source, BatchLeaf):
@@ -201,15 +206,19 @@ class _Recording:
     def _is_leaf(self, value: Any) -> bool:
         return is_size(value) or self._is_owned(value)
 
-    def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs), is_size)
         self.line_of_sinks = user_line()
         if not all(isinstance(leaf, PLAIN) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
         self.sinks.append(sink)
         self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
-        plain: tuple[Any, Any] = plain_result((args, kwargs), is_size)
-        return plain
+        args, kwargs = plain_result((args, kwargs), is_size)
+        with self.numbers.plain(partial(self._add_changed, line=self.line_of_sinks)):
+            sink.function(*args, **kwargs)
+
+    def _add_changed(self, name: str, line: str) -> None:
+        self.reasons.add("calls a sink", f"that sets {name}, which the step reads", line)
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
