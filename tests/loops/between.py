@@ -288,3 +288,56 @@ def prints_an_object_between_updates() -> Loop:
         return loss + update(of_generator, generator_loss(generator, critic))
 
     return Loop(step, [generator, critic], [of_generator, of_critic], batches)
+
+
+@loop(planned=True)
+def code_of_called_functions_exchanged(model, optimizer, batches) -> Loop:
+    """Notebooks that load a module again put the new code into the functions that there are."""
+
+    def show(loss, scale=1.0):
+        print(f"{loss * scale:.4f}")
+
+    def show_twice(loss, scale=1.0):
+        print(f"{loss:.4f} {loss * scale:.4f}")
+
+    def train(batch, weight=1.0):
+        for _ in range(2):
+            loss = update(optimizer, classifier(model, batch) * weight)
+            show(loss.item())
+        return loss
+
+    def train_with_penalty(batch, weight=1.0):
+        for _ in range(2):
+            loss = update(optimizer, classifier(model, batch) * weight + 0.1)
+            show(loss.item())
+        return loss
+
+    def step(batch):
+        loss = train(batch)
+        print("trained")
+        return loss
+
+    def after(n, _):
+        if n == 70:
+            show.__code__, show.__defaults__ = show_twice.__code__, (2.0,)
+        if n == 120:
+            train.__code__ = train_with_penalty.__code__
+        if n == 160:
+            train.__defaults__ = (0.5,)
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+def shown(value):
+    print("not this one", value)
+
+
+@loop(word="print")
+def name_of_a_comprehension_hides_a_function_that_prints(model, optimizer, batches) -> Loop:
+    def step(batch):
+        loss = update(optimizer, classifier(model, batch))
+        scale = sum([shown(loss) for shown in (torch.sigmoid, torch.tanh)])
+        shown(loss.item())
+        return update(optimizer, classifier(model, batch) * scale.detach())
+
+    return Loop(step, model, optimizer, batches)

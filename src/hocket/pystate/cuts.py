@@ -98,7 +98,7 @@ class BodyCut:
             (self.body.function.__code__, *other.codes),
             leaves_draws=self.leaves_draws,
             is_exchanged=bool(other.lines),
-            asks=other.asks,
+            asks=(*other.asks, self.body.is_current),
         )
 
     def _is_worth_it(self) -> bool:

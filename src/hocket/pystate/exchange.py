@@ -88,4 +88,4 @@ class _Exchanging(ast.NodeTransformer):
             node.func = ast.copy_location(self.body.give(made if owner is None else MethodType(made, owner)), asked)
             self.lines |= exchange.lines
             self.codes += [code, *exchange.codes]
-            self.asks += [lambda: bool(self.body.value_of(asked) == called), *exchange.asks]
+            self.asks += [lambda: bool(self.body.value_of(asked) == called), body.is_current, *exchange.asks]
