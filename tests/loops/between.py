@@ -290,6 +290,25 @@ def prints_an_object_between_updates() -> Loop:
     return Loop(step, [generator, critic], [of_generator, of_critic], batches)
 
 
+@loop(word="where it may catch what that raises")
+def writes_to_a_file_that_is_closed_meanwhile(model, optimizer, batches) -> Loop:
+    file, state = io.StringIO(), {"failures": 0}
+
+    def step(batch):
+        loss = update(optimizer, classifier(model, batch))
+        try:
+            file.write(f"{loss.item():.4f}\n")
+        except ValueError:
+            state["failures"] += 1
+        return update(optimizer, classifier(model, batch))
+
+    def after(n, _):
+        if n == 100:
+            file.close()
+
+    return Loop(step, model, optimizer, batches, lambda: state, after)
+
+
 @loop(planned=True)
 def code_of_called_functions_exchanged(model, optimizer, batches) -> Loop:
     """Notebooks that load a module again put the new code into the functions that there are."""

@@ -60,7 +60,8 @@ def sink_for(body: Body, node: ast.Expr) -> ast.stmt | None:
     names = [_VALUE.format(place) for place in range(len(values))]
     function = body.function_of(names, ast.copy_location(ast.Expr(call), node))
     body.given |= {_NUMBER: _number, _WHOLE: _whole}
-    return ast.Expr(ast.Call(body.give(Sink(function)), values, []))
+    may_raise = body.value_of(call.func) is not print or any(each.arg == "file" for each in call.keywords)
+    return ast.Expr(ast.Call(body.give(Sink(function, may_raise=may_raise)), values, []))
 
 
 class _Called:
@@ -133,7 +134,8 @@ def shows(body: Body, call: ast.Call) -> bool:
     file = next((each.value for each in call.keywords if each.arg == "file"), None)
     if file is not None and body.value_of(file) is None:
         return False
-    if any(each.arg is None or each.arg in _OF_THE_MOMENT for each in call.keywords):
+    logs = getattr(function, "__name__", "") in _LEVELS
+    if logs and any(each.arg is None or each.arg in _OF_THE_MOMENT for each in call.keywords):
         return False
     if any(function is each for each in _FUNCTIONS):
         return True
