@@ -25,11 +25,13 @@ class Sink:
     Args:
         function: the user's own.
         key: equal for sinks of one function, and of one method of one object.
+        may_raise: a step that may catch what it raises cannot be planned.
     """
 
-    def __init__(self, function: Callable[..., Any], key: Any = None) -> None:
+    def __init__(self, function: Callable[..., Any], key: Any = None, may_raise: bool = False) -> None:
         functools.update_wrapper(self, function)
         self.function = function
+        self.may_raise = may_raise
         self.key = id(function) if key is None else key
 
     def __get__(self, instance: Any, owner: type | None = None) -> Sink:

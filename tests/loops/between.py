@@ -192,6 +192,86 @@ def kept_between_two_updates_and_read_by_another_name() -> Loop:
     return Loop(step, [generator, critic], [of_generator, of_critic], batches, lambda: state)
 
 
+@loop(planned=True)
+def prints_a_whole_number_of_what_is_not_finite(model, optimizer, batches) -> Loop:
+    """Text cannot be made of it, which eager finds where the print stands."""
+    spoilt = [(x * float("nan"), y) for x, y in batches[:2]]
+
+    def step(batch):
+        loss = update(optimizer, classifier(model, (batch[0].nan_to_num(), batch[1])))
+        mean = batch[0].mean().item()
+        try:
+            print("mean %d in a thousand, %.3f" % (mean * 1000, loss.item()), round(mean))  # noqa: UP031
+        except ValueError:
+            print("no mean")
+        return loss + update(optimizer, classifier(model, (batch[0].nan_to_num() / 2, batch[1])))
+
+    return Loop(step, model, optimizer, lambda n: spoilt[n % 2] if n in (80, 130) else batches[n % 10])
+
+
+@loop(word="asks write of")
+def logs_from_where_it_is_called() -> Loop:
+    own = Adversaries()
+
+    def log(*values):
+        own.logger.info("critic %.4f", *values, stacklevel=2)
+
+    def step(real):
+        loss = own.train_critic(real)
+        try:
+            log(loss.item())
+            raise KeyError(0)
+        except KeyError:
+            own.logger.error("not found", exc_info=True)
+        return loss + own.train_generator()
+
+    return Loop(step, [own.generator, own.critic], own.optimizers, own.batches, lambda: {"log": own.out.getvalue()})
+
+
+@loop(word="that sets closure of step: out.num_lines")
+def reads_what_a_print_has_counted() -> Loop:
+    generator, critic, (of_generator, of_critic), batches = adversaries()
+
+    class Out:
+        num_lines = 0
+
+        def write(self, text):
+            self.num_lines += text.count("\n")
+
+    out = Out()
+
+    def step(real):
+        loss = update(of_critic, critic_loss(generator, critic, real))
+        print(f"{loss.item():.4f}", file=out)
+        return loss + update(of_generator, generator_loss(generator, critic) * (1 + out.num_lines / 100))
+
+    return Loop(step, [generator, critic], [of_generator, of_critic], batches, lambda: {"n": out.num_lines})
+
+
+@loop()
+def print_exchanged_for_one_that_counts() -> Loop:
+    generator, critic, (of_generator, of_critic), batches = adversaries()
+    state = {"n": 0}
+
+    def counting(*values):
+        state["n"] += 1
+
+    class Console:
+        print = staticmethod(print)
+
+    def step(real):
+        loss = update(of_critic, critic_loss(generator, critic, real))
+        Console.print(f"{loss.item():.4f}")
+        return loss + update(of_generator, generator_loss(generator, critic) * (1 + state["n"] / 100))
+
+    def after(n, _):
+        if n == 70:
+            Console.print = staticmethod(counting)
+
+    models = [generator, critic]
+    return Loop(step, models, [of_generator, of_critic], batches, lambda: {"n": state["n"]}, after)
+
+
 @loop(word="prints, logs or calls a sink")
 def prints_an_object_between_updates() -> Loop:
     """Its text is its own matter, and changes with it."""
@@ -211,3 +291,75 @@ def prints_an_object_between_updates() -> Loop:
         return loss + update(of_generator, generator_loss(generator, critic))
 
     return Loop(step, [generator, critic], [of_generator, of_critic], batches)
+
+
+@loop(word="where it may catch what that raises")
+def writes_to_a_file_that_is_closed_meanwhile(model, optimizer, batches) -> Loop:
+    file, state = io.StringIO(), {"failures": 0}
+
+    def step(batch):
+        loss = update(optimizer, classifier(model, batch))
+        try:
+            file.write(f"{loss.item():.4f}\n")
+        except ValueError:
+            state["failures"] += 1
+        return update(optimizer, classifier(model, batch))
+
+    def after(n, _):
+        if n == 100:
+            file.close()
+
+    return Loop(step, model, optimizer, batches, lambda: state, after)
+
+
+@loop(planned=True)
+def code_of_called_functions_exchanged(model, optimizer, batches) -> Loop:
+    """Notebooks that load a module again put the new code into the functions that there are."""
+
+    def show(loss, scale=1.0):
+        print(f"{loss * scale:.4f}")
+
+    def show_twice(loss, scale=1.0):
+        print(f"{loss:.4f} {loss * scale:.4f}")
+
+    def train(batch, weight=1.0):
+        for _ in range(2):
+            loss = update(optimizer, classifier(model, batch) * weight)
+            show(loss.item())
+        return loss
+
+    def train_with_penalty(batch, weight=1.0):
+        for _ in range(2):
+            loss = update(optimizer, classifier(model, batch) * weight + 0.1)
+            show(loss.item())
+        return loss
+
+    def step(batch):
+        loss = train(batch)
+        print("trained")
+        return loss
+
+    def after(n, _):
+        if n == 70:
+            show.__code__, show.__defaults__ = show_twice.__code__, (2.0,)
+        if n == 120:
+            train.__code__ = train_with_penalty.__code__
+        if n == 160:
+            train.__defaults__ = (0.5,)
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+def shown(value):
+    print("not this one", value)
+
+
+@loop(word="print")
+def name_of_a_comprehension_hides_a_function_that_prints(model, optimizer, batches) -> Loop:
+    def step(batch):
+        loss = update(optimizer, classifier(model, batch))
+        scale = sum([shown(loss) for shown in (torch.sigmoid, torch.tanh)])
+        shown(loss.item())
+        return update(optimizer, classifier(model, batch) * scale.detach())
+
+    return Loop(step, model, optimizer, batches)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop, loop, train, update
+from loops.loop import Loop, classifier, loop, train, update
 
 
 @loop(planned=True)
@@ -50,6 +50,52 @@ def fresh_dict(model, optimizer, batches) -> Loop:
         return info
 
     return Loop(step, model, optimizer, batches, lambda: table)
+
+
+@loop(planned=True)
+def count_read_before_it_is_raised(model, optimizer, batches) -> Loop:
+    state = {"n": 0}
+
+    def step(batch):
+        n = state["n"]
+        state["n"] += 1
+        print("step", n)
+        return update(optimizer, classifier(model, batch) * (1 + n / 100))
+
+    return Loop(step, model, optimizer, batches, lambda: state)
+
+
+@loop(planned=True)
+def batch_kept_for_the_next_step(model, optimizer, batches) -> Loop:
+    state = {"last": batches[0]}
+
+    def step(batch):
+        x, y = state["last"]
+        state["last"] = batch
+        print(len(x))
+        return update(optimizer, classifier(model, (x, y)) + classifier(model, batch))
+
+    return Loop(step, model, optimizer, batches, lambda: state)
+
+
+@loop(planned=True)
+def method_that_counts_what_was_read(model, optimizer, batches) -> Loop:
+    class Trainer:
+        rate, count = 1.0, 0
+
+        def begin(self):
+            self.count += 1
+            self.rate = 1 / self.count
+            print("step", self.count)
+
+        def step(self, batch):
+            net, rate = model, self.rate
+            count = self.count
+            self.begin()
+            return update(optimizer, classifier(net, batch) * (rate + count / 100))
+
+    trainer = Trainer()
+    return Loop(trainer.step, model, optimizer, batches, lambda: vars(trainer))
 
 
 @loop(planned=True)

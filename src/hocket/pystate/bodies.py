@@ -99,9 +99,19 @@ class Body:
         body = node.body
         if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
             body = body[1:]  # its documentation
+        targets = [each.target for inner in body for each in ast.walk(inner) if isinstance(each, ast.comprehension)]
+        own = {n.id for each in targets for n in ast.walk(each) if isinstance(n, ast.Name)}
+        # Names of comprehensions and of lambdas, which may hide others of the same name.
+        self._hidden = own | {n.arg for inner in body for n in ast.walk(inner) if isinstance(n, ast.arg)}
         self._declared = [each for each in body if isinstance(each, (ast.Global, ast.Nonlocal))]
         self.statements = [Statement(each, self.names) for each in body if each not in self._declared]
         self.given: dict[str, Any] = {}  # values that parts find by names of ours
+        self._parsed = code, function.__defaults__, function.__kwdefaults__
+
+    def is_current(self) -> bool:
+        """True if the function has not been given other code or defaults, as notebooks do that reload modules."""
+        own = self.function.__code__, self.function.__defaults__, self.function.__kwdefaults__
+        return all(one is other for one, other in zip(own, self._parsed, strict=True))
 
     def name_result(self) -> None:
         """Bind the value of the last statement, a `return`, to a name first, so that the two can be divided."""
@@ -199,7 +209,7 @@ class Body:
         if isinstance(node, ast.Attribute):
             owner = self.value_of(node.value)
             return None if owner is None else attribute_of(owner, node.attr)
-        if not isinstance(node, ast.Name):
+        if not isinstance(node, ast.Name) or node.id in self._hidden:
             return None
         code = self.function.__code__
         if node.id in code.co_freevars:

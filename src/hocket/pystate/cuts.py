@@ -18,6 +18,7 @@ from hocket.pystate.exchange import exchanged
 from hocket.pystate.names import SCOPES, bound_names
 from hocket.pystate.op_lines import Place
 from hocket.pystate.places import is_a
+from hocket.pystate.repeats import may_change
 from hocket.pystate.step_parts import BEFORE, LIVE, RETURNED, StepParts
 
 _DRAWN = "_hocket_drawn_{}"
@@ -97,7 +98,7 @@ class BodyCut:
             (self.body.function.__code__, *other.codes),
             leaves_draws=self.leaves_draws,
             is_exchanged=bool(other.lines),
-            asks=other.asks,
+            asks=(*other.asks, self.body.is_current),
         )
 
     def _is_worth_it(self) -> bool:
@@ -126,6 +127,8 @@ class BodyCut:
                 continue
             for call in found:
                 self._draw(node, call)
+            if any(self.body.draw_of(call) == "fetch" for call in found):
+                self._keep_before(statement)
             left = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
             if plain and is_pure and statement.loads <= ready:
                 self.front.append(node)
@@ -155,17 +158,31 @@ class BodyCut:
 
     def _move(self, statement: Statement, node: ast.stmt, ready: set[str], stored: Sequence[str]) -> None:
         """Move a whole statement to the first part. In its place the middle binds the names that it bound."""
+        self._keep_before(statement)
         self.front.append(_Early().visit(node))
         self.drawing.append(node)
         sure = statement.stores & (ready | statement.binds)
         self.unsure |= statement.stores - sure
-        for name in sorted(sure):
-            kept = _DRAWN.format(f"{name}_{len(self.moved)}")
-            self.front.append(ast.copy_location(ast.Assign([ast.Name(kept, ast.Store())], _load(name)), node))
-            self.moved[kept] = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], _load(kept)), node)
-            self.nodes.append(self.moved[kept])
+        self.front[len(self.front) :], self.nodes[len(self.nodes) :] = self._kept(sure, node)
         ready |= statement.stores & statement.binds
         self.early |= self._bound_once(statement, stored)
+
+    def _keep_before(self, statement: Statement) -> None:
+        """Let the middle not repeat earlier statements of the front whose values a moved one may change."""
+        for node in [each for each in self.nodes if each in self.front and may_change(self.body, statement, each)]:
+            place, own = self.front.index(node) + 1, self.nodes.index(node)
+            self.front[place:place], self.nodes[own : own + 1] = self._kept(bound_names(node), node)
+
+    def _kept(self, names: Collection[str], node: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
+        """Statements that keep the values of local names behind a statement of the front, and those that bind them."""
+        keeping: list[ast.stmt] = []
+        binding: list[ast.stmt] = []
+        for name in sorted(names):
+            kept = _DRAWN.format(f"{name}_{len(self.moved)}")
+            keeping.append(ast.copy_location(ast.Assign([ast.Name(kept, ast.Store())], _load(name)), node))
+            self.moved[kept] = ast.copy_location(ast.Assign([ast.Name(name, ast.Store())], _load(kept)), node)
+            binding.append(self.moved[kept])
+        return keeping, binding
 
     def _passed_on(self, live: set[str]) -> list[str]:
         """Drop statements of the front whose names the middle does not read, and return the names of moved ones."""

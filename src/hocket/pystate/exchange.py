@@ -7,7 +7,6 @@ between the ops have others in their place that hold these statements.
 from __future__ import annotations
 
 import ast
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
@@ -60,8 +59,8 @@ class _Exchanging(ast.NodeTransformer):
         self.lines: set[tuple[str, int]] = set()
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, (*SCOPES, ast.Try, ast.TryStar)) or _suppresses(node, self.body):
-            return node  # where a call waits, no handler catches what it raises
+        if isinstance(node, SCOPES):
+            return node
         made = sink_for(self.body, node, self.asks) if isinstance(node, ast.Expr) else None
         if made is not None:
             self.lines.add((self.body.function.__code__.co_filename, node.lineno))  # type: ignore[attr-defined]
@@ -89,13 +88,7 @@ class _Exchanging(ast.NodeTransformer):
             node.func = ast.copy_location(self.body.give(made if owner is None else MethodType(made, owner)), asked)
             self.lines |= exchange.lines
             self.codes += [code, *exchange.codes]
-            self.asks += [lambda: bool(self.body.value_of(asked) == called), *exchange.asks]
-
-
-def _suppresses(node: ast.AST, body: Body) -> bool:
-    """True of ``with contextlib.suppress(...)``."""
-    calls = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
-    return any(isinstance(each, ast.Call) and body.value_of(each.func) is contextlib.suppress for each in calls)
+            self.asks += [lambda: bool(self.body.value_of(asked) == called), body.is_current, *exchange.asks]
 
 
 def _is_opened(file: str) -> bool:

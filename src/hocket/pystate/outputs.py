@@ -16,6 +16,7 @@ import ast
 import json
 import logging
 import math
+import re
 import string
 from collections.abc import Callable
 from typing import Any
@@ -28,14 +29,25 @@ from hocket.sinks import Sink
 
 _VALUE = "_hocket_value_{}"
 _NUMBER = "_hocket_number"
+_WHOLE = "_hocket_whole"
+_POSITIVE = "_hocket_positive"
+_SMALL = "_hocket_small"
 _LEVELS = frozenset(("debug", "info", "warning", "error", "critical", "log"))
+_MAX_EXPONENT = 700  # of `math.exp`, which raises above 709.78
+_OF_THE_MOMENT = frozenset(("exc_info", "stack_info", "stacklevel"))
+# A field of ``"%5d" % number``, with its kind. Some kinds raise unless they get a whole number, or one that can be one.
+_FIELD = re.compile(r"%(?:\(.*?\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?(.)", re.DOTALL)
+_WHOLE_KINDS = frozenset("diouxXc")
+# What computes nothing but its result is called of numbers that are late when they are known. Beside it, by name, what
+# checks or converts a number before.
+_PURE: dict[Any, str] = {
+    **dict.fromkeys((str, repr, abs, min, max, json.dumps), ""),
+    **dict.fromkeys((float, bool, format, math.isnan, math.isfinite, math.isinf), _NUMBER),
+    **dict.fromkeys((int, round), _WHOLE),
+    **dict.fromkeys((math.log, math.log2, math.log10), _POSITIVE),
+    math.exp: _SMALL,
+}
 _FUNCTIONS = (print, *(getattr(logging, level) for level in _LEVELS))
-# What computes nothing but its result: of numbers that are late it is called when they are known.
-_PURE = (str, repr, abs, min, max, json.dumps)
-_OF_NUMBERS = (
-    *(int, float, bool, round, format),
-    *(math.exp, math.log, math.log2, math.log10, math.sqrt, math.pow, math.isnan, math.isfinite, math.isinf),
-)
 _ROWS = frozenset(("writerow", "writerows"))
 # Methods that show or keep something, by the module and the name of the class. Where the step reads what they have
 # kept, the watch sees that it has changed.
@@ -62,19 +74,17 @@ def sink_for(body: Body, node: ast.Expr, asks: list[Callable[[], bool]]) -> ast.
         node: the statement.
         asks: gets what asks whether the statement still only shows something.
     """
-    if not isinstance(node.value, ast.Call) or not _shows(body, node.value):
+    call = node.value
+    if not isinstance(call, ast.Call) or not _shows(body, call):
         return None
-    logger = _logger_of(body, node.value)
-    if logger is not None and not _is_plain(logger):
-        return None
-    if logger is not None:
-        asks.append(lambda: _is_plain(logger))
+    asks.append(lambda: _shows(body, call))
     values: list[ast.expr] = []
-    call = _Called(body, values).of(node.value)
+    shown = _Called(body, values).of(call)
     names = [_VALUE.format(place) for place in range(len(values))]
-    function = body.function_of(names, ast.copy_location(ast.Expr(call), node))
-    body.given[_NUMBER] = _number
-    return ast.Expr(ast.Call(body.give(Sink(function)), values, []))
+    function = body.function_of(names, ast.copy_location(ast.Expr(shown), node))
+    body.given |= {_NUMBER: _number, _WHOLE: _whole, _POSITIVE: _positive, _SMALL: _small}
+    may_raise = body.value_of(call.func) is not print or any(each.arg == "file" for each in call.keywords)
+    return ast.Expr(ast.Call(body.give(Sink(function, may_raise=may_raise)), values, []))
 
 
 class _Called:
@@ -93,49 +103,59 @@ class _Called:
         given = [each if each.arg == "file" else ast.keyword(each.arg, self.text(each.value)) for each in call.keywords]
         return ast.Call(call.func, [self.text(each) for each in call.args], given)
 
-    def text(self, node: ast.expr, as_number: bool = False) -> ast.expr:
-        """The expression with what it makes text of by names, or a name in its place."""
+    def text(self, node: ast.expr, of: str = "") -> ast.expr:
+        """The expression with what it makes text of by names, or a name in its place (see `value`)."""
         if isinstance(node, ast.Constant):
             return node
         if isinstance(node, ast.Call) and any(isinstance(each, ast.GeneratorExp) for each in node.args):
-            return self.value(node, as_number)  # it is used up once
+            return self.value(node, of)  # it is used up once
         if isinstance(node, ast.JoinedStr):
             return ast.JoinedStr([self.text(each) for each in node.values])
         if isinstance(node, ast.FormattedValue):
-            value = self.text(node.value, node.conversion == -1)
+            value = self.text(node.value, _NUMBER if node.conversion == -1 else "")
             return ast.FormattedValue(value, node.conversion, node.format_spec and self.text(node.format_spec))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _has_text(node):
             return ast.BinOp(self.text(node.left), node.op, self.text(node.right))
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
-            as_number = not any(each in node.left.value for each in ("%s", "%r", "%a"))  # type: ignore[attr-defined]
-            many = isinstance(node.right, ast.Tuple)
-            right: Any = [self.value(each, as_number) for each in (node.right.elts if many else [node.right])]  # type: ignore[attr-defined]
-            return ast.BinOp(node.left, node.op, ast.Tuple(right, ast.Load()) if many else right[0])
-        if isinstance(node, ast.Call) and (pure := self._pure(node.func)):
+            return self._percent(node, node.left.value, node.right)  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and (pure := self._pure(node.func)) is not None:
             given = [ast.keyword(each.arg, self.text(each.value)) for each in node.keywords]
-            return ast.Call(node.func, [self.text(each, pure in _OF_NUMBERS) for each in node.args], given)
+            argument = self.value if pure in (_WHOLE, _POSITIVE, _SMALL) else self.text
+            return ast.Call(node.func, [argument(each, pure) for each in node.args], given)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join"):
             form = self.text(node.func.value)
-            as_number = node.func.attr == "format" and _is_simple(form)
-            given = [ast.keyword(each.arg, self.value(each.value, as_number)) for each in node.keywords]
-            values = [self.value(each, as_number) for each in node.args]
+            of = _NUMBER if node.func.attr == "format" and _is_simple(form) else ""
+            given = [ast.keyword(each.arg, self.value(each.value, of)) for each in node.keywords]
+            values = [self.value(each, of) for each in node.args]
             return ast.Call(ast.Attribute(form, node.func.attr, ast.Load()), values, given)
         if isinstance(node, (ast.List, ast.Tuple)):
             return type(node)([self.text(each) for each in node.elts], ast.Load())
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return ast.Dict(node.keys, [self.text(each) for each in node.values])
-        return self.value(node, as_number)
+        return self.value(node, of)
 
-    def _pure(self, node: ast.expr) -> Any:
+    def _pure(self, node: ast.expr) -> str | None:
         called = self.body.value_of(node)
-        return next((each for each in (*_PURE, *_OF_NUMBERS) if each is called), None)
+        return next((of for each, of in _PURE.items() if each is called), None)
 
-    def value(self, node: ast.expr, as_number: bool = False) -> ast.expr:
-        """A name in place of an expression."""
+    def _percent(self, node: ast.BinOp, text: str, right: ast.expr) -> ast.expr:
+        kinds = [kind for kind in _FIELD.findall(text) if kind != "%"]
+        values = right.elts if isinstance(right, ast.Tuple) else [right]
+        of = "" if {*kinds} & {*"sra"} else _NUMBER
+        each_of = [of for _ in values]
+        if {*kinds} & _WHOLE_KINDS:
+            if len(kinds) != len(values):
+                return self.value(node)
+            each_of = [_WHOLE if kind in _WHOLE_KINDS else of for kind in kinds]
+        found = list(map(self.value, values, each_of))
+        return ast.BinOp(node.left, node.op, ast.Tuple(found, ast.Load()) if isinstance(right, ast.Tuple) else found[0])
+
+    def value(self, node: ast.expr, of: str = "") -> ast.expr:
+        """A name in place of an expression, or of what a function makes `of` it."""
         if isinstance(node, ast.Starred):
             return ast.Starred(self.value(node.value), ast.Load())
         name = ast.Name(_VALUE.format(len(self.values)), ast.Load())
-        self.values.append(ast.Call(ast.Name(_NUMBER, ast.Load()), [node], []) if as_number else node)
+        self.values.append(ast.Call(ast.Name(of, ast.Load()), [node], []) if of else node)
         return name
 
 
@@ -145,6 +165,10 @@ def _shows(body: Body, call: ast.Call) -> bool:
     file = next((each.value for each in call.keywords if each.arg == "file"), None)
     if file is not None and not _has(body.value_of(file), "write"):
         return False
+    if (logger := _logger_of(body, call)) is not None:
+        of_the_moment = any(each.arg is None or each.arg in _OF_THE_MOMENT for each in call.keywords)
+        if of_the_moment or not _is_plain(logger):
+            return False
     if any(function is each for each in _FUNCTIONS):
         return True
     return isinstance(call.func, ast.Attribute) and _has(body.value_of(call.func.value), call.func.attr)
@@ -185,6 +209,28 @@ def _is_plain(logger: logging.Logger) -> bool:
 def _number(value: Any) -> Any:
     """The number that a tensor of one element is shown as in text."""
     return value.item() if is_a(value, torch.Tensor) and type(value) is torch.Tensor and value.dim() == 0 else value
+
+
+def _whole(value: Any) -> Any:
+    """The number, which a step checks where a whole number is made of it: a later one may raise there."""
+    number = _number(value)
+    if isinstance(number, float):
+        math.isfinite(number)
+    return number
+
+
+def _positive(value: Any) -> Any:
+    """The number, which a step checks where its logarithm is shown."""
+    number = _number(value)
+    _ = number > 0
+    return number
+
+
+def _small(value: Any) -> Any:
+    """The number, which a step checks where its exponential is shown."""
+    number = _number(value)
+    _ = number < _MAX_EXPONENT
+    return number
 
 
 def _is_text(node: ast.expr) -> bool:

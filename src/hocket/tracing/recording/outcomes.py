@@ -126,7 +126,7 @@ class Outcomes:
 
     def may_undo(self) -> bool:
         """Return whether the step is undone if the op raises that runs next."""
-        catches = may_catch(sys._getframe(1), self._outside)
+        catches = self.catches()
         if not (catches or self.waits()):
             return False
         if not self._can_be_undone():
@@ -135,6 +135,10 @@ class Outcomes:
             return False
         self._keep()
         return True
+
+    def catches(self) -> bool:
+        """Return whether the user's code may catch what is raised now."""
+        return may_catch(sys._getframe(1), self._outside)
 
     def _keep(self) -> None:
         """All that was written and drawn so far is kept in each step."""

@@ -206,6 +206,8 @@ class _Recording:
         self.line_of_sinks = user_line()
         if not all(isinstance(leaf, PLAIN) for leaf in leaves):
             self.reasons.add("calls a sink", "with what is neither number nor text", self.line_of_sinks)
+        if sink.may_raise and self.outcomes.catches():
+            self.reasons.add("calls a sink", "where it may catch what that raises", self.line_of_sinks)
         self.sinks.append(sink)
         self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
         plain_args, plain_kwargs = plain_result((args, kwargs), is_size)

@@ -1,0 +1,61 @@
+"""Asks whether a statement of the first part may change what an earlier one, which the middle repeats, has read.
+
+``n = state["n"]`` is evaluated by the first part and again by the middle, so that a graph is not given what it can
+have without. That is sound unless the first part goes on with ``state["n"] += 1``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from functools import partial
+from types import FunctionType, ModuleType
+
+import torch
+
+from hocket.pystate.bodies import Body, Statement
+from hocket.pystate.places import is_a
+
+_OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, FunctionType, ModuleType, type)
+_HARMLESS = (print, len, range, min, max, abs, round, float, int, bool, str)
+
+
+def may_change(body: Body, statement: Statement, read: ast.stmt) -> bool:
+    """Return whether a statement may change what a plain one, which came before it, gives."""
+    if not isinstance(read, ast.Assign):
+        return False  # an import
+    calls = [n for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
+    if not all(_is_harmless(body, each) for each in calls):
+        values = read.value.elts if isinstance(read.value, ast.Tuple) else [read.value]
+        return not (isinstance(read.targets[0], ast.Name) or len(values) > 1) or not all(
+            map(partial(_stays, body), values)
+        )
+    kinds = (ast.Attribute, ast.Subscript, ast.Name)
+    written = [n for n in ast.walk(statement.node) if isinstance(n, kinds) and not isinstance(n.ctx, ast.Load)]
+    return any(_meet(body, one, other) for one in written for other in ast.walk(read.value))
+
+
+def _stays(body: Body, node: ast.expr) -> bool:
+    """True of constants, local names, and models and the like, which code that is not seen exchanges for no others."""
+    is_local = isinstance(node, ast.Name) and node.id in body.names
+    return is_local or isinstance(node, ast.Constant) or is_a(body.value_of(node), _OBJECTS)
+
+
+def _is_harmless(body: Body, call: ast.Call) -> bool:
+    function = body.value_of(call.func)
+    return any(function is each for each in _HARMLESS) or body.draw_of(call) == "draw"
+
+
+def _meet(body: Body, written: ast.AST, read: ast.AST) -> bool:
+    """True if a place may be the one that is read, or if more than the place is written."""
+    if isinstance(written, ast.Name):
+        return written.id not in body.names and isinstance(read, ast.Name) and read.id == written.id
+    if isinstance(written, ast.Subscript):
+        if not isinstance(read, ast.Subscript):
+            return isinstance(read, ast.Call)  # a length
+        keys = [each.slice.value for each in (written, read) if isinstance(each.slice, ast.Constant)]
+        return not (len(keys) == 2 and all(isinstance(key, str) for key in keys) and keys[0] != keys[1])
+    assert isinstance(written, ast.Attribute)
+    owner = type(body.value_of(written.value))
+    is_property = isinstance(inspect.getattr_static(owner, written.attr, None), property)
+    return is_property or (isinstance(read, ast.Attribute) and read.attr == written.attr)
