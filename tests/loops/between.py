@@ -228,7 +228,7 @@ def logs_from_where_it_is_called() -> Loop:
     return Loop(step, [own.generator, own.critic], own.optimizers, own.batches, lambda: {"log": own.out.getvalue()})
 
 
-@loop(word="that sets closure of step: out.num_lines")
+@loop(word="print")
 def reads_what_a_print_has_counted() -> Loop:
     generator, critic, (of_generator, of_critic), batches = adversaries()
 

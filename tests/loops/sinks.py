@@ -140,7 +140,7 @@ def a_sink_before_what_may_raise(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"seen": seen})
 
 
-@loop(word="that sets count")
+@loop(word="that sets closure of step: count")
 def a_sink_that_counts_what_the_step_reads(model, optimizer, batches) -> Loop:
     """It gets plain numbers where it looks for itself, as C code needs them."""
     count, seen = {"shown": 0}, []
