@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import optuna
@@ -203,6 +204,28 @@ def test_an_epoch_hook_sees_the_trial_and_may_prune_it():
             noticed = {int(key.split()[1]): value for key, value in trial.user_attrs.items() if "value" in key}
             assert noticed == trial.intermediate_values
             assert max(noticed) <= (2 if trial.params["lr"] > 0.01 else 4)
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("place", ["train", "metric"])
+def test_what_a_function_prunes_does_not_fail(place):
+    def pruning(params):
+        def metric(outputs, target):
+            if params["lr"] > 0.01:
+                raise optuna.TrialPruned
+            return plain.metric(outputs, target)
+
+        if place == "train" and params["lr"] > 0.01:
+            raise optuna.TrialPruned("of no use")
+        plain = made(params)
+        return plain if place == "train" else dataclasses.replace(plain, metric=metric)
+
+    found = []
+    for executor in ("serial", "fused"):
+        study, _ = searched(pruning, {"lr": LR}, trials=8, epochs=2, executor=executor)
+        found.append(study)
+        assert {t.state.name for t in study.trials if t.params["lr"] > 0.01} == {"PRUNED"}
+        assert {t.state.name for t in study.trials if t.params["lr"] <= 0.01} == {"COMPLETE"}
     assert_same(*found)
 
 

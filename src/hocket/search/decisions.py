@@ -92,10 +92,7 @@ class Decisions:
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
-            if self.client.is_pruned(run, error):
-                self._leave(run, Status.PRUNED)
-            else:
-                self._fail(run, f"{type(error).__name__}: {error}")
+            self._fail(run, f"{type(error).__name__}: {error}")
 
     def _leave(self, run: Run, status: Status) -> None:
         """A trial ends before the policy says so."""
@@ -146,8 +143,14 @@ class Decisions:
         return True
 
     def _fail(self, run: Run, error: str) -> None:
-        run.error = error
-        self._leave(run, Status.FAILED)
+        """Code of the user's has raised, or gave no number. A trial that it prunes does not fail."""
+        if error.startswith("TrialPruned: "):  # a text, for it may come from another process
+            run.error = None
+            self.client.note_pruned(run)
+            self._leave(run, Status.PRUNED)
+        else:
+            run.error = error
+            self._leave(run, Status.FAILED)
 
     def _finish(self, run: Run, status: Status) -> None:
         run.status = status

@@ -242,13 +242,10 @@ class StudyClient:
         """Call a user's function with a trial, after an epoch."""
         hook(self._trials[run.number], run.epochs, run.values[-1])
 
-    def is_pruned(self, run: Run, error: Exception) -> bool:
-        """True if a user's function has pruned its trial, which is noted."""
-        if not isinstance(error, self._optuna.TrialPruned):
-            return False
+    def note_pruned(self, run: Run) -> None:
+        """Note that a user's function has pruned its trial, and when."""
         with _storage_errors(self.study.study_name):
             self._trials[run.number].set_user_attr(PRUNED, run.epochs)
-        return True
 
     def is_best(self, run: Run) -> bool:
         """True if a trial that is complete is the best one of the study."""
