@@ -79,6 +79,26 @@ def batch_kept_for_the_next_step(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
+def pair_and_list_written_under_another_name(model, optimizer, batches) -> Loop:
+    pair, names = [1.0, 2.0], []
+
+    def step(batch):
+        found, (low, high) = names, pair
+        one, other = pair
+        count = len(names)
+        pair[0] = high
+        pair[1] = low
+        found += [str(count)]
+        optimizer.zero_grad()
+        loss = classifier(model, batch) * (one / other + count / 100)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Loop(step, model, optimizer, batches, lambda: {"pair": pair, "names": names})
+
+
+@loop(planned=True)
 def method_that_counts_what_was_read(model, optimizer, batches) -> Loop:
     class Trainer:
         rate, count = 1.0, 0

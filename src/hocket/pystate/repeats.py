@@ -17,6 +17,7 @@ from hocket.pystate.bodies import Body, Statement
 from hocket.pystate.places import is_a
 
 _OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, FunctionType, ModuleType, type)
+_PLACES = (ast.Attribute, ast.Subscript, ast.Name)
 _HARMLESS = (print, len, range, min, max, abs, round, float, int, bool, str)
 
 
@@ -24,15 +25,26 @@ def may_change(body: Body, statement: Statement, read: ast.stmt) -> bool:
     """Return whether a statement may change what a plain one, which came before it, gives."""
     if not isinstance(read, ast.Assign):
         return False  # an import
-    calls = [n for n in ast.walk(statement.node) if isinstance(n, ast.Call)]
-    if not all(_is_harmless(body, each) for each in calls):
-        values = read.value.elts if isinstance(read.value, ast.Tuple) else [read.value]
-        return not (isinstance(read.targets[0], ast.Name) or len(values) > 1) or not all(
-            map(partial(_stays, body), values)
-        )
-    kinds = (ast.Attribute, ast.Subscript, ast.Name)
-    written = [n for n in ast.walk(statement.node) if isinstance(n, kinds) and not isinstance(n.ctx, ast.Load)]
+    values = read.value.elts if isinstance(read.value, ast.Tuple) else [read.value]
+    unpacks = isinstance(read.targets[0], ast.Tuple) and len(values) == 1
+    within = list(ast.walk(statement.node))
+    if not all(_is_harmless(body, each) for each in within if isinstance(each, ast.Call)):
+        return unpacks or not all(map(partial(_stays, body), values))
+    looks_into = unpacks or any(
+        isinstance(n, ast.Subscript) or (isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+        for n in ast.walk(read.value)
+    )
+    if looks_into and any(isinstance(n, ast.AugAssign) and _may_grow(body, n.target) for n in within):
+        return True
+    written = [n for n in within if isinstance(n, _PLACES) and not isinstance(n.ctx, ast.Load)]
+    if unpacks and any(isinstance(each, ast.Subscript) for each in written):
+        return True
     return any(_meet(body, one, other) for one in written for other in ast.walk(read.value))
+
+
+def _may_grow(body: Body, target: ast.expr) -> bool:
+    """True if ``target += more`` may write into an object that has other names."""
+    return not isinstance(target, ast.Subscript) and not is_a(body.value_of(target), (int, float, str, tuple))
 
 
 def _stays(body: Body, node: ast.expr) -> bool:
@@ -43,6 +55,8 @@ def _stays(body: Body, node: ast.expr) -> bool:
 
 def _is_harmless(body: Body, call: ast.Call) -> bool:
     function = body.value_of(call.func)
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "zero_grad":
+        return is_a(body.value_of(call.func.value), torch.optim.Optimizer)
     return any(function is each for each in _HARMLESS) or body.draw_of(call) == "draw"
 
 
