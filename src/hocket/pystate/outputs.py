@@ -212,7 +212,7 @@ def _number(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """The number, which a step checks where a whole number is made of it: a later one may raise there."""
+    """The number, which is checked where it becomes a whole one: another one may raise there."""
     number = _number(value)
     if isinstance(number, float):
         math.isfinite(number)
