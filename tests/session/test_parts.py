@@ -20,13 +20,13 @@ from support.steps import update
 
 
 def graph_used_after() -> tuple[Callable[[Any], Any], nn.Module, torch.optim.Optimizer]:
-    """Backward follows a print: there is no middle that could be planned."""
+    """Backward follows a print of a tensor: there is no middle that could be planned."""
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = F.mse_loss(model(x), x[:, :2])
-        print("forward")
+        print("forward", loss)
         return update(optimizer, loss)
 
     return step, model, optimizer
