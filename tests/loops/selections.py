@@ -224,3 +224,18 @@ def a_loss_of_zero_to_divide_by(model, optimizer, batches) -> Loop:
         return update(optimizer, loss * scale + loss)
 
     return Loop(step, model, optimizer, batch)
+
+
+@loop(word="calls cross_entropy_loss, which computes otherwise")
+def weighted_and_smoothed_labels_of_which_some_are_ignored(model, optimizer, batches) -> Loop:
+    """The first of them is met when the plan stands."""
+    criterion = nn.CrossEntropyLoss(torch.rand(4) + 0.1, label_smoothing=0.1)
+
+    def step(batch):
+        return update(optimizer, criterion(model(batch[0]), batch[1]))
+
+    def batch(n):
+        x, y = batches[n % 10]
+        return x, y.masked_fill(torch.arange(len(y)) % 3 == 0, -100) if n > 40 else y
+
+    return Loop(step, model, optimizer, batch)

@@ -67,7 +67,8 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "computes otherwise": (
         "the step at {line} calls {subject}, which computes otherwise while it is recorded",
-        "take the last of cumprod() in place of prod(), or svd(x).S, eigh(x)[0] and norms of these",
+        "take the last of cumprod() in place of prod(), svd(x).S, eigh(x)[0] and norms of these, and in place of a "
+        "weighted mean of smoothed losses their sum, divided by the sum of the weights",
     ),
     "sets random state": (
         "the step sets the state of the random numbers before {line} (by torch.manual_seed, say); a captured step "

@@ -97,6 +97,8 @@ _OTHERWISE: dict[str, tuple[Any, ...] | None] = {
     "linalg_cond": (*_SINGULAR, None),
 }
 
+_NUM_OF_CROSS_ENTROPY = 6  # arguments
+
 # Methods of a tensor that hand its memory to code that does not go through torch.
 EXITS: frozenset[Any] = frozenset(
     {
@@ -116,9 +118,14 @@ _MAKERS: dict[Any, int] = {torch.tensor: 0, torch.as_tensor: 0, torch.asarray: 0
 def computes_otherwise(func: Any, args: Any, kwargs: Any) -> bool:
     """Return True for a call whose C++ computes with other ops while a mode looks on, as for tensors of a subclass.
 
-    The gradient of a product does not ask for zeros then, and singular values come with their vectors.
+    The gradient of a product does not ask for zeros then, singular values come with their vectors, and the weights of
+    labels that are left out are added up as zeros.
     """
     name = getattr(func, "__name__", "")
+    if name == "cross_entropy_loss" and len(args) == _NUM_OF_CROSS_ENTROPY:
+        _, target, weight, reduction, _, smoothing = args
+        is_mean = reduction == torch.nn._reduction.get_enum("mean")
+        return weight is not None and is_mean and not target.is_floating_point() and bool(smoothing > 0)
     if name not in _OTHERWISE or not args or not isinstance(args[0], torch.Tensor):
         return False
     trains = args[0].requires_grad and torch.is_grad_enabled()
