@@ -46,6 +46,7 @@ def array(number: int) -> Any:
 
 CASES = {
     "reads a value": Case("int reads a tensor's value"),
+    "reads a rate": Case("the values of tensors"),
     "reads many values": Case("2400 values"),
     "makes a shape of values": Case("aten::index"),
     "leaves torch": Case("numpy"),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from hocket.pystate.apart import Reach, reach_of
-from hocket.pystate.origins import OURS, TORCH, origin
+from hocket.pystate.origins import OPTIM, OURS, TORCH, origin
 
 # Methods of tensors that look at one, and are no work.
 _LOOKS = frozenset(
@@ -51,7 +51,6 @@ _LOADING = frozenset(("__getitem__", "__iter__", "__next__"))
 _CACHE = dis.opmap["CACHE"]
 _CALLS = frozenset(dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "PRECALL") if name in dis.opmap)
 _MODULES = frozenset(f"torch._C._{name}" for name in ("nn", "linalg", "fft", "special", "sparse", "nested"))
-_OPTIM = os.path.join(TORCH, "optim", "")
 # The text of a tensor is made by ops.
 _TRACING = os.path.join(OURS, "tracing", "")
 _TEXT = os.path.join(TORCH, "_tensor_str.py")
@@ -187,7 +186,7 @@ def _role(file: str) -> str:
     """The owner of a file, or what its code does."""
     if file == _TEXT:
         return "text"
-    for role, folder in (("tracing", _TRACING), ("optimizer", _OPTIM)):
+    for role, folder in (("tracing", _TRACING), ("optimizer", OPTIM)):
         if file.startswith(folder):
             return role
     return origin(file)

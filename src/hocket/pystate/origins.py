@@ -17,6 +17,7 @@ import torch
 
 # Folders.
 TORCH = os.path.dirname(torch.__file__) + os.sep
+OPTIM = os.path.join(TORCH, "optim", "")
 _STDLIB = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")})
 OURS = str(Path(__file__).parents[1]) + os.sep
 _ZOO = os.path.join(OURS, "zoo") + os.sep  # its steps are users' steps
@@ -81,6 +82,16 @@ def user_line(frame: FrameType | None = None) -> str:
             of_library = f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
     return of_library or "an unknown line"
+
+
+def runs_optimizer() -> bool:
+    """True if the innermost code of the user's that is running has called an optimizer of torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and origin(frame.f_code.co_filename) not in ("user", "library"):
+        if frame.f_code.co_filename.startswith(OPTIM):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def step_line(step: Any, *, returns: bool = False) -> str:

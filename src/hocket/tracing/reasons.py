@@ -17,13 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.errors import CaptureError
-from hocket.pystate.origins import user_line
+from hocket.pystate.origins import runs_optimizer, user_line
 
 _DATA = "depends on values, not only on shapes (data-dependent control flow)"
 _RETURN = "return the tensor, and look at its value after the step"
 
 # By kind: what the step does, and what helps. {line} is the user's line, {subject} the object in the user's words.
 REASONS: dict[str, tuple[str, str]] = {
+    "reads a rate": (
+        "the optimizer at {line} reads the values of tensors ({subject})",
+        "give it rates and betas as numbers; one that decides by its losses, as LBFGS does, is no graph",
+    ),
     "reads a value": (
         f"the step at {{line}} {_DATA}: {{subject}} reads a tensor's value",
         "keep it a tensor (torch.where), or return it; .item() may be returned or appended to a list",
@@ -193,6 +197,8 @@ class Reasons:
 
     def add(self, kind: str, subject: object = "", line: str | None = None) -> None:
         """Note a reason, at the user's line that is running unless another is given."""
+        if kind == "reads a value" and runs_optimizer():
+            kind = "reads a rate"
         if self.first is None:
             self.first = Reason(kind, str(subject), user_line() if line is None else line)
         if self._raises:
