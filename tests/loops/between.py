@@ -77,6 +77,21 @@ def helpers_that_log() -> Loop:
     return Loop(own.step, models, own.optimizers, own.batches, lambda: {"log": own.out.getvalue(), "n": own.num_steps})
 
 
+class NamedAdversaries(Adversaries):
+    """Its base class logs, and a tensor is formatted as the number that it is."""
+
+    def train_critic(self, real):
+        loss = super().train_critic(real)
+        self.logger.info("tensor %.4f, whole %d, %s", loss, self.num_steps, "critic")
+        return loss
+
+
+@loop(planned=True)
+def base_class_that_logs() -> Loop:
+    own = NamedAdversaries()
+    return Loop(own.step, [own.generator, own.critic], own.optimizers, own.batches, lambda: {"log": own.out.getvalue()})
+
+
 @loop(planned=True)
 def helper_exchanged_for_one_that_prints_more() -> Loop:
     own = Adversaries()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import linecache
@@ -30,6 +29,9 @@ STATEMENTS = [
     "print(f'{f\"{x:.1f}\"} {n if n > 2 else x} {[i for i in range(n)]}', file=sys.stdout)",
     "print(form.format(x, n), form.format(word, 1), json.dumps({'n': n, 'x': x}, indent=1), math.exp(x), max(n, x))",
     "print(f'ppl {math.exp(loss.item()):.2f}', min([n, 1]), int(x), abs(-x), repr(word), len(word), float(loss))",
+    "print('%(a)d %(b)s' % {'a': n, 'b': word}, '%*d' % (5, n), '%.*f' % (2, x), '%d%% %c %e' % (x, n + 60, loss))",
+    "log.info('%s: %.3f at %d of %5.1f', word, loss, x, x)",
+    "log.log(20, 'n %d', n)",
     "sys.stdout.write(f'{x:.2f} of {n}\\n')",
     "print(', '.join(f'{each:.1f}' for each in (x, n)), ','.join(['a', 'b']))",
     "print(walrus := n, walrus)",
@@ -37,7 +39,9 @@ STATEMENTS = [
     "kept.extend([n, x])",
 ]
 GIVEN = {"n": 3, "x": 2.71828, "word": "it's", "width": 9, "loss": torch.tensor(0.123456789), "kept": deque(maxlen=3)}
-NAMES = {"sys": sys, "math": math, "json": json, "form": "{} of {:>3}", "suppress": contextlib.suppress}
+LOG = logging.Logger("shown", logging.INFO)
+LOG.addHandler(logging._StderrHandler())  # which looks for the stream at each call
+NAMES = {"sys": sys, "math": math, "json": json, "form": "{} of {:>3}", "log": LOG}
 
 
 def made_of(lines, **outside):
@@ -56,6 +60,7 @@ def run(function, monkeypatch):
     out, kept = io.StringIO(), GIVEN["kept"]
     kept.clear()
     monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
     function(*(value for name, value in GIVEN.items() if name != "kept"))
     return out.getvalue(), list(kept)
 

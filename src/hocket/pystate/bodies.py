@@ -204,6 +204,19 @@ class Body:
             for f in calls
         )
 
+    def called(self, node: ast.expr) -> Any:
+        """Return what a call finds by ``trainer.train``, or by ``super().train``."""
+        owner = node.value if isinstance(node, ast.Attribute) else None
+        if not (isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"):
+            return self.value_of(node)
+        kind = self.value_of(ast.Name("__class__", ast.Load()))
+        kinds = type.mro(type(self.owner))
+        if owner.args or owner.keywords or kind not in kinds:
+            return None
+        tables = (vars(each) for each in kinds[kinds.index(kind) + 1 :])
+        found = next((table[node.attr] for table in tables if node.attr in table), None)  # type: ignore[attr-defined]
+        return types.MethodType(found, self.owner) if isinstance(found, types.FunctionType) else None
+
     def value_of(self, node: ast.expr) -> Any:
         """Return the value of a name or an attribute outside of the function, or None if it is not known."""
         if isinstance(node, ast.Attribute):

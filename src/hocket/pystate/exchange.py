@@ -72,7 +72,7 @@ class _Exchanging(ast.NodeTransformer):
 
     def _exchange_called(self, node: ast.Call) -> None:
         asked = node.func
-        called = self.body.value_of(asked)
+        called = self.body.called(asked)
         function = called.__func__ if isinstance(called, MethodType) else called
         if not isinstance(function, FunctionType) or function.__code__ in self.within:
             return
@@ -88,7 +88,7 @@ class _Exchanging(ast.NodeTransformer):
             node.func = ast.copy_location(self.body.give(made if owner is None else MethodType(made, owner)), asked)
             self.lines |= exchange.lines
             self.codes += [code, *exchange.codes]
-            self.asks += [lambda: bool(self.body.value_of(asked) == called), body.is_current, *exchange.asks]
+            self.asks += [lambda: bool(self.body.called(asked) == called), body.is_current, *exchange.asks]
 
 
 def _is_opened(file: str) -> bool:

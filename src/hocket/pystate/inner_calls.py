@@ -46,7 +46,7 @@ def call_of(body: Body, runs_op: Sequence[bool]) -> tuple[int, Callable[[], Any]
     if not all(is_pure(each.value if isinstance(each, ast.Starred) else each, body) for each in given):
         return None
     called = value.func
-    return place, lambda: _called(body, called)
+    return place, lambda: body.called(called)
 
 
 def opened(body: Body, place: int, runs_op: Sequence[bool], parts: StepParts, unseen: set[Place]) -> StepParts | None:
@@ -89,20 +89,6 @@ def opened(body: Body, place: int, runs_op: Sequence[bool], parts: StepParts, un
         leaves_draws=found.leaves_draws or parts.leaves_draws,
         is_exchanged=found.is_exchanged or parts.is_exchanged,
     )
-
-
-def _called(body: Body, node: ast.expr) -> Any:
-    """Return what a call finds by ``trainer.train``, or by ``super().train``."""
-    owner = node.value if isinstance(node, ast.Attribute) else None
-    if not (isinstance(owner, ast.Call) and isinstance(owner.func, ast.Name) and owner.func.id == "super"):
-        return body.value_of(node)
-    kind = body.value_of(ast.Name("__class__", ast.Load()))
-    kinds = type.mro(type(body.owner))
-    if owner.args or owner.keywords or kind not in kinds:
-        return None
-    tables = (vars(each) for each in kinds[kinds.index(kind) + 1 :])
-    found = next((table[node.attr] for table in tables if node.attr in table), None)  # type: ignore[attr-defined]
-    return types.MethodType(found, body.owner) if isinstance(found, types.FunctionType) else None
 
 
 def _evaluated_once(body: Body, call: ast.Call) -> list[ast.Assign]:

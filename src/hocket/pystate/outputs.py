@@ -18,7 +18,7 @@ import logging
 import math
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ _MAX_EXPONENT = 700  # of `math.exp`, which raises above 709.78
 _OF_THE_MOMENT = frozenset(("exc_info", "stack_info", "stacklevel"))
 # A field of ``"%5d" % number``, with its kind. Some kinds raise unless they get a whole number, or one that can be one.
 _FIELD = re.compile(r"%(?:\(.*?\))?[-#0 +]*(?:\*|\d+)?(?:\.(?:\*|\d+)?)?[hlL]?(.)", re.DOTALL)
-_WHOLE_KINDS = frozenset("diouxXc")
+_OF_KIND = {**dict.fromkeys("sra", ""), **dict.fromkeys("diouxXc", _WHOLE)}  # else a number
 # What computes nothing but its result is called of numbers that are late when they are known. Beside it, by name, what
 # checks or converts a number before.
 _PURE: dict[Any, str] = {
@@ -100,8 +100,13 @@ class _Called:
 
     def of(self, call: ast.Call) -> ast.Call:
         """The call, of the values by names."""
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        place = (name == "log") + 1 if name in _LEVELS else len(call.args)  # of the first value for a text before it
+        args, values = [self.text(each) for each in call.args[:place]], call.args[place:]
+        found = self._fields(args[-1].value, values) if values and _is_text(args[-1]) else None  # type: ignore[attr-defined]
+        args += found if found is not None else [self.text(each) for each in values]
         given = [each if each.arg == "file" else ast.keyword(each.arg, self.text(each.value)) for each in call.keywords]
-        return ast.Call(call.func, [self.text(each) for each in call.args], given)
+        return ast.Call(call.func, args, given)
 
     def text(self, node: ast.expr, of: str = "") -> ast.expr:
         """The expression with what it makes text of by names, or a name in its place (see `value`)."""
@@ -139,16 +144,18 @@ class _Called:
         return next((of for each, of in _PURE.items() if each is called), None)
 
     def _percent(self, node: ast.BinOp, text: str, right: ast.expr) -> ast.expr:
-        kinds = [kind for kind in _FIELD.findall(text) if kind != "%"]
         values = right.elts if isinstance(right, ast.Tuple) else [right]
-        of = "" if {*kinds} & {*"sra"} else _NUMBER
-        each_of = [of for _ in values]
-        if {*kinds} & _WHOLE_KINDS:
-            if len(kinds) != len(values):
-                return self.value(node)
-            each_of = [_WHOLE if kind in _WHOLE_KINDS else of for kind in kinds]
-        found = list(map(self.value, values, each_of))
+        found = self._fields(text, values)
+        if found is None:
+            return self.value(node)
         return ast.BinOp(node.left, node.op, ast.Tuple(found, ast.Load()) if isinstance(right, ast.Tuple) else found[0])
+
+    def _fields(self, text: str, values: Sequence[ast.expr]) -> list[ast.expr] | None:
+        """The values of a text's fields, or None where it is not known which field a value is for."""
+        kinds = [kind for kind in _FIELD.findall(text) if kind != "%"]
+        if len(kinds) != len(values) or "%(" in text or any(isinstance(each, ast.Starred) for each in values):
+            return None
+        return [self.value(value, _OF_KIND.get(kind, _NUMBER)) for value, kind in zip(values, kinds, strict=True)]
 
     def value(self, node: ast.expr, of: str = "") -> ast.expr:
         """A name in place of an expression, or of what a function makes `of` it."""
