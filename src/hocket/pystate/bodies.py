@@ -28,6 +28,7 @@ _FUTURE = 0x1FE0000  # flags of code that `from __future__ import` sets
 _RESULT = "_hocket_result"
 _TAKEN = "_hocket_taken"
 _GIVEN = "_hocket_given_{}"
+_LOOKING = frozenset(("locals", "vars", "eval", "exec", "dir"))  # at the names of the function
 # Methods of generators that write what they are given, which others may read before.
 _WRITING = frozenset(("shuffle",))
 # Methods of tensors that tell a number which no op computes.
@@ -241,8 +242,6 @@ def parsed(function: types.FunctionType, owner: Any) -> Body | None:
     code = function.__code__
     if code.co_flags & (inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR):
         return None
-    if {"locals", "vars", "eval", "exec", "dir"} & set(code.co_names):
-        return None
     nodes, codes = _source(code.co_filename, tuple(linecache.getlines(code.co_filename)))
     place = code.co_name, code.co_firstlineno
     found = nodes.get(place, [])
@@ -252,6 +251,8 @@ def parsed(function: types.FunctionType, owner: Any) -> Body | None:
         own = places({(code, offset) for offset in range(0, len(code.co_code), 2)}, code)
         found = sorted(found, key=lambda node: sum(span_of(node.body[0]).covers(each) for each in own))
     node = copy.deepcopy(found[-1])
+    if any(isinstance(n, ast.Name) and n.id in _LOOKING for n in ast.walk(node)):
+        return None
     if any(isinstance(n, (ast.Global, ast.Nonlocal)) for each in node.body for n in _within(each)):
         return None
     _mangle(node, code.co_qualname.split("."))

@@ -218,7 +218,7 @@ class ExecutedCode:
                 continue
             self.user_names.update(part.co_names)
             self.user_strings |= strings_of(part)
-            if whose == "user" and not _DYNAMIC.isdisjoint(part.co_names):
+            if whose == "user" and _computes_names(part):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":
                 self.strict |= dict.fromkeys(strict_names(part, namespace))
@@ -337,6 +337,12 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
     if str(namespace.get("__name__")).startswith("namedtuple_"):
         return "<frozen collections>"
     return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
+
+
+def _computes_names(code: CodeType) -> bool:
+    """True if code may look at attributes by computed names. ``model.eval()`` does not."""
+    found = _DYNAMIC.intersection(code.co_names)
+    return bool(found) and (found != {"eval"} or "eval" in globals_of(code))
 
 
 def _is_for_user(frame: FrameType | None) -> bool:
