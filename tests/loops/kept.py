@@ -133,6 +133,27 @@ def checkpoint_every_25(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
+def checkpoints_that_load_by_default(folder, model, optimizer, batches) -> Loop:
+    """One of them is saved while the step is recorded, with numbers that are followed then."""
+    n, loaded = [0], []
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        n[0] += 1
+        if n[0] % 7 == 0:
+            saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": n[0]}
+            torch.save(saved, folder / "last.pt")
+        return loss
+
+    def after(number, _):
+        if n[0] % 7 == 0:
+            found = torch.load(folder / "last.pt")
+            loaded.append((found["step"], found["optimizer"]["param_groups"][0]["lr"]))
+
+    return Loop(step, model, optimizer, batches, lambda: {"n": n, "loaded": loaded}, after)
+
+
+@loop(planned=True)
 def evaluated_every_20(model, optimizer, batches) -> Loop:
     scores, n = [], [0]
 

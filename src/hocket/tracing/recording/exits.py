@@ -1,6 +1,7 @@
 """Functions that are exchanged while a step is recorded: those that leave the recorder's sight, and the random state's.
 
 A scheduler's `step`, the text of a tensor and DLPack note a reason not to capture the step, and do what they always do.
+`torch.save` saves plain numbers, which any reader knows.
 
 Reads and writes of the random state are ops, so that a graph holds them. A checkpoint reads the state before its
 forward, and puts it back before it makes the same forward again::
@@ -12,6 +13,8 @@ Both ops are among those that draw random numbers, which a plan leaves in their 
 
 from __future__ import annotations
 
+import copy
+import functools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,6 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.followed_math import exchanged
+from hocket.tracing.scalars.plain import plain_of
 
 
 def exits_noted(reasons: Reasons) -> AbstractContextManager[None]:
@@ -38,7 +42,32 @@ def exits_noted(reasons: Reasons) -> AbstractContextManager[None]:
     methods: list[tuple[type, str, Callable[[Any], None]]]
     methods = [(kind, "step", schedules) for kind in kinds if "step" in vars(kind)]
     methods += [(torch.Tensor, "__repr__", leaves), (torch.Tensor, "__dlpack__", leaves)]
-    return exchanged((kind, name, _noting(vars(kind)[name], note)) for kind, name, note in methods)
+    noted = [(kind, name, _noting(vars(kind)[name], note)) for kind, name, note in methods]
+    return exchanged([*noted, *((module, "save", _saving(torch.save)) for module in (torch, torch.serialization))])
+
+
+def _saving(save: Any) -> Any:
+    @functools.wraps(save)
+    def saved(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return save(_with_plain(obj), *args, **kwargs)
+
+    return saved
+
+
+def _with_plain(value: Any) -> Any:
+    """The value with plain numbers in place of followed ones. What holds none stays the same object."""
+    if not isinstance(value, (dict, list)) and type(value) is not tuple:
+        return plain_of(value)
+    items = list(value.items() if isinstance(value, dict) else enumerate(value))
+    changed = {key: plain for key, each in items if (plain := _with_plain(each)) is not each}
+    if not changed:
+        return value
+    if type(value) is tuple:
+        return tuple(changed.get(place, each) for place, each in items)
+    made: Any = copy.copy(value)
+    for key, plain in changed.items():
+        made[key] = plain
+    return made
 
 
 def _noting(method: Any, note: Callable[[Any], None]) -> Any:
