@@ -14,8 +14,8 @@ from typing import Any
 
 from hocket.errors import InputError
 
-# Gets each call of a sink, and makes it or holds it back.
-Listener = Callable[["Sink", tuple[Any, ...], dict[str, Any]], object]
+# Gets each call of a sink: what makes it, and its arguments. It makes the call or holds it back.
+Listener = Callable[["Sink", Callable[..., object], tuple[Any, ...], dict[str, Any]], object]
 _LISTENERS: dict[int, Listener] = {}  # by thread
 
 
@@ -47,7 +47,7 @@ class Sink:
         if listener is None:
             self.function(*args, **kwargs)
         else:
-            listener(self, args, kwargs)
+            listener(self, self.function, args, kwargs)
 
 
 def sink(function: Callable[..., Any]) -> Sink:
@@ -91,10 +91,20 @@ def is_of_sink(error: BaseException) -> bool:
 
 @contextmanager
 def sinks_heard(listener: Listener) -> Iterator[None]:
-    """While the block lasts, calls of sinks by this thread go by `listener`, whether by the step or by a plan of it."""
+    """While the block lasts, calls of sinks by this thread go by `listener`, whether by the step or by a plan of it.
+
+    What it lets pass goes by the listener of the block around this one, if there is one.
+    """
     here = threading.get_ident()
     before = _LISTENERS.get(here)
-    _LISTENERS[here] = listener
+
+    def hear(sink: Sink, make: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def passed(*args: Any, **kwargs: Any) -> None:
+            before(sink, make, args, kwargs)  # type: ignore[misc]
+
+        listener(sink, make if before is None else passed, args, kwargs)
+
+    _LISTENERS[here] = hear
     try:
         yield
     finally:
@@ -108,7 +118,7 @@ def sinks_heard(listener: Listener) -> Iterator[None]:
 def sinks_held(held: list[Any] | None = None) -> Iterator[None]:
     """While the block lasts, this thread calls no sink. Key and arguments of each call are added to `held`."""
 
-    def hold(sink: Sink, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def hold(sink: Sink, _: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if held is not None:
             held.append((sink.key, (args, kwargs)))
 

@@ -139,7 +139,7 @@ def instead(step):
 def printing():
     def step(job, batch):
         job.step(batch)
-        print("stepping")
+        _ = print("stepping")  # whose result is used
         return job.step(batch)
 
     return instead(step)

@@ -121,8 +121,8 @@ def verify(
             (f"what is appended to {each.name}", _detached(list_)) for each, list_ in zip(lists, grown, strict=True)
         ]
         results += [(f"what is appended to {each.name}", _detached(each.content())) for each in lists]
-        returned_values.append(("what sinks are called with", made))
-        results.append(("what sinks are called with", [repr(each) for each in held]))
+        returned_values.append(("what sinks are called with", ["\n".join(made)]))
+        results.append(("what sinks are called with", ["\n".join(map(repr, held))]))
         found = differ(
             [*_leaves(returned_values), *after.values()], [*_leaves(results), *after.current()], steps=len(batches)
         )
@@ -138,9 +138,9 @@ def verify(
     return found, returned
 
 
-def _note_call(made: list[str], sink: Sink, args: Any, kwargs: Any) -> None:
+def _note_call(made: list[str], sink: Sink, make: Callable[..., object], args: Any, kwargs: Any) -> None:
     made.append(repr((sink.key, (args, kwargs))))  # text has each bit of a float, and does not change with a list
-    sink.function(*args, **kwargs)
+    make(*args, **kwargs)
 
 
 @contextmanager

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import deque
 from functools import partial
-from types import FunctionType, ModuleType
 
+import numpy as np
 import torch
 
 from hocket.pystate.bodies import Body, Statement
-from hocket.pystate.places import is_a
+from hocket.pystate.places import is_a, is_plain
 
-_OBJECTS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, FunctionType, ModuleType, type)
+_DATA = (torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, deque)
 _PLACES = (ast.Attribute, ast.Subscript, ast.Name)
 _HARMLESS = (print, len, range, min, max, abs, round, float, int, bool, str)
 
@@ -48,9 +49,11 @@ def _may_grow(body: Body, target: ast.expr) -> bool:
 
 
 def _stays(body: Body, node: ast.expr) -> bool:
-    """True of constants, local names, and models and the like, which code that is not seen exchanges for no others."""
-    is_local = isinstance(node, ast.Name) and node.id in body.names
-    return is_local or isinstance(node, ast.Constant) or is_a(body.value_of(node), _OBJECTS)
+    """True of constants, local names, and objects such as models, which unseen code exchanges for no others."""
+    if isinstance(node, ast.Constant) or (isinstance(node, ast.Name) and node.id in body.names):
+        return True
+    value = body.value_of(node)
+    return not (value is None or is_plain(value) or is_a(value, _DATA))
 
 
 def _is_harmless(body: Body, call: ast.Call) -> bool:

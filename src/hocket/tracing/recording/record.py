@@ -201,7 +201,7 @@ class _Recording:
     def _is_leaf(self, value: Any) -> bool:
         return is_size(value) or self._is_owned(value)
 
-    def _note_sink(self, sink: Sink, args: Any, kwargs: Any) -> None:
+    def _note_sink(self, sink: Sink, make: Callable[..., object], args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs), is_size)
         self.line_of_sinks = user_line()
         if not all(isinstance(leaf, PLAIN) for leaf in leaves):
@@ -212,7 +212,7 @@ class _Recording:
         self.calls.append(tree_unflatten(leaves, spec))  # its lists and dicts as they are now
         plain_args, plain_kwargs = plain_result((args, kwargs), is_size)
         with self.numbers.plain(self._set_by_sink):
-            sink.function(*plain_args, **plain_kwargs)
+            make(*plain_args, **plain_kwargs)
 
     def _set_by_sink(self, what: str) -> None:
         self.reasons.add("calls a sink", f"that sets {what}, where the step reads it", self.line_of_sinks)
