@@ -104,7 +104,7 @@ def test_no_bit_differs_from_eager(name: str, kind: str, made: str) -> None:
             twins.make_states_anew()
         num_micro = 1 + first // ACCUMULATES % 2
         twins.train(ACCUMULATES, lambda number, first=first, num=num_micro: micro_batches(first + number, num))
-    if kind != "tensor rate" or "reads a tensor's value" not in twins.fast.why:
+    if kind != "tensor rate" or "reads the values of tensors" not in twins.fast.why:
         assert twins.device.num_replays, twins.fast.why
     twins.fast.close()
 
