@@ -82,7 +82,7 @@ class NamedAdversaries(Adversaries):
 
     def train_critic(self, real):
         loss = super().train_critic(real)
-        self.logger.info("tensor %.4f, whole %d, %s", loss, self.num_steps, "critic")
+        self.logger.info("tensor %.4f, whole %d, %s", loss.detach(), self.num_steps, "critic")
         return loss
 
 
