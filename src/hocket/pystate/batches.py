@@ -209,6 +209,7 @@ def _tree_of(value: Any, leaves: list[Any], arrays: dict[int, torch.Tensor], dep
         leaves.append(value)
         return _LEAF
     if kind is np.ndarray and (tensor := arrays.get(id(value), _tensor_of(value))) is not None:
+        arrays[id(value)] = tensor  # in all places of the batch
         leaves.append(tensor)
         return _Tree(kind, unseen={"": value})
     children, spec = pytree.tree_flatten(value, is_leaf=lambda each: each is not value)
