@@ -7,6 +7,7 @@ import json
 import linecache
 import logging
 import math
+import os
 import sys
 from collections import deque
 
@@ -33,6 +34,7 @@ STATEMENTS = [
     "log.info('%s: %.3f at %d of %5.1f', word, loss, x, x)",
     "log.log(20, 'n %d', n)",
     "sys.stdout.write(f'{x:.2f} of {n}\\n')",
+    "print(os.path.join('runs', word), 'saved')",
     "print(', '.join(f'{each:.1f}' for each in (x, n)), ','.join(['a', 'b']))",
     "print(walrus := n, walrus)",
     "kept.append(x)",
@@ -41,7 +43,7 @@ STATEMENTS = [
 GIVEN = {"n": 3, "x": 2.71828, "word": "it's", "width": 9, "loss": torch.tensor(0.123456789), "kept": deque(maxlen=3)}
 LOG = logging.Logger("shown", logging.INFO)
 LOG.addHandler(logging._StderrHandler())  # which looks for the stream at each call
-NAMES = {"sys": sys, "math": math, "json": json, "form": "{} of {:>3}", "log": LOG}
+NAMES = {"os": os, "sys": sys, "math": math, "json": json, "form": "{} of {:>3}", "log": LOG}
 
 
 def made_of(lines, **outside):
@@ -73,7 +75,7 @@ def test_the_same_is_shown(statement, monkeypatch):
 
 
 def test_a_call_waits_and_text_is_made_of_what_was_there():
-    """Where sinks are held back, nothing is shown, and what is evaluated keeps its order."""
+    """A held sink shows nothing, and what is evaluated keeps its order."""
     order = []
     _, made, _ = made_of(("print(f'{note(1)} {note(2):>3}', note(3))", "note(4)"), note=lambda n: order.append(n) or n)
     held = []

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hocket.pystate.bytecode import with_nested
-from hocket.pystate.layout import attribute_of
+from hocket.pystate.layout import attribute_of, in_class
 from hocket.pystate.names import SCOPES, bound_names, own_nodes, read_names, surely_bound, used_names
 from hocket.pystate.op_lines import Place, SourceSpan, places
 from hocket.pystate.places import is_a
@@ -334,7 +334,7 @@ def is_pure(node: ast.expr, body: Body) -> bool:
         return True
     if isinstance(node, ast.Attribute):
         owner = body.value_of(node.value)
-        if owner is not None and isinstance(inspect.getattr_static(type(owner), node.attr, None), property):
+        if owner is not None and isinstance(in_class(type(owner), node.attr), property):
             return False
         return is_pure(node.value, body)
     if isinstance(node, ast.Tuple):

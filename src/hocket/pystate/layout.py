@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 import threading
 import types
@@ -81,15 +80,23 @@ def attribute_of(value: Any, name: str) -> Any:
     table, kind = instance_dict(value), type(value)
     if table is not None and name in table:
         return table[name]
-    found = inspect.getattr_static(kind, name, None)
-    is_told = found is None or is_a(found, property) or hasattr(kind, "__getattr__")
+    found = in_class(kind, name)
+    is_told = found is None or is_a(found, property) or in_class(kind, "__getattr__") is not None
     if is_a(value, types.ModuleType) or not (is_told or _is_python(type(found), "__get__")):
         return None if _is_python(kind, "__getattribute__") else getattr(value, name, None)
     return None
 
 
+def in_class(kind: type, name: str) -> Any:
+    """The attribute of a class or of one of its bases, without running code of theirs. None if there is none."""
+    for base in kind.__mro__:
+        if name in (table := vars(base)):
+            return table[name]
+    return None
+
+
 def _is_python(kind: type, name: str) -> bool:
-    return is_a(inspect.getattr_static(kind, name, None), types.FunctionType)
+    return is_a(in_class(kind, name), types.FunctionType)
 
 
 def is_changeable(kind: type) -> bool:

@@ -19,6 +19,7 @@ import math
 import re
 import string
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType, MethodType, NoneType
 from typing import Any
 
 import torch
@@ -47,7 +48,9 @@ _PURE: dict[Any, str] = {
     **dict.fromkeys((math.log, math.log2, math.log10), _POSITIVE),
     math.exp: _SMALL,
 }
-_FUNCTIONS = (print, *(getattr(logging, level) for level in _LEVELS))
+_OF_ROOT = tuple(getattr(logging, level) for level in _LEVELS)
+_FUNCTIONS = (print, *_OF_ROOT)
+_METHODS_OF_OBJECTS = (MethodType, BuiltinFunctionType)  # made anew whenever they are asked for
 _ROWS = frozenset(("writerow", "writerows"))
 # Methods that show or keep something, by the module and the name of the class. Where the step reads what they have
 # kept, the watch sees that it has changed.
@@ -77,7 +80,8 @@ def sink_for(body: Body, node: ast.Expr, asks: list[Callable[[], bool]]) -> ast.
     call = node.value
     if not isinstance(call, ast.Call) or not _shows(body, call):
         return None
-    asks.append(lambda: _shows(body, call))
+    known = _looked_at(body, call)
+    asks.append(lambda: _are_same(known, _looked_at(body, call)))
     values: list[ast.expr] = []
     shown = _Called(body, values).of(call)
     names = [_VALUE.format(place) for place in range(len(values))]
@@ -127,7 +131,7 @@ class _Called:
             given = [ast.keyword(each.arg, self.text(each.value)) for each in node.keywords]
             argument = self.value if pure in (_WHOLE, _POSITIVE, _SMALL) else self.text
             return ast.Call(node.func, [argument(each, pure) for each in node.args], given)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("format", "join"):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and self._is_of_text(node.func):
             form = self.text(node.func.value)
             of = _NUMBER if node.func.attr == "format" and _is_simple(form) else ""
             given = [ast.keyword(each.arg, self.value(each.value, of)) for each in node.keywords]
@@ -142,6 +146,10 @@ class _Called:
     def _pure(self, node: ast.expr) -> str | None:
         called = self.body.value_of(node)
         return next((of for each, of in _PURE.items() if each is called), None)
+
+    def _is_of_text(self, node: ast.Attribute) -> bool:
+        """True of ``text.format`` and ``text.join``, and not of ``os.path.join``."""
+        return node.attr in ("format", "join") and is_a(self.body.value_of(node.value), (str, NoneType))
 
     def _percent(self, node: ast.BinOp, text: str, right: ast.expr) -> ast.expr:
         values = right.elts if isinstance(right, ast.Tuple) else [right]
@@ -168,17 +176,41 @@ class _Called:
 
 def _shows(body: Body, call: ast.Call) -> bool:
     """True of calls whose effect is not read by any step, as far as it is known."""
-    function = body.value_of(call.func)
-    file = next((each.value for each in call.keywords if each.arg == "file"), None)
-    if file is not None and not _has(body.value_of(file), "write"):
+    function, file, logger, *parts = _looked_at(body, call)
+    if any(each.arg == "file" for each in call.keywords) and not _has(file, "write"):
         return False
-    if (logger := _logger_of(body, call)) is not None:
+    if logger is not None:
+        # No filter, handler or formatter of the user's may look at what the step has done so far.
         of_the_moment = any(each.arg is None or each.arg in _OF_THE_MOMENT for each in call.keywords)
-        if of_the_moment or not _is_plain(logger):
+        if of_the_moment or not all(each is None or _is_known(type(each)) for each in parts):
             return False
     if any(function is each for each in _FUNCTIONS):
         return True
     return isinstance(call.func, ast.Attribute) and _has(body.value_of(call.func.value), call.func.attr)
+
+
+def _looked_at(body: Body, call: ast.Call) -> list[Any]:
+    """The function that is called, its file, its logger, and all that the logger hands a record to."""
+    function = body.value_of(call.func)
+    files = [body.value_of(each.value) for each in call.keywords if each.arg == "file"]
+    owner = getattr(function, "__self__", None)
+    here = (
+        owner if is_a(owner, logging.Logger) else logging.root if any(function is each for each in _OF_ROOT) else None
+    )
+    found = [function, files[0] if files else None, here]
+    while here is not None:
+        found += [here, *here.filters]
+        for handler in here.handlers:
+            found += [handler, handler.formatter, *handler.filters]
+        here = here.parent if here.propagate else None
+    return found
+
+
+def _are_same(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    return len(before) == len(now) and all(
+        one is other or (type(one) is type(other) and type(one) in _METHODS_OF_OBJECTS and one == other)
+        for one, other in zip(before, now, strict=True)
+    )
 
 
 def _has(owner: Any, name: str) -> bool:
@@ -190,27 +222,6 @@ def _has(owner: Any, name: str) -> bool:
 
 def _is_known(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _PACKAGES
-
-
-def _logger_of(body: Body, call: ast.Call) -> logging.Logger | None:
-    """The logger that a call logs to, if it does."""
-    owner: Any = body.value_of(call.func.value) if isinstance(call.func, ast.Attribute) else None
-    if is_a(owner, logging.Logger):
-        return owner
-    function = body.value_of(call.func)
-    return logging.root if any(function is each for each in _FUNCTIONS[1:]) else None
-
-
-def _is_plain(logger: logging.Logger) -> bool:
-    """True if no filter, handler or formatter of the user's may look at what the step has done so far."""
-    here: logging.Logger | None = logger
-    while here is not None:
-        parts = [here, *here.filters, *here.handlers, *(each.formatter for each in here.handlers)]
-        parts += [each for handler in here.handlers for each in handler.filters]
-        if not all(each is None or _is_known(type(each)) for each in parts):
-            return False
-        here = here.parent if here.propagate else None
-    return True
 
 
 def _number(value: Any) -> Any:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 import itertools
 import types
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -35,6 +34,7 @@ import torch
 from hocket.pystate.bodies import Body, parsed
 from hocket.pystate.cuts import BodyCut
 from hocket.pystate.inner_calls import call_of, opened
+from hocket.pystate.layout import in_class
 from hocket.pystate.op_lines import OpLines, places
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
@@ -68,7 +68,7 @@ def split(step: Any, lines: OpLines, trained: Collection[int] = ()) -> list[Step
         return [parts.bound(lambda part: types.MethodType(part, step.__self__)) for parts in found]
     if isinstance(step, types.FunctionType):
         return _split(step, None, lines, trained)
-    method = inspect.getattr_static(type(step), "__call__", None)
+    method = in_class(type(step), "__call__")
     if not isinstance(method, types.FunctionType):
         return []
     return split(types.MethodType(method, step), lines, trained)

@@ -7,7 +7,6 @@ have without. That is sound unless the first part goes on with ``state["n"] += 1
 from __future__ import annotations
 
 import ast
-import inspect
 from collections import deque
 from functools import partial
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from hocket.pystate.bodies import Body, Statement
+from hocket.pystate.layout import in_class
 from hocket.pystate.places import is_a, is_plain
 
 _DATA = (torch.Tensor, np.ndarray, list, tuple, dict, set, frozenset, deque)
@@ -74,5 +74,5 @@ def _meet(body: Body, written: ast.AST, read: ast.AST) -> bool:
         return not (len(keys) == 2 and all(isinstance(key, str) for key in keys) and keys[0] != keys[1])
     assert isinstance(written, ast.Attribute)
     owner = type(body.value_of(written.value))
-    is_property = isinstance(inspect.getattr_static(owner, written.attr, None), property)
+    is_property = isinstance(in_class(owner, written.attr), property)
     return is_property or (isinstance(read, ast.Attribute) and read.attr == written.attr)
