@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
+from tests.fusion.losses import GO, D, X, Y, linears, plain
 from tests.fusion.oracle import assert_close, made
+from tests.fusion.prefer import ALL, prefer
 from torch import nn
 from torch.nn import functional as F
 
@@ -114,3 +118,57 @@ def test_under_autocast_a_loss_has_the_type_that_it_has_alone(fn, num_models):
         losses, plain = array.loss(fn, array(x), target), fn(models[-1](x), target)
     assert losses.dtype == plain.dtype == torch.float32
     torch.testing.assert_close(losses[-1].detach().as_subclass(torch.Tensor), plain.detach())
+
+
+class Remembers(nn.Module):
+    """A loss that leaves traces of its calls in every way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log, self.total, self.weight, self.drawn = [], torch.zeros((), dtype=D), 1.0, random.Random(3)
+        self.register_buffer("mean", torch.zeros(3, dtype=D))
+
+
+def appends(self, out):
+    self.log.append(out.detach().sum())
+
+
+def sums_up(self, out):
+    self.total = self.total + out.detach().sum()
+
+
+def counts_down(self, _):
+    self.weight *= 0.5
+
+
+def draws(self, _):
+    self.weight = self.drawn.random()
+
+
+def averages(self, out):
+    self.mean.mul_(0.5).add_(out.detach().mean(0))
+
+
+@pytest.mark.parametrize("way", [ALL, GO])
+@pytest.mark.parametrize("act", [appends, sums_up, counts_down, draws, averages])
+def test_a_loss_is_called_for_each_model_where_it_leaves_a_trace(act, way, monkeypatch):
+    def loss(memory):
+        def called(out, target):
+            act(memory, out)
+            return memory.weight * F.cross_entropy(out + memory.mean, target)
+
+        return called
+
+    prefer(monkeypatch, way)
+    models, fused, alone = linears(), Remembers(), Remembers()
+    array, of_all, of_one = hocket.fuse(models, shared=True), loss(fused), loss(alone)
+    with pytest.warns(UserWarning, match="hocket.fuse: loss: it .*; it is called for one model after another"):
+        losses = [array.losses(of_all, X, Y)]
+    losses += [array.losses(of_all, X, Y) for _ in range(2)]
+    for each in losses:
+        for index, model in enumerate(models):
+            assert_close(plain(each)[index], of_one(model(X), Y).detach(), f"loss of model {index}")
+    assert_close(torch.tensor(fused.log, dtype=D), torch.tensor(alone.log, dtype=D), "log")
+    for name in ("total", "mean"):
+        assert_close(getattr(fused, name), getattr(alone, name), name)
+    assert fused.weight == alone.weight

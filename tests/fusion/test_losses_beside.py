@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from functools import partial
 from typing import Any
 
@@ -352,57 +351,3 @@ def test_a_copy_goes_its_own_way(how, way, monkeypatch):
     assert torch.equal(found[0], expected[0])
     for name, tensor in expected[2].items():
         assert torch.equal(found[2][name], tensor), name
-
-
-class Remembers(nn.Module):
-    """A loss that leaves traces of its calls in every way."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log, self.total, self.weight, self.drawn = [], torch.zeros((), dtype=D), 1.0, random.Random(3)
-        self.register_buffer("mean", torch.zeros(3, dtype=D))
-
-
-def appends(self, out):
-    self.log.append(out.detach().sum())
-
-
-def sums_up(self, out):
-    self.total = self.total + out.detach().sum()
-
-
-def counts_down(self, _):
-    self.weight *= 0.5
-
-
-def draws(self, _):
-    self.weight = self.drawn.random()
-
-
-def averages(self, out):
-    self.mean.mul_(0.5).add_(out.detach().mean(0))
-
-
-@pytest.mark.parametrize("way", [ALL, GO])
-@pytest.mark.parametrize("act", [appends, sums_up, counts_down, draws, averages])
-def test_a_loss_is_called_for_each_model_where_it_leaves_a_trace(act, way, monkeypatch):
-    def loss(memory):
-        def called(out, target):
-            act(memory, out)
-            return memory.weight * F.cross_entropy(out + memory.mean, target)
-
-        return called
-
-    prefer(monkeypatch, way)
-    models, fused, alone = linears(), Remembers(), Remembers()
-    array, of_all, of_one = hocket.fuse(models, shared=True), loss(fused), loss(alone)
-    with pytest.warns(UserWarning, match="hocket.fuse: loss: it .*; it is called for one model after another"):
-        losses = [array.losses(of_all, X, Y)]
-    losses += [array.losses(of_all, X, Y) for _ in range(2)]
-    for each in losses:
-        for index, model in enumerate(models):
-            assert_close(plain(each)[index], of_one(model(X), Y).detach(), f"loss of model {index}")
-    assert_close(torch.tensor(fused.log, dtype=D), torch.tensor(alone.log, dtype=D), "log")
-    for name in ("total", "mean"):
-        assert_close(getattr(fused, name), getattr(alone, name), name)
-    assert fused.weight == alone.weight
