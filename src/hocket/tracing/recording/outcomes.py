@@ -7,8 +7,8 @@ graph that raises in a step with the other outcome, which is then made again by 
     recorded:  loss -> isfinite -> _assert_async -> (all that is written or drawn later waits for it)
     later:     the outcome is another one: put back what was written and drawn before, call the user's own step
 
-An op that may raise is such a check, too, where the user's step may catch what it raises, and where
-what the step has done before is made by a planned step after its ops: calls of sinks, and numbers that are late.
+An op that may raise is such a check, too, where the user's step may catch what it raises. So is one behind what a
+planned step does after its ops: calls of sinks, and numbers that are late.
 
 What a step writes and draws before the check has to be small enough to be kept in each step (`MAX_KEPT_BYTES`): the
 random state, buffers such as those of a BatchNorm, gradients that it adds to, and what an update has written. A check
