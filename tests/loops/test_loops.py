@@ -32,7 +32,18 @@ KINDS = (
         "early_looks",
         "history",
     ),
-    *("late_draws", "methods", "mixed_draws", "optimizers", "selections", "settings", "sinks", "sources", "updates"),
+    *(
+        "late_draws",
+        "methods",
+        "mixed_draws",
+        "optimizers",
+        "selections",
+        "settings",
+        "sinks",
+        "sources",
+        "texts",
+        "updates",
+    ),
 )
 KIND_OF: dict[str, str] = {}
 for kind in KINDS:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import math
+import os
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import hocket
-from hocket.pystate.strict import strict_function
+from hocket.pystate.strict import reads_text, reads_text_by, strict_function
 
 
 class _Registry(dict[str, Any]):
@@ -60,3 +64,20 @@ def test_a_step_that_counts_and_looks_up_in_such_a_registry_is_planned() -> None
         total += fast(torch.randn(3, 4)).item() * 3
     assert fast.verdict == "planned", fast.why
     assert meter == {"sum": total, "count": 120}
+
+
+@pytest.mark.parametrize("function", [",".join, "a".startswith, open, ord, io.StringIO().write, np.array, os.stat])
+def test_c_functions_that_read_text(function: Any) -> None:
+    assert reads_text(function)
+
+
+@pytest.mark.parametrize("function", [len, [].append, {}.get, "{}".format, torch.add, torch.ones(1).add_, math.exp])
+def test_c_functions_that_read_none_or_only_by_its_methods(function: Any) -> None:
+    assert not reads_text(function)
+
+
+def test_code_that_may_read_text_out_of_sight() -> None:
+    looks: tuple[Any, ...] = (lambda t: t in "ab", lambda t, x: t in x, lambda t: bytes(t, "utf8"))
+    assert all(reads_text_by(look.__code__) for look in looks)
+    others: tuple[Any, ...] = (lambda t: t in ("a", "b"), lambda t: "a" in t, lambda t: "a" in t.names, lambda t: t + 1)
+    assert not any(reads_text_by(look.__code__) for look in others)

@@ -241,11 +241,11 @@ def test_a_module_whose_mode_is_a_property_is_asked(setting):
     assert signatures.of(setting.places, setting.batch).parts == signature_of(setting.places, setting.batch)
 
 
-def test_numbers_that_moved(setting):
+def test_numbers_and_text_that_moved(setting):
     signatures = Signatures()
     first = signatures.of(setting.places, (setting.first, 1, "a"))
-    assert signatures.numbers_moved(first, ()) == []
-    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2, "a")), ()) == [0]
-    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2, "a")), {0}) == []
-    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2, "b")), ()) == []
-    assert signatures.numbers_moved(signatures.of(setting.places, (setting.first, 2.0, "a")), ()) == []
+    assert signatures.leaves_moved(first, ()) == []
+    assert signatures.leaves_moved(signatures.of(setting.places, (setting.first, 2, "a")), ()) == [0]
+    assert signatures.leaves_moved(signatures.of(setting.places, (setting.first, 2, "a")), {0}) == []
+    assert signatures.leaves_moved(signatures.of(setting.places, (setting.first, 2, "b")), ()) == [0, 1]
+    assert signatures.leaves_moved(signatures.of(setting.places, (setting.first, 2.0, "a")), ()) == []

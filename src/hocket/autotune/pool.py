@@ -26,7 +26,7 @@ from hocket.autotune.variant import Variant
 from hocket.errors import StaleCaptureError
 from hocket.pystate.batches import unfolded
 from hocket.pystate.watch import named
-from hocket.tracing.signature import Signature, Signatures
+from hocket.tracing.signature import FOLLOWED_KINDS, Signature, Signatures
 from hocket.tracing.switches import obstacle
 
 log = logging.getLogger(__name__)
@@ -202,7 +202,7 @@ class VariantPool:
                 yield new
 
     def _key(self, batch: Any) -> Signature:
-        """The signature of this call, without numbers in the batch that change with each call."""
+        """The signature of this call, without numbers and text in the batch that change with each call."""
         try:
             if len(self.config.leaves) > self._num_leaves:
                 raise LookupError("more tensors get gradients than were known")
@@ -219,10 +219,11 @@ class VariantPool:
         return self._signatures.of(self.config.places, batch, self.config.watch.live_leaves)
 
     def _find_live_leaves(self, key: Signature) -> bool:
-        """Return True if a known batch differs by numbers only, which are read in each call from then on."""
+        """Return True if a known batch differs by numbers and text only, which are read in each call from then on."""
         watch = self.config.watch
-        moved = self._signatures.numbers_moved(key, watch.live_leaves)
-        if not moved or not watch.executed.follows_numbers:
+        moved = self._signatures.leaves_moved(key, watch.live_leaves)
+        are_followed = watch.executed.follows_numbers and all(key.values[n][0] in FOLLOWED_KINDS for n in moved)
+        if not moved or not are_followed:
             return False
         watch.live_leaves.update(moved)
         self.close()
@@ -333,6 +334,12 @@ class VariantPool:
             f"come {MIN_REPEATS} times and its steps have taken as long as a search ({search_s:.2g} s): pad batches to "
             "a few shapes (bucketing)"
         )
+        moved = self._signatures.leaves_moved(key, self.config.watch.live_leaves)
+        if moved and (kind := key.values[moved[0]][0]) not in FOLLOWED_KINDS:
+            reason = (
+                f"each batch holds another value of type {kind.__name__}, and a graph stands for one of them: keep it "
+                "out of the batch, or make it a number, text or a tensor"
+            )
         if len(self._met) == 1 and met.num_calls == 1:
             log.info("hocket: %s", reason)
         self._say(reason)

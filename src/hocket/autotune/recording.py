@@ -128,6 +128,8 @@ def _judged(
             is_settled=not recorded.makes_state and not are_new,
             is_idle=reason.kind == "runs no ops",
         )
+    if watch.executed.reads_text:
+        trace.tape.settle_text()
     unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
     if not seen.settled:
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.

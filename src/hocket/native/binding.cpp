@@ -74,7 +74,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
   // Where the next leaf of the tape is: 'p' a number at a place, 'i' the number in the tensor there, 'b' a leaf of the
   // batch, 'g' one of those that guards have read of the batch.
   void add_number(char kind, int index, const py::object& found) {
-    const auto number = Number::of(found.ptr());
+    const auto number = Number::of_leaf(found.ptr());
     if (!number) throw py::type_error("a number that is no float and no small int");
     tape_.add_leaf(static_cast<int>(sources_.size()), *number);
     sources_.emplace_back(kind, index);
@@ -168,7 +168,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
       switch (kind) {
         case 'p': number = Number::of(at(index)); break;
         case 'i': number = item_of(at(index)); break;
-        case 'b': number = Number::of(leaves_[place]); break;
+        case 'b': number = Number::of_leaf(leaves_[place]); break;
         default:
           if (place < of_batch.size()) number = Number::of(of_batch[place].ptr());
       }
@@ -241,6 +241,7 @@ namespace hocket {
 // computation; an op that reads it fails.
 IValue as_number(PyObject* value) {
   if (PyBool_Check(value)) return value == Py_True;
+  if (PyUnicode_Check(value)) return {};
   if (PyIndex_Check(value)) {
     int overflow = 0;
     const auto whole = py::reinterpret_steal<py::object>(PyNumber_Index(value));

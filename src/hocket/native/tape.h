@@ -52,6 +52,14 @@ struct Number {
     if (overflow) return {};
     return Number(whole);
   }
+  // Of a leaf of the batch, which may be text and is held by the caller.
+  static std::optional<Number> of_leaf(PyObject* value) {
+    if (!PyUnicode_CheckExact(value)) return of(value);
+    Number found(int64_t{0});
+    found.kind = Kind::object;
+    found.object = value;
+    return found;
+  }
   py::object boxed() const {
     switch (kind) {
       case Kind::floating: return py::float_(floating);
@@ -78,6 +86,7 @@ class Tape {
  public:
   // `found`: its value when the step was recorded; later steps have one of the same type.
   void add_leaf(int leaf, const Number& found) {
+    if (found.kind == Number::Kind::object) kept_.push_back(found.boxed());
     entries_.push_back({'x', nullptr, {{true, leaf}}});
     found_.push_back(found);
   }

@@ -34,7 +34,7 @@ from hocket.heap import collections_held
 from hocket.pystate.bytecode import compares_types, globals_of, strings_of, with_nested
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
-from hocket.pystate.strict import is_strict, strict_function, strict_names
+from hocket.pystate.strict import is_strict, reads_text, reads_text_by, strict_function, strict_names
 from hocket.pystate.world import as_called, asked_of_the_world, is_quiet
 from hocket.sinks import Sink
 
@@ -108,6 +108,7 @@ class ExecutedCode:
 
     Attributes:
         calls_sinks: a watched step has called a sink.
+        reads_text: code of the step may read text without calling a method of it.
         lines: where ops ran.
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
@@ -140,7 +141,7 @@ class ExecutedCode:
         self.persistent: dict[int, Any] = {}
         self.codes: set[CodeType] = set()
         self.num_new = self.num_new_of_user = 0
-        self.calls_sinks = self.seeds = self.asks_draws = False
+        self.calls_sinks = self.reads_text = self.seeds = self.asks_draws = False
         self.restored: set[int] = set()
         self.lines = OpLines()
         self._met, self._met_before = dict[int, Any](), dict[int, Any]()
@@ -156,6 +157,7 @@ class ExecutedCode:
         """
         set_hook, hook = self._free_hook()
         self.world, self.schedulers = {}, []
+        self.reads_text = self.reads_text or set_hook is sys.settrace  # which sees no C functions
         self.num_new_of_user = 0
         self.lines.begin(watching_frame())
         known = len(self.codes)
@@ -218,6 +220,7 @@ class ExecutedCode:
                 continue
             self.user_names.update(part.co_names)
             self.user_strings |= strings_of(part)
+            self.reads_text = self.reads_text or reads_text_by(part)
             if whose == "user" and _computes_names(part):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":
@@ -306,6 +309,7 @@ class ExecutedCode:
             return
         if owner is not None:
             self._meet(owner)
+        self.reads_text = self.reads_text or reads_text(function)
         if name := strict_function(function):
             self.strict[f"{name} at {user_line(frame)}"] = None
         asked = asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)

@@ -10,10 +10,14 @@ guard is noted. Some look at the type first and raise::
 That could not be mended once the step runs. A step that can reach such a callable is therefore recorded with plain
 numbers, and its graph stands for their values alone. Calls of C functions are seen by the watch, calls of types are
 not, which is why the names in the user's code count, too.
+
+A text that changes between batches is a `str` all the same, and notes which of its methods are called. What
+reads it without one is known by `reads_text` (``",".join(names)``, ``open(path)``) and `reads_text_by`.
 """
 
 from __future__ import annotations
 
+import collections
 import dis
 import sys
 from collections.abc import Iterator
@@ -36,6 +40,13 @@ _NAMES = frozenset(
 )
 # C functions of these ask for the value, and torch's are recorded.
 _ASKING = frozenset((*sys.stdlib_module_names, "builtins", "numpy", "torch", "hocket")) - _MODULES
+# C functions that call a method of a text, or only keep it.
+_KEEPING_TEXT = frozenset(
+    ("_collections", "_functools", "_operator", "_thread", "gc", "itertools", "math", "time", "torch")
+)
+_READING_TEXT = frozenset(("open", "ord", "exec", "eval", "compile", "__import__"))
+_READING_CLASSES = frozenset(("bytes", "bytearray", "complex", "StringIO", "BytesIO"))
+_HOLDERS = (list, tuple, dict, set, frozenset, collections.deque, int, float)
 _HAS_NAME = (ModuleType, type, FunctionType, BuiltinFunctionType)
 
 
@@ -63,6 +74,39 @@ def strict_function(function: Any) -> str:
         )
     root = _root(module)
     return f"{root}.{function.__name__}" if root and root not in _ASKING and not root.startswith("__") else ""
+
+
+def reads_text(function: Any) -> bool:
+    """Return False for a C function that reads no text, or only by the methods of its class."""
+    owner = getattr(function, "__self__", None)
+    if owner is None or issubclass(type(owner), ModuleType):
+        root, name = _root(getattr(function, "__module__", None)), function.__name__
+        return name in _READING_TEXT if root == "builtins" else root not in _KEEPING_TEXT
+    kind = owner if issubclass(type(owner), type) else type(owner)
+    if kind is str and function.__name__ == "format":
+        return False
+    return not issubclass(kind, _HOLDERS) and _root(kind.__module__) not in ("torch", "random")
+
+
+def reads_text_by(code: CodeType) -> bool:
+    """True of code that may read text by a class of C's, or looks for what is no constant in what may be text."""
+    if not _READING_CLASSES.isdisjoint(code.co_names):
+        return True
+    if dis.opmap["CONTAINS_OP"] not in code.co_code[::2]:
+        return False
+    loaded: list[dis.Instruction] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "CONTAINS_OP" and not (_is_constant(loaded[-1]) or _is_constant(loaded[-2], str)):
+            return True
+        if instruction.opname not in ("LOAD_ATTR", "CACHE"):
+            loaded.append(instruction)
+    return False
+
+
+def _is_constant(loaded: dis.Instruction, *kinds: type) -> bool:
+    """True of a constant: one of these kinds, or without any, one that is no text."""
+    value = loaded.argval
+    return loaded.opname == "LOAD_CONST" and (isinstance(value, kinds) if kinds else not isinstance(value, str))
 
 
 def strict_names(code: CodeType, namespace: dict[str, Any]) -> Iterator[str]:

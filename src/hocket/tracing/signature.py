@@ -20,6 +20,8 @@ from hocket.tracing.bound_places import BoundPlaces
 from hocket.tracing.state import PLAIN, Inventory
 from hocket.tracing.switches import switches
 
+# Leaves of a batch that are followed where each batch has another one.
+FOLLOWED_KINDS = (int, float, np.float64, str)
 # Signatures that are remembered, and those of them that are recognised natively.
 MAX_MET = 1000
 MAX_KNOWN = 8
@@ -160,17 +162,16 @@ class Signatures:
             self._met.clear()
         return self._met.setdefault(parts, Signature(parts))
 
-    def numbers_moved(self, signature: Signature, known: Collection[int]) -> list[int]:
+    def leaves_moved(self, signature: Signature, known: Collection[int]) -> list[int]:
         """Leaves of the batch, counted among those that are no tensors, by which it differs from one met before.
 
-        Empty where there was none of its shape, or where anything but numbers differs.
+        Empty where there was none of its shape.
         """
         if len(self._first_values) > MAX_MET:
             self._first_values.clear()
         values = signature.values
         before = self._first_values.setdefault(signature.shape, values)
-        moved = [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b and n not in known]
-        return moved if all(values[n][0] in (int, float, np.float64) for n in moved) else []
+        return [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b and n not in known]
 
 
 def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -> Any:

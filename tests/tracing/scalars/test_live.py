@@ -56,7 +56,7 @@ def test_whole_numbers_stay_whole_numbers(name, first, second):
         found = function(*operands)
         assert type(found) is (LiveInt if type(expected) is int else LiveFloat)
         assert found.plain == expected
-        assert tape.evaluate([first])[found.index] == expected
+        assert tape.evaluate([first])[found.entry] == expected
 
 
 def test_a_whole_number_is_one_to_whoever_asks():
@@ -73,6 +73,30 @@ def test_a_whole_number_is_one_to_whoever_asks():
     assert not hasattr(rate, "__index__")
     assert copy.copy(count) is count
     assert tape.guards, "comparisons are guards"
+
+
+def test_a_text_is_one_and_notes_what_looks_at_it():
+    for name in ("upper", "isdigit", "split", "encode", "index", "__len__", "__hash__", "__iter__", "__str__"):
+        tape = Tape()
+        text = tape.leaf(None, "a 1")
+        assert (isinstance(text, str), text.__class__, copy.copy(text) is text) == (True, str, True)
+        assert not tape.guards
+        arguments = ("1",) if name == "index" else ()
+        found, expected = (getattr(each, name)(*arguments) for each in (text, "a 1"))
+        assert list(found) == list(expected) if name == "__iter__" else found == expected
+        assert tape.guards == [(0, "a 1")]
+        assert tape.evaluate(["b 1"]) is None
+
+
+@pytest.mark.parametrize(
+    "look",
+    [lambda t: "x" + t, lambda t: t + "x", lambda t: f"{t}", lambda t: {"a": 1}.get(t), lambda t: t == "a", bool,
+     lambda t: str(t), lambda t: t in ["a"], lambda t: "b" in t, lambda t: sorted([t, "a"])],
+)  # fmt: skip
+def test_an_operator_looks_at_a_text(look):
+    tape = Tape()
+    assert look(tape.leaf(None, "12")) == look("12")
+    assert tape.guards == [(0, "12")]
 
 
 FOLLOWED = {
@@ -105,8 +129,8 @@ def test_arithmetic_is_followed(name):
         assert found.plain == function(value)
         values = tape.evaluate([other])
         assert values is not None
-        assert values[found.index] == function(other)
-        assert type(values[found.index]) is type(function(other))
+        assert values[found.entry] == function(other)
+        assert type(values[found.entry]) is type(function(other))
 
 
 def test_a_zero_and_no_number_are_guarded_with_their_sign():

@@ -75,7 +75,7 @@ def test_the_tape_computes_what_python_computes(lines, leaves, data):
     again = tape.evaluate(others)
     assert again is not None
     for value, wanted in zip(live, other, strict=True):
-        found = again[value.index] if isinstance(value, Live) else value
+        found = again[value.entry] if isinstance(value, Live) else value
         assert identical(found, wanted)
 
 
@@ -113,9 +113,9 @@ def test_what_a_guard_protects_is_not_an_error_when_the_guard_fails():
 def test_equal_constants_of_different_types_stay_different():
     tape = Tape()
     rate = tape.leaf(None, 3)
-    kinds = [type(tape.evaluate([5])[value.index]) for value in (rate * 1, rate * 1.0, rate * True)]
+    kinds = [type(tape.evaluate([5])[value.entry]) for value in (rate * 1, rate * 1.0, rate * True)]
     assert kinds == [int, float, int]
-    signs = [math.copysign(1, tape.evaluate([5])[value.index]) for value in (rate * 0.0, rate * -0.0)]
+    signs = [math.copysign(1, tape.evaluate([5])[value.entry]) for value in (rate * 0.0, rate * -0.0)]
     assert signs == [1.0, -1.0]
 
 
@@ -123,16 +123,16 @@ def test_equal_computations_are_written_once():
     tape = Tape()
     rate = tape.leaf(None, 0.5)
     first, second = rate * 2 + 1, rate * 2 + 1
-    assert first.index == second.index
+    assert first.entry == second.entry
     assert len(tape.entries) == 3
 
 
 def test_a_reference_to_the_tape_can_be_computed_with():
     tape = Tape()
     rate, count = tape.leaf(None, 0.5), tape.leaf(None, 2)
-    total = tape.apply(operator.add, rate, TapeRef((count * 3).index))
+    total = tape.apply(operator.add, rate, TapeRef((count * 3).entry))
     assert total.plain == 6.5
-    assert tape.evaluate([1.0, 4])[total.index] == 13.0
+    assert tape.evaluate([1.0, 4])[total.entry] == 13.0
 
 
 def test_a_result_that_is_no_number_is_plain_and_its_operands_stay():

@@ -198,7 +198,7 @@ class FunctionRecorder(TorchFunctionMode):
         if any(note.scalars for _, note in nodes):
             self.ops.batch.lose([root for _, note in nodes for root in (*note.returns, *note.writes)])
         for value in live:
-            if value.index in tied or value.index in self.tape.settled:
+            if value.entry in tied or value.entry in self.tape.settled:
                 continue
             if nodes and self._is_optimizers(value):
                 self.ops.reasons.add("computes unseen", getattr(func, "__name__", str(func)))
@@ -206,7 +206,7 @@ class FunctionRecorder(TorchFunctionMode):
 
     def _is_optimizers(self, value: Any) -> bool:
         """Return True if the number comes from an optimizer. A guard on it would fail in every step."""
-        sources = [self.tape.leaves[leaf] for leaf in self.tape.leaves_of(value.index)]
+        sources = [self.tape.leaves[leaf] for leaf in self.tape.leaves_of(value.entry)]
         return any(isinstance(s, ItemOf) or (isinstance(s, Entry) and s.kind in ("group", "state")) for s in sources)
 
 

@@ -56,7 +56,7 @@ class HeldNumbers:
         for entry, before in self._before.items():
             value = value_now(entry)
             if isinstance(value, Live):
-                function, operand = self._tape.entries[value.index]
+                function, operand = self._tape.entries[value.entry]
                 if function is not None or self._tape.leaves[operand] is not entry:
                     yield entry, value
             elif self._tape.follows or not same(before, value):  # else it is guarded

@@ -321,7 +321,7 @@ class _Recording:
         for _, value in self.numbers.set_so_far():
             if isinstance(value, Late):  # known when all ops have run; this one may raise before
                 self.reasons.add("uses a late number", line=value.origin)
-        found = {entry: TapeRef(v.index) if isinstance(v, Live) else v for entry, v in self.numbers.set_so_far()}
+        found = {entry: TapeRef(v.entry) if isinstance(v, Live) else v for entry, v in self.numbers.set_so_far()}
         found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
         return {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
 
@@ -329,7 +329,7 @@ class _Recording:
         found: dict[Entry, TapeRef] = {}
         for entry, value in self.numbers.set_so_far():
             if isinstance(value, Live):
-                found[entry] = TapeRef(value.index)
+                found[entry] = TapeRef(value.entry)
             elif is_number(value):
                 found[entry] = self.tape.constant(value)
             elif not isinstance(value, Late) or self.undoes:

@@ -36,7 +36,7 @@ def returned_leaf(
     if isinstance(leaf, Late):
         return "item", ops.node_of(leaf.tensor), None
     if isinstance(leaf, Live):
-        return "number", TapeRef(leaf.index), None
+        return "number", TapeRef(leaf.entry), None
     if isinstance(leaf, torch.Tensor):
         if id(leaf) in objects:
             return "place", objects[id(leaf)], None

@@ -45,21 +45,21 @@ def tie(
         # The next equal number in this op belongs to the next equal live one, as in a list of rates.
         waiting.remove(match)
         _tie_one(node, path, match, scalars, tape)
-        found.add(match.index)
+        found.add(match.entry)
     for path, value in _defaults(node):
         match = next((number for number in waiting if number.plain == value), None)
         if match is not None:
             waiting.remove(match)
             _tie_one(node, path, match, scalars, tape)
-            found.add(match.index)
+            found.add(match.entry)
     return found, others
 
 
 def _tie_one(node: fx.Node, path: tuple[Any, ...], number: Live, scalars: dict[Any, TapeRef], tape: Tape) -> None:
-    if number.index in tape.settled or not _is_scalar(node, path):
+    if number.entry in tape.settled or not _is_scalar(node, path):
         tape.settle(number)
     else:
-        scalars[path] = TapeRef(number.index)
+        scalars[path] = TapeRef(number.entry)
 
 
 def _defaults(node: fx.Node) -> Iterator[tuple[tuple[Any, ...], float]]:

@@ -9,6 +9,9 @@ subclass of `torch.SymFloat` (`torch.SymInt`), which torch takes wherever it tak
 `__index__`, `__format__` or `__array__` on it, all of which are ours. For `isinstance` it is a float or an int all the
 same.
 
+A text of the batch is a `LiveText`. It is a `str`, and notes what looks at it by a method. What reads a text without
+one is seen by the watch (`hocket.pystate.strict.reads_text`).
+
 A number read from the data itself (``loss.item()``) is *late*: it may be computed with (see `late`), returned and kept.
 
 The step may keep such a number in an object of its own (``losses.append(loss.item())``). `replace_by_plain` looks for
@@ -57,10 +60,10 @@ class Late:
 
 
 class Live:
-    """Base of `LiveFloat` and `LiveInt`: the tape, the entry that computes this number, and its plain value."""
+    """Base of `LiveFloat`, `LiveInt` and `LiveText`: the tape, the entry that computes it, and its plain value."""
 
     tape: Tape
-    index: int
+    entry: int
     plain: Any
 
     def __new__(cls, *args: Any) -> Any:
@@ -69,9 +72,9 @@ class Live:
         # Made by a function that asks for the type of its argument.
         return (float if issubclass(cls, torch.SymFloat) else int)(*plain_tree(args))
 
-    def __init__(self, tape: Tape, index: int, plain: Any) -> None:
+    def __init__(self, tape: Tape, entry: int, plain: Any) -> None:
         self.tape = tape
-        self.index = index
+        self.entry = entry
         self.plain = plain
 
     def __getattr__(self, name: str) -> Any:
@@ -116,9 +119,10 @@ class PlainNode:
     maybe_as_int = constant_int = is_constant = lambda self: self.hint
 
 
-def wrap(tape: Tape, index: int, value: Any) -> Any:
-    """The live number that stands for entry `index` of the tape."""
-    number = (LiveFloat if isinstance(value, float) else LiveInt)(tape, index, value)
+def wrap(tape: Tape, entry: int, value: Any) -> Any:
+    """The live number or text that stands for this entry of the tape."""
+    kind = LiveText if isinstance(value, str) else LiveFloat if isinstance(value, float) else LiveInt
+    number = kind(tape, entry, value)
     tape.handed_out.append(weakref.ref(number))
     return number
 
@@ -277,6 +281,31 @@ class LiveInt(Live, torch.SymInt):
     imag = 0
 
 
+_NOT_LOOKING = frozenset(("__new__", "__init__", "__getattribute__", "__doc__", "maketrans"))
+
+
+def _of_text(name: str) -> Any:
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(str, name)(self.tape.settle(self), *plain_tree(args), **plain_tree(kwargs))
+
+    return look
+
+
+class LiveText(Live, str):
+    """A text of the batch, of which another batch has another one."""
+
+    locals().update({name: _of_text(name) for name in set(vars(str)) - _NOT_LOOKING})
+    __int__, __float__ = _settled(int), _settled(float)
+    __radd__ = _settled(lambda text, other: other + text)
+    __copy__, __deepcopy__ = _METHODS["__copy__"], _METHODS["__deepcopy__"]
+    __reduce_ex__ = _METHODS["__reduce_ex__"]
+    __class__ = property(lambda self: str)
+
+    def __new__(cls, *args: Any) -> Any:
+        is_own = len(args) == 3 and isinstance(args[1], int)
+        return str.__new__(cls, args[2]) if is_own else str(*plain_tree(args))
+
+
 # Errors of C code name the type, and code may choose by its name.
-LiveFloat.__name__ = LiveFloat.__qualname__ = "float"
-LiveInt.__name__ = LiveInt.__qualname__ = "int"
+for _kind, _plain in ((LiveFloat, float), (LiveInt, int), (LiveText, str)):
+    _kind.__name__ = _kind.__qualname__ = _plain.__name__

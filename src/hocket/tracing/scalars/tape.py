@@ -116,9 +116,15 @@ class Tape:
             if value == 0 or value != value:
                 self.guard(repr, number)  # 0.0 equals -0.0, and NaN does not equal itself
             else:
-                self._guard(number.index, value)
-            self.settled.add(number.index)
+                self._guard(number.entry, value)
+            self.settled.add(number.entry)
         return value
+
+    def settle_text(self) -> None:
+        """Later steps must find the same text: the step may have read it out of our sight."""
+        for index, (function, leaf) in enumerate(self.entries):
+            if function is None and isinstance(self.found[leaf], str):
+                self._guard(index, self.found[leaf])
 
     def constant(self, value: Any) -> TapeRef:
         """The entry of a plain number that is the same in every step."""
@@ -193,7 +199,7 @@ class Tape:
         return operand.plain if isinstance(operand, Live) else operand
 
     def _note(self, function: Callable[..., Any], operands: Sequence[Any], result: Any) -> int:
-        noted = tuple(TapeRef(o.index) if isinstance(o, Live) else o for o in operands)
+        noted = tuple(TapeRef(o.entry) if isinstance(o, Live) else o for o in operands)
         # The type belongs to the key: 1, 1.0 and True are equal but do not compute the same, and so it is with -0.0.
         key = (function, *((type(o), repr(o)) for o in noted))
         index = self._known.get(key)
