@@ -331,3 +331,45 @@ def median_of_a_window(model, optimizer, batches) -> Loop:
         return window.median
 
     return Loop(step, model, optimizer, batches, lambda: vars(window))
+
+
+@loop(planned=True)
+def numbers_by_float_before_the_update(model, optimizer, batches) -> Loop:
+    meters, best = {"loss": 0.0, "hits": 0.0}, [9.0]
+
+    def note(loss, out, y):
+        meters["loss"] += float(loss)
+        meters["hits"] += float((out.argmax(1) == y).sum()) / float(len(y))
+        if not math.isfinite(float(loss)):
+            raise FloatingPointError("the loss is not finite")
+
+    def step(batch):
+        out = model(batch[0])
+        loss = F.cross_entropy(out, batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        note(loss.detach(), out, batch[1])
+        optimizer.step()
+        best[0] = float(loss.detach())
+
+    return Loop(step, model, optimizer, batches, lambda: {"meters": meters, "best": best})
+
+
+@loop(planned=True)
+def weights_looked_at_before_an_update_that_changes_nothing_yet(model, optimizer, batches) -> Loop:
+    seen, calls = [], [0]
+
+    def look(weight):
+        seen.append(weight[0, 0].item())
+        seen.append(weight.detach()[1].tolist())
+
+    def step(batch):
+        calls[0] += 1
+        optimizer.param_groups[0]["lr"] = 0.0 if calls[0] < 25 else 0.05
+        loss = classifier(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        look(model[0].weight)
+        optimizer.step()
+
+    return Loop(step, model, optimizer, batches, lambda: {"seen": seen})

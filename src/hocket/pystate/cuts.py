@@ -67,7 +67,7 @@ class BodyCut:
         self._hoist()
         other = exchanged(self.body, self.nodes)
         self.nodes = other.nodes
-        if not (self.drawing or other.lines or self._is_worth_it()):
+        if not (self.drawing or other.are_others or self._is_worth_it()):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -97,7 +97,7 @@ class BodyCut:
             self._lines(other.lines),
             (self.body.function.__code__, *other.codes),
             leaves_draws=self.leaves_draws,
-            is_exchanged=bool(other.lines),
+            is_exchanged=other.are_others,
             asks=(*other.asks, self.body.is_current),
         )
 

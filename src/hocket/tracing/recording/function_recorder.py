@@ -41,6 +41,8 @@ from hocket.tracing.state import Entry, ItemOf
 
 # More values than these are data: a guard on them would not hold for another batch.
 MAX_VALUES = 1024
+# Numbers that the step computes, of which each is an output of its graph where they are read as lists.
+MAX_LATE_VALUES = 64
 
 _VALUE: Any = torch.ops.aten._local_scalar_dense.default
 _SET_ITEM: Any = torch.Tensor.__setitem__
@@ -104,7 +106,7 @@ class FunctionRecorder(TorchFunctionMode):
         if self.ops.reasons:
             return func(*_unwrapped(args), **_unwrapped(kwargs))
         if func is torch.Tensor.tolist:
-            return self._values(args[0])
+            return self._late_values(args[0]) if self._is_late(args[0]) else self._values(args[0])
         for tensor in tensors_read(func, args, kwargs):
             self._values(tensor)
         if func is torch.Tensor.__getitem__:
@@ -140,10 +142,23 @@ class FunctionRecorder(TorchFunctionMode):
         if func is not torch.Tensor.item or not (tensor.dtype.is_floating_point or is_followed):
             self.ops.reasons.add("reads a value", func.__name__.strip("_"))
             return func(tensor)
+        if self.ops.root(tensor) in self.ops.outside:
+            tensor = tensor.detach().clone()  # the step may write it before a planned one reads the number
         self.ops.node_of(tensor)
         with _disable_current_modes():
             late = late_number(tensor.item(), tensor, user_line(), self.ops.reasons)
         return follow(late, self.late, self.tape.handed_out)
+
+    def _is_late(self, tensor: torch.Tensor) -> bool:
+        """True of a few numbers that the step computes."""
+        is_few = tensor.numel() <= MAX_LATE_VALUES and tensor.dtype.is_floating_point
+        return is_few and self.late is not None and not self.ops.batch.knows([self.ops.root(tensor)])
+
+    def _late_values(self, tensor: torch.Tensor) -> Any:
+        """The numbers of a tensor in lists, as ``tensor.tolist()``."""
+        if tensor.dim() == 0:
+            return self._value(tensor, torch.Tensor.item)
+        return [self._late_values(part) for part in tensor.detach().unbind()]
 
     def _values(self, tensor: torch.Tensor) -> Any:
         if tensor.numel() > MAX_VALUES:
