@@ -61,6 +61,20 @@ class Lazy:
         KEPT.append((value, self.norm))
 
 
+class Table:
+    """It stores by keys."""
+
+    def __init__(self) -> None:
+        self.latest: dict[Any, Any] = {}
+
+    def keep(self, key: Any, value: Any) -> None:
+        self.latest[key] = value
+
+    def keep_in(self, holder: Any, value: float) -> None:
+        holder.t[0] = value
+
+
+TABLE = Table()
 COUNTER = SimpleNamespace(step=1)
 TRACKER, WEAK, LAZY = Tracker(MODEL), Tracker(weakref.ref(MODEL)), Lazy()
 
@@ -114,6 +128,8 @@ STAYS = {
     "a clock by its name": ("begin = perf_counter()", "KEPT.append((perf_counter() - begin, loss.item()))"),
     "names of all": ("", "KEPT.append((globals()['MODEL'][0].weight.sum().item(), loss.item()))"),
     "the clock": ("begin = time.time()", "KEPT.append((time.time() - begin, loss.item()))"),
+    "a write by an object": ("", "TABLE.keep(0, x.numpy())"),
+    "a write by an object that holds it": ("h = SimpleNamespace(t=x.clone())", "TABLE.keep_in(h, loss.item())"),
     "a return": ("", "if loss.item() > 1e9: return None"),
     "an error": ("", "assert loss.item() < 1e9"),
 }
@@ -125,6 +141,7 @@ MOVES = {
     "a loop": ("", "for each in out.argmax(1).tolist(): KEPT.append(each)"),
     "draws": ("", "KEPT.append((loss.item(), random.random(), torch.rand(1).item()))"),
     "a count named step": ("step = 3", "KEPT.append((step, COUNTER.step, loss.item()))"),
+    "an object that stores": ("", "TABLE.keep('loss', (loss.item(), out.detach().cpu().sum().item()))"),
     "no gradient": ("", "with torch.no_grad(): KEPT.append((out * 2).sum().item())"),
 }
 STEP = """

@@ -47,11 +47,13 @@ class Reach:
 
     Attributes:
         is_closed: it leads to no model, no optimizer, and no code that could know of one.
-        addresses: of the memory of tensors that it leads to.
+        addresses: of the memory of tensors and arrays that it leads to.
+        stores: it leads to code with ``x[i] = y``, whose ``x`` could be a tensor.
     """
 
     is_closed: bool
     addresses: frozenset[int] = frozenset()
+    stores: bool = False
 
     def is_apart(self, trained: Collection[int]) -> bool:
         """True if it leads to none of this memory either."""
@@ -63,7 +65,7 @@ _OPEN = Reach(False)
 
 def reach_of(value: Any) -> Reach:
     """Follow a value to all that it leads to."""
-    waiting, seen, addresses = [value], dict[int, Any](), set[int]()
+    waiting, seen, addresses, stores = [value], dict[int, Any](), set[int](), False
     while waiting:
         each = waiting.pop()
         kind = type(each)
@@ -76,10 +78,14 @@ def reach_of(value: Any) -> Reach:
                 return _OPEN
             addresses.add(address)
             continue
+        if issubclass(kind, np.ndarray):
+            addresses.add(np.ndarray.__array_interface__.__get__(each)["data"][0])
+        if issubclass(kind, FunctionType) and is_user_code(each.__code__):
+            stores = stores or any(map(_stores, with_nested(each.__code__)))
         if issubclass(kind, _TRAINED) or len(seen) > MAX_OBJECTS or not _is_known(each):
             return _OPEN
         waiting.extend(_next(each))
-    return Reach(True, frozenset(addresses))
+    return Reach(True, frozenset(addresses), stores)
 
 
 def addresses_of(roots: Collection[Any]) -> set[int]:
@@ -111,10 +117,14 @@ def _address(tensor: torch.Tensor) -> int | None:
 
 
 def _may_write(code: CodeType) -> bool:
-    """True of code with ``x[i] = y`` or ``f(out=x)``, whose ``x`` could be the memory of a tensor, and of imports."""
+    """True of code with ``f(out=x)``, whose ``x`` could be the memory of a tensor, and of imports."""
     return any(type(each) is tuple and "out" in each for each in code.co_consts) or any(
-        each.opname in ("STORE_SUBSCR", "IMPORT_NAME") for each in dis.get_instructions(code)
+        each.opname == "IMPORT_NAME" for each in dis.get_instructions(code)
     )
+
+
+def _stores(code: CodeType) -> bool:
+    return any(each.opname == "STORE_SUBSCR" for each in dis.get_instructions(code))
 
 
 def _is_known(value: Any) -> bool:

@@ -74,9 +74,7 @@ def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collectio
         behind = [each for each in body.statements[place + 1 :] if each not in moved]
         if not statement.spans(calling) and _is_passed(statement.node, body):
             passed.insert(0, statement)
-        elif _may_sink(statement, body, passed, behind) and all(
-            each is not None and each.is_apart(trained) for each in _reaches(body, place, moved, bound)
-        ):
+        elif _may_sink(statement, body, passed, behind) and _are_apart(_reaches(body, place, moved, bound), trained):
             moved.insert(0, statement)
         else:
             break
@@ -161,8 +159,21 @@ def _is_refused(node: ast.AST, body: Body) -> bool:
     return owner is None or is_a(owner, (*_UPDATERS, torch.Tensor))
 
 
-def _reaches(body: Body, place: int, moved: Sequence[Statement], bound: dict[str, Reach]) -> Iterator[Reach | None]:
+def _are_apart(reaches: Iterator[tuple[Reach | None, bool]], trained: Collection[int]) -> bool:
+    """True if none of them leads to this memory, and no code that stores elements gets a tensor."""
+    found = list(reaches)
+    if not all(reach is not None and reach.is_apart(trained) for reach, _ in found):
+        return False
+    stores = any(reach.stores for reach, _ in found if reach is not None)
+    return not (stores and any(reach.addresses for reach, is_given in found if reach is not None and is_given))
+
+
+def _reaches(
+    body: Body, place: int, moved: Sequence[Statement], bound: dict[str, Reach]
+) -> Iterator[tuple[Reach | None, bool]]:
     """Yield the reach of each value that a statement reads by a name, or None where it is not known.
+
+    With each comes False where only a number is read from it: ``loss.item()``.
 
     Args:
         body: with the statement.
@@ -176,18 +187,19 @@ def _reaches(body: Body, place: int, moved: Sequence[Statement], bound: dict[str
     is_same = isinstance(statement.node, ast.AugAssign)  # a number stays one, and a tensor the same
     rebound = names_of(moved if is_same else [statement, *moved], "stores")
 
-    def reaches(node: ast.AST) -> Iterator[Reach | None]:
+    def reaches(node: ast.AST, is_given: bool = True) -> Iterator[tuple[Reach | None, bool]]:
         if isinstance(node, (ast.Attribute, ast.Name)):
             value: Any = body.value_of(node)
             if value is not None:
-                yield reach_of(value)
+                yield reach_of(value), is_given
                 return
         if isinstance(node, ast.Name) and node.id in met:
             reach = bound.get(node.id)
             is_written = not isinstance(node.ctx, ast.Load) and reach is not None and reach.addresses
-            yield None if node.id in rebound or is_written else reach
+            yield (None if node.id in rebound or is_written else reach), is_given
+        is_given = is_given and not (isinstance(node, ast.Attribute) and node.attr == "item")
         for each in ast.iter_child_nodes(node):
-            yield from reaches(each)
+            yield from reaches(each, is_given)
 
     return reaches(statement.node)
 
