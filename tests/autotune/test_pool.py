@@ -146,3 +146,50 @@ def test_only_the_lanes_that_were_used_last_stay_open(monkeypatch, kind):
             is_open = [bool(lane._core if kind == "native" else lane._queues) for lane in lanes]
             assert sum(is_open) <= 2
             assert is_open[-1] or kind == "python", "one Python lane is the thread of the caller"
+
+
+class Temperatures:
+    """A loss whose temperature is looked up by the epoch, which is one more after a number of calls."""
+
+    def __init__(self, calls: int) -> None:
+        self.model = nn.Linear(4, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.values = [1.0 + 0.1 * n for n in range(40)]
+        self.num_steps, self.calls = 0, calls
+
+    def step(self, batch: torch.Tensor) -> torch.Tensor:
+        loss = (self.model(batch) / self.values[self.num_steps // self.calls]).pow(2).mean()
+        return update(self.optimizer, loss).detach()
+
+
+@pytest.mark.parametrize(("calls", "verdict"), [(45, "planned"), (18, "eager")])
+def test_a_state_for_each_epoch_is_planned_anew_and_one_that_hardly_stays_is_not(calls, verdict):
+    task = Temperatures(calls)
+    fast = hocket.schedule(
+        task.step, task.model, task.optimizer, guard=False, planner="serial", machine=hocket.Machine.of(cores=1)
+    )
+    num_planned = 0
+    for epoch in range(pool.MAX_STATES + 4):
+        for batch in batches(5, calls):
+            fast(batch)
+            task.num_steps += 1
+        num_planned += fast.verdict == "planned"
+        assert epoch or num_planned
+    assert fast.verdict == verdict
+    assert (num_planned > pool.MAX_STATES) == (verdict == "planned")
+    fast.close()
+
+
+def test_a_batch_with_a_plain_value_that_is_another_one_each_time_says_so():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        return update(optimizer, model(batch[0]).pow(2).mean()).detach()
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, machine=hocket.Machine.of(cores=1))
+    for n in range(30):
+        fast((torch.randn(5, 4), str(n).encode()))
+    assert fast.verdict == "eager"
+    assert "another value of type bytes" in fast.why
+    fast.close()

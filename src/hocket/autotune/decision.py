@@ -8,6 +8,9 @@ from statistics import median
 from hocket.adaptation import CoRun
 from hocket.autotune.candidate import Candidate
 
+# Calls after which the search for a plan that was not compared with eager has paid.
+MIN_PAID = 30
+
 
 class Verdict(str):
     """``"planned"``, ``"regions"`` or ``"eager"``, with the reason in `why`."""
@@ -77,6 +80,22 @@ class Decision:
     def ahead(self) -> float:
         """Speedup over eager of the steps that it leads to, 1 if these are eager."""
         return max(1.0, self.speedup or 1.0) if self.best is not None else 1.0
+
+    @property
+    def kept_bytes(self) -> float:
+        """The memory that the plan keeps between steps."""
+        return self.best.kept_bytes if self.best is not None else 0.0
+
+    def has_paid(self, num_calls: int, search_s: float | None) -> bool:
+        """Return True if this number of calls by plan has saved what the search took beyond its steps.
+
+        Args:
+            num_calls: calls by plan.
+            search_s: None where the plan was not compared with eager.
+        """
+        if search_s is None or not self.eager_ms:
+            return self.best is not None and num_calls >= MIN_PAID
+        return num_calls * median(self.eager_ms) * (1 - 1 / self.ahead) >= search_s * 1e3
 
     def is_kept(self, slowdown: float, tolerance: float) -> bool:
         """Return True if steps of its first candidate that take `slowdown` of eager's time are as it says.

@@ -9,14 +9,16 @@ Between two calls that need Python (an audit, new state, every 25th call for the
 native call that makes all checks of this module, see ``native/direct.cpp``.
 
 Two kinds of steps would be searched without end and are not. A step whose state never settles stays eager after
-`MAX_STATES` variants. Once there are `MAX_EASY` signatures, a new one is watched when its eager steps have taken as
-long as a search does (as one buys skis when hiring them has cost as much: at most twice the price of knowing before).
+`MAX_STATES` variants that have saved less than their searches took. Those that have saved more (a variant for each
+epoch, say) make room for new ones. Once there are `MAX_EASY` signatures, a new one is watched when its eager steps have
+taken as long as a search does (as one buys skis when hiring them has cost as much: at most twice the price of knowing
+before).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +80,7 @@ class VariantPool:
         self._versions = config.places.versions()
         self._signatures = Signatures()
         self._variants: dict[Signature, list[Variant]] = {}
-        self._recent: dict[Variant, None] = {}  # all of them, the one used last at the end
+        self._recent: dict[Variant, int] = {}  # calls of all of them, the one used last at the end
         self._open: dict[Variant, None] = {}  # those whose lanes may be open, the one used last at the end
         self._eager: Variant | None = None  # says why no variant made a call
         self._met: dict[Signature, _Met] = {}  # signatures that are not watched yet
@@ -156,8 +158,8 @@ class VariantPool:
 
     @property
     def num_states(self) -> int:
-        """The number of variants of one signature, at most."""
-        return max(map(len, self._variants.values()), default=0)
+        """The number of variants of one signature, at most. Those that have paid do not count."""
+        return max((len(self._unpaid(variants)) for variants in self._variants.values()), default=0)
 
     def eagerly(self, batch: Any) -> Any:
         """The user's own step."""
@@ -181,7 +183,9 @@ class VariantPool:
     def _end_direct(self, error: BaseException | None = None) -> None:
         direct, self._direct = self._direct, None
         if direct is not None:
-            self.current.note_direct(direct.times_ms(), error)
+            times_ms = direct.times_ms()
+            self._count(self.current, len(times_ms))
+            self.current.note_direct(times_ms, error)
 
     def _clear(self) -> None:
         self._variants.clear()
@@ -268,6 +272,7 @@ class VariantPool:
             result = variant(batch)
             if not self.config.is_region:  # which calls natively by itself
                 self._direct = variant.direct(self._signatures.recognised)
+            self._count(variant, 1)
             if variant.captured is not None or variant.is_refused:  # one that was captured may differ from eager
                 self._has_plan = any(each.captured is not None for each in self._recent)
             self._num_refused += variant.is_refused and not self._has_plan
@@ -285,11 +290,10 @@ class VariantPool:
         """Another variant makes this call: lanes that were not used for long are closed."""
         self.current = variant
         if variant in self._recent:
-            del self._recent[variant]
-            self._recent[variant] = None
+            self._recent[variant] = self._recent.pop(variant)
         self._open.pop(variant, None)
         self._open[variant] = None
-        while len(self._open) > MAX_OPEN and sum(map(_kept_bytes, self._open)) > MAX_OPEN_BYTES:
+        while len(self._open) > MAX_OPEN and sum(each.decision.kept_bytes for each in self._open) > MAX_OPEN_BYTES:
             oldest = next(iter(self._open))
             del self._open[oldest]
             oldest.close()
@@ -305,16 +309,27 @@ class VariantPool:
         refused = ""
         if len(variants) >= MAX_REFUSED_STATES and all(variant.is_refused for variant in variants):
             refused = variants[0].decision.reason
-        elif len(variants) >= MAX_STATES:
+        elif len(self._unpaid(variants)) >= MAX_STATES:
             captured = variants[-1].captured
             why = f"{place} still changes" if place else "" if captured is None else captured.why_not(batch)
             refused = f"it was watched for {MAX_STATES} variants of its state, and {why or 'its state still changes'}"
+        elif len(variants) >= MAX_STATES:
+            self._forget(next(variant for variant in self._recent if variant in variants))
         self._make_room()
         self._searched.add(key)
         variant = Variant(self.config, refused=refused)
         self._variants.setdefault(key, []).append(variant)
-        self._recent[variant] = None
+        self._recent[variant] = 0
         return variant
+
+    def _count(self, variant: Variant, num_calls: int) -> None:
+        if variant in self._recent:
+            self._recent[variant] += num_calls
+
+    def _unpaid(self, variants: Iterable[Variant]) -> list[Variant]:
+        return [
+            variant for variant in variants if not variant.decision.has_paid(self._recent[variant], variant.search_s)
+        ]
 
     def _pays(self, key: Signature) -> bool:
         """Return True if a signature without a variant is worth a search. Otherwise the verdict says what to do."""
@@ -380,8 +395,3 @@ class VariantPool:
         self._recent.pop(variant, None)
         self._open.pop(variant, None)
         variant.close()
-
-
-def _kept_bytes(variant: Variant) -> float:
-    best = variant.decision.best
-    return best.kept_bytes if best is not None else 0.0
