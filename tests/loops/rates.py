@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 
+import numpy as np
 import torch
+from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import lr_scheduler
 
-from loops.loop import CASES, Case, Loop, classifier, loop, task, train
+from loops.loop import CASES, Case, Loop, classifier, loop, task, train, update
 
 
 def scheduled(make, step_of=lambda scheduler, loss: scheduler.step()) -> Loop:
@@ -120,3 +123,63 @@ def stepped_behind_a_scaler(model, optimizer, batches) -> Loop:
         return loss.item()
 
     return Loop(step, model, optimizer, batches, lambda: {**seen, **scaler.state_dict(), "lr": scheduler.get_last_lr()})
+
+
+@loop(planned=True)
+def rates_and_momenta_looked_up_by_the_step(model, optimizer, batches) -> Loop:
+    """As self-distillation is trained: each schedule is an array with an element for each step."""
+    teacher = copy.deepcopy(model)
+    rates, momenta = np.linspace(0.1, 0.001, 300), np.linspace(0.9, 1.0, 300).tolist()
+    calls = [0]
+
+    class Distillation(nn.Module):
+        temperatures = tuple(0.05 + 0.001 * n for n in range(300))
+
+        def forward(self, student, taught, n):
+            target = (taught / self.temperatures[min(n, 40)]).softmax(1)
+            return -(target * student.log_softmax(1)).sum(1).mean()
+
+    criterion = Distillation()
+
+    def step(batch):
+        n = calls[0]
+        optimizer.param_groups[0]["lr"] = rates[n]
+        loss = criterion(model(batch[0]), teacher(batch[0]).detach(), n)
+        update(optimizer, loss)
+        with torch.no_grad():
+            m = momenta[n]
+            for slow, quick in zip(teacher.parameters(), model.parameters(), strict=True):
+                slow.mul_(m).add_((1 - m) * quick)
+        calls[0] += 1
+        return loss
+
+    return Loop(step, [model, teacher], optimizer, batches, lambda: {"calls": calls})
+
+
+@loop(planned=True)
+def table_that_is_written_and_looked_up(model, optimizer, batches) -> Loop:
+    """The position that is read is, now and then, the one that was written."""
+    weights, calls = [1.0] * 5, [0]
+
+    def step(batch):
+        n = calls[0]
+        weights[3] = 0.5 + n / 100
+        loss = weights[n % 5] * classifier(model, batch)
+        update(optimizer, loss)
+        calls[0] += 1
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"weights": weights})
+
+
+@loop()
+def table_of_a_few_elements_that_ends(model, optimizer, batches) -> Loop:
+    weights, calls = [1.0 + n / 100 for n in range(45)], [0]
+
+    def step(batch):
+        calls[0] += 1
+        loss = weights[calls[0]] * classifier(model, batch)
+        update(optimizer, loss)
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"calls": calls})

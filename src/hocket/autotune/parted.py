@@ -142,7 +142,11 @@ class PartedPool:
     def _divide(self, batch: Any) -> None:
         """Plan the middle from the next call on, where there is one."""
         watch: PurityWatch = self._asked.watch
-        self._ways = [] if _is_iterator(batch) else ways(watch)
+        try:
+            self._ways = [] if _is_iterator(batch) else ways(watch)
+        except Exception as error:  # the step has run, and its source may hold anything
+            log.warning("hocket: the step could not be divided; please report it", exc_info=error)
+            self._ways = []
         self._next()
 
     def _next(self) -> None:

@@ -1,8 +1,9 @@
 """Statements of a middle that no graph holds, exchanged for others that do the same and can be recorded.
 
 What only shows something is called after the ops (`hocket.pystate.outputs`). ``float(loss)`` becomes a number that is
-known when the ops have run, as ``loss.item()`` is. Functions of the user's that are called between the ops have others
-in their place that hold these statements.
+known when the ops have run, as ``loss.item()`` is. ``rates[step]`` is looked up anew where the step counts. Functions
+of the user's that are called between the ops, and the `forward` of modules, have others in their place that hold these
+statements.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import numpy as np
 import torch
 
 from hocket.pystate.bodies import Body, parsed
+from hocket.pystate.layout import in_class
 from hocket.pystate.names import SCOPES
 from hocket.pystate.origins import origin
 from hocket.pystate.outputs import sink_for
-from hocket.pystate.places import is_a
+from hocket.pystate.places import Followed, is_a
 
 
 @dataclass(frozen=True)
@@ -78,11 +81,21 @@ class _Exchanging(ast.NodeTransformer):
             node.func, self.is_other = ast.copy_location(self.body.give(_as_float), node.func), True
         elif isinstance(node, ast.Call):
             self._exchange_called(node)
+        elif isinstance(node, ast.Subscript) and self._looks_up(node):
+            self.is_other = True
+            return ast.copy_location(ast.Call(self.body.give(_item), [node.value, node.slice], []), node)
         return node
+
+    def _looks_up(self, node: ast.Subscript) -> bool:
+        """True of an item of a list, a tuple or an array from outside, by what is no constant."""
+        is_read = isinstance(node.ctx, ast.Load) and not isinstance(node.slice, (ast.Constant, ast.Slice, ast.Tuple))
+        return is_read and is_a(self.body.value_of(node.value), (list, tuple, np.ndarray))
 
     def _exchange_called(self, node: ast.Call) -> None:
         asked = node.func
         called = self.body.called(asked)
+        module = called if is_a(called, torch.nn.Module) else None
+        called = called if module is None else _forward_of(module)
         function = called.__func__ if isinstance(called, MethodType) else called
         if not isinstance(function, FunctionType) or function.__code__ in self.within:
             return
@@ -95,11 +108,44 @@ class _Exchanging(ast.NodeTransformer):
         nodes = [exchange.visit(statement.node) for statement in body.statements]
         if exchange.is_other:
             self.is_other = True
-            made = body.compiled(nodes, ())
-            node.func = ast.copy_location(self.body.give(made if owner is None else MethodType(made, owner)), asked)
+            made: Any = body.compiled(nodes, ())
+            made = made if owner is None else MethodType(made, owner)
+            node.func = ast.copy_location(self.body.give(made if module is None else _Through(module, made)), asked)
             self.lines |= exchange.lines
             self.codes += [code, *exchange.codes]
-            self.asks += [lambda: bool(self.body.called(asked) == called), body.is_current, *exchange.asks]
+            self.asks += [lambda: self._is_still(asked, module, called), body.is_current, *exchange.asks]
+
+    def _is_still(self, asked: ast.expr, module: Any, called: Any) -> bool:
+        now = self.body.called(asked)
+        return bool(now == called) if module is None else now is module and bool(_forward_of(module) == called)
+
+
+class _Through:
+    """Calls a module, which calls another function for its `forward`.
+
+    Args:
+        module: the user's.
+        forward: bound to it.
+    """
+
+    def __init__(self, module: torch.nn.Module, forward: MethodType) -> None:
+        self.module, self.forward = module, forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = vars(self.module)
+        own["forward"] = self.forward
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            del own["forward"]
+
+
+def _forward_of(module: torch.nn.Module) -> Any:
+    """The method that a call of a module runs besides hooks. None where it is no method of its class."""
+    is_usual = in_class(type(module), "__call__") is torch.nn.Module.__call__ and "forward" not in vars(module)
+    function = in_class(type(module), "forward")
+    has_code = isinstance(function, FunctionType) and module._compiled_call_impl is None
+    return MethodType(function, module) if is_usual and has_code else None
 
 
 def _as_float(*values: Any) -> Any:
@@ -107,8 +153,14 @@ def _as_float(*values: Any) -> Any:
     value: Any = values[0] if len(values) == 1 else None
     if is_a(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
-    is_followed = value.__class__ in (int, float) and type(value) is not value.__class__
+    is_followed = is_a(value, Followed) and value.__class__ in (int, float)
     return value * 1.0 if is_followed else float(*values)
+
+
+def _item(table: Any, key: Any) -> Any:
+    """As ``table[key]``, which is looked up anew in each step where the key is followed."""
+    is_plain = type(table) in (list, tuple) or (type(table) is np.ndarray and table.ndim == 1)
+    return key.item_of(table) if is_plain and is_a(key, Followed) and hasattr(type(key), "item_of") else table[key]
 
 
 def _is_opened(file: str) -> bool:

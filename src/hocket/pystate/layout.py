@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from hocket.pystate.origins import origin
 from hocket.pystate.places import is_a
 
@@ -81,7 +83,10 @@ def attribute_of(value: Any, name: str) -> Any:
     if table is not None and name in table:
         return table[name]
     found = in_class(kind, name)
-    is_told = found is None or is_a(found, property) or in_class(kind, "__getattr__") is not None
+    if found is None and in_class(kind, "__getattr__") is torch.nn.Module.__getattr__:
+        registered = (table or {}).get("_modules", {}), (table or {}).get("_buffers", {})
+        return next((each[name] for each in registered if name in each), None)
+    is_told = found is None or is_a(found, property)
     if is_a(value, types.ModuleType) or not (is_told or _is_python(type(found), "__get__")):
         return None if _is_python(kind, "__getattribute__") else getattr(value, name, None)
     return None

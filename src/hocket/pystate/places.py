@@ -46,6 +46,10 @@ _SHOWN_CHARACTERS = 60
 _SIZE_OF_DOUBLE = 8
 
 
+class Followed:
+    """Base of numbers and text that stand for those of later steps while a step is recorded."""
+
+
 def is_a(value: Any, kinds: Any) -> bool:
     """As `isinstance`, which asks the value for its ``__class__`` besides: that runs code of the user's."""
     return issubclass(type(value), kinds)

@@ -124,7 +124,10 @@ class Captured:
         if self.trace.batch_guards.evaluate(leaves) is None:
             return "a value of its batch that it branches on, or the number of elements that it selects, has changed"
         if self._numbers_of(leaves) is None:
-            return "a number that the step uses is of another type, or one that it branches on has changed"
+            tape, read = self.trace.tape, self._read_numbers(leaves)
+            found = [tape.leaves[leaf] for leaf in tape.failing(read or tape.found)]
+            about = ", ".join(sorted(getattr(leaf, "name", "in its batch") for leaf in found)) or "of another type now"
+            return f"a number that it branches on, or hands to code that no plan follows, has changed ({about})"
         return ""
 
     @property

@@ -155,3 +155,24 @@ def test_math_is_put_back_even_after_an_error():
     with pytest.raises(KeyError):
         fails()
     assert vars(math) == before
+
+
+def test_the_leaves_of_a_guard_that_fails():
+    tape = Tape()
+    rate, count = tape.leaf("rate", 0.5), tape.leaf("count", 3)
+    assert rate > 0
+    assert count * 2 < 9
+    assert tape.failing([0.5, 3]) == set()
+    assert tape.failing([0.5, 8]) == {1}
+    assert tape.failing([-1.0, 8]) == {0}
+
+
+def test_a_number_is_looked_up_at_the_position_of_a_later_step():
+    tape, table = Tape(), [0.1, 0.2, 0.3]
+    position = tape.leaf(None, 1)
+    found = position.item_of(table)
+    assert (found.plain, tape.guards) == (0.2, [])
+    assert tape.evaluate([2])[found.entry] == 0.3
+    assert tape.evaluate([3]) is None
+    assert position.item_of(["a", "b"]) == "b"
+    assert tape.guards == [(0, 1)]

@@ -188,6 +188,10 @@ class _Recording:
                     ops.refuse_rewound("its end")
                     self.reads.end()
             self.outside.note(self.reasons, self.line)
+            for table, position in self.tape.looked_up:
+                if any(place.owner is table for place in self.places.further):  # the step may have written it before
+                    self.tape.settle(position)
+            self.tape.looked_up.clear()
             leaves = tuple(leaf.tensor for leaf in ops.leaves if leaf.has_changed)
             self.made = self.places.again().state_keys() ^ self.keys
             found = self._trace(ops, result, added)

@@ -26,16 +26,19 @@ import numbers
 import operator
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from hocket.pystate.places import Followed
+
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
 
 
-class Late:
+class Late(Followed):
     """Base of numbers that are known when the ops have run (see `late`): the value in the recorded step, and its uses.
 
     Attributes:
@@ -59,7 +62,7 @@ class Late:
     handed_out: Any = None
 
 
-class Live:
+class Live(Followed):
     """Base of `LiveFloat`, `LiveInt` and `LiveText`: the tape, the entry that computes it, and its plain value."""
 
     tape: Tape
@@ -275,6 +278,15 @@ class LiveInt(Live, torch.SymInt):
         locals()[_name] = _method(_name)
     __class__ = property(lambda self: int)
     __index__ = _settled(operator.index)
+
+    def item_of(self, table: Any) -> Any:
+        """The item of a list or an array at this position, which another step looks up at its own."""
+        if type(found := table[self.plain]) not in (int, float, np.float64):
+            self.tape.settle(self)
+            return found
+        self.tape.looked_up.append((table, self))
+        return self.tape.apply(partial(operator.getitem, table), self)
+
     __invert__ = _unary(operator.invert)
     numerator = property(lambda self: self)
     denominator = 1

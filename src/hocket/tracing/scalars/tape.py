@@ -53,6 +53,7 @@ class Tape:
         trusting: leaves may have any value, since the step is compared with eager.
         settled: entries whose value is guarded itself. They are constants of the recording.
         handed_out: every number that the step was given.
+        looked_up: lists and arrays in which it has looked up numbers, each with the position.
         closed: the recording is over, and live numbers that outlive it compute like plain ones.
         reasons: reasons why the step cannot be captured.
         follows: leaves are live. Otherwise each is a plain number that must be the same in later steps.
@@ -66,6 +67,7 @@ class Tape:
     trusting: bool = False
     settled: set[int] = field(default_factory=set)
     handed_out: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
+    looked_up: list[tuple[Any, Live]] = field(default_factory=list, repr=False)
     closed: bool = False
     reasons: Reasons = field(default_factory=Reasons, repr=False)
     follows: bool = True
@@ -136,6 +138,13 @@ class Tape:
         if self._compiled is None or self._compiled[0] != size:
             self._compiled = (size, _compiled(self))
         return self._compiled[1](leaves)
+
+    def failing(self, leaves: Sequence[float]) -> set[int]:
+        """The leaves that the first guard is about which fails for these values."""
+        for guard in self.guards:
+            if _compiled(Tape(self.entries, self.leaves, [guard]))(leaves) is None:
+                return self.leaves_of(guard[0])
+        return set()
 
     @property
     def asked(self) -> frozenset[int]:
@@ -241,7 +250,7 @@ def _compiled(tape: Tape) -> _Evaluate:
     body.append(f"return [{', '.join(f'n{number}' for number in range(len(tape.entries)))}]")
     # What cannot be computed may be what a guard keeps from being computed: 1 / x, if x != 0.
     text = "def run(x):\n  try:\n" + "".join(f"    {line}\n" for line in body)
-    text += "  except (ArithmeticError, ValueError): return None\n"
+    text += "  except (ArithmeticError, LookupError, ValueError): return None\n"
     exec(compile(text, "<hocket tape>", "exec"), names)
     run: _Evaluate = names["run"]
     return run
