@@ -154,7 +154,7 @@ class Temperatures:
     def __init__(self, calls: int) -> None:
         self.model = nn.Linear(4, 3)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.values = [1.0 + 0.1 * n for n in range(40)]
+        self.values = {n: 1.0 + 0.1 * n for n in range(40)}
         self.num_steps, self.calls = 0, calls
 
     def step(self, batch: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from loops.loop import Loop, loop, train, update
+from loops.loop import Loop, classifier, loop, mlp, train, update
 
 
 @loop(word="recent")
@@ -170,3 +170,63 @@ def sums_in_many_places(model, optimizer, batches) -> Loop:
         return {"progress": progress, "table": table, "row": row, "global": seen_loss}
 
     return Loop(step, model, optimizer, batches, state)
+
+
+@loop(planned=True)
+def history_of_every_fifth_step(model, optimizer, batches) -> Loop:
+    """Another update, and what is noted of it, come every fifth step only."""
+    critic = mlp(outputs=1)
+    rate = torch.optim.SGD(critic.parameters(), lr=0.01)
+    log = defaultdict(list)
+    calls = [0]
+
+    def step(batch):
+        calls[0] += 1
+        loss = train(model, optimizer, batch)
+        log["loss"].append(loss.item())
+        if calls[0] % 5 == 0:
+            score = update(rate, critic(batch[0]).pow(2).mean())
+            log["score"].append(score.item())
+        if calls[0] % 10 == 0:
+            print(calls[0], log["loss"][-1], log["score"][-1])
+
+    return Loop(step, [model, critic], [optimizer, rate], batches, lambda: {"log": log})
+
+
+@loop(planned=True)
+def list_that_the_loop_around_the_step_fills(model, optimizer, batches) -> Loop:
+    class Trainer:
+        def __init__(self):
+            self.seen, self.losses = [], []
+
+        def step(self, batch):
+            loss = train(model, optimizer, batch)
+            self.losses.append(loss.item())
+            return loss
+
+    trainer = Trainer()
+
+    def batch(n):
+        trainer.seen.append(n)
+        return batches[n % 10]
+
+    return Loop(trainer.step, model, optimizer, batch, lambda: {"seen": trainer.seen, "losses": trainer.losses})
+
+
+@loop(planned=True)
+def heads_that_are_added_and_summed(model, optimizer, batches) -> Loop:
+    """A list that has grown between steps, and is read."""
+    scales = [1.0]
+
+    def step(batch):
+        loss = classifier(model, batch)
+        for scale in scales:
+            loss = loss * scale
+        return update(optimizer, loss)
+
+    def batch(n):
+        if n in (20, 50):
+            scales.append(1.0 + n / 100)
+        return batches[n % 10]
+
+    return Loop(step, model, optimizer, batch, lambda: {"scales": scales})

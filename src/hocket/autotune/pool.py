@@ -382,7 +382,7 @@ class VariantPool:
         if variant is None or guards is None:
             return ""
         changes = guards.changes()
-        if changes and not self.config.watch.note_moving(changes):
+        if guards.note_changes():
             self._forget(variant)  # the next capture stands for every value of these numbers
         return named(changes)
 

@@ -120,6 +120,9 @@ def _judged(
     if seen.findings:
         return RecordedForm(seen.result, guards, reason=in_words(seen.findings))
     if trace is None:
+        are_read = recorded.reason is not None and recorded.reason.kind == "reads an appended list"
+        if are_read and watch.look_at_lists():
+            return RecordedForm(seen.result, guards, is_settled=False, reason=str(recorded.reason))
         reason = recorded.reason or Reason("trains unseen", shown(recorded.leaves[0]), step_line(config.step))
         return RecordedForm(
             seen.result,

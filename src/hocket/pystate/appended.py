@@ -24,10 +24,12 @@ class AppendedList:
     Attributes:
         target: the user's own.
         places: all that hold it, of those that the step can reach.
+        by_others: it has grown between steps.
     """
 
     target: Any
     places: tuple[Place, ...]
+    by_others: bool = False
 
     @property
     def name(self) -> str:

@@ -188,6 +188,7 @@ class PurityWatch:
         self.generators: dict[int, Any] = {}
         self._last: Reachable | None = None
         self._numbers_set: dict[Any, Any] = {}
+        self._looks_at_lists = False
 
     def look(self) -> Reachable:
         """Walk over the state that the step can reach now."""
@@ -222,7 +223,7 @@ class PurityWatch:
             self.executed.persistent[id(kind)] = kind  # its class attributes are read by its code, and are guarded
         before, last = self.look() if self.num_watched else None, self._last
         if before is not None and self._last is not None:
-            self.note_moving(differences(self._last, before))
+            self.note_between(differences(self._last, before), self._last, before)
             self.owned = frozenset(owner for owner, kind in before.groups if kind in ("list", "dict"))
         leaves, spec = tree_flatten(batch)
         held = list(map(held_by, leaves))
@@ -272,6 +273,28 @@ class PurityWatch:
             else:
                 others.append(change)
         return others
+
+    def note_between(self, changes: Iterable[Change], before: Reachable, after: Reachable) -> list[Change]:
+        """As `note_moving`, of changes that others have made. Lists that have grown are not looked at from now on.
+
+        Should the step read one, see `look_at_lists`.
+        """
+        others = []
+        for change in self.note_moving(changes):
+            found = None if self._looks_at_lists else _appended(change, before, after)
+            if found is None:
+                others.append(change)
+            else:
+                self.appended.setdefault(id(found.target), replace(found, by_others=True))
+        return others
+
+    def look_at_lists(self) -> bool:
+        """The step reads a list that only grows. Return True if others let it grow: it is guarded from now on."""
+        read = [key for key, each in self.appended.items() if each.by_others]
+        for key in read:
+            del self.appended[key]
+        self._looks_at_lists = True
+        return bool(read)
 
     def _findings(self, before: Reachable, after: Reachable, settled: bool) -> Iterator[str]:
         for change in self.note_moving(differences(before, after)):
