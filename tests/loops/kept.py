@@ -335,10 +335,11 @@ def median_of_a_window(model, optimizer, batches) -> Loop:
 
 @loop(planned=True)
 def numbers_by_float_before_the_update(model, optimizer, batches) -> Loop:
-    meters, best = {"loss": 0.0, "hits": 0.0}, [9.0]
+    meters, best = {"loss": 0.0, "hits": 0.0, "largest": 0.0}, [9.0]
 
     def note(loss, out, y):
         meters["loss"] += float(loss)
+        meters["largest"] = max(meters["largest"], loss.item())
         meters["hits"] += float((out.argmax(1) == y).sum()) / float(len(y))
         if not math.isfinite(float(loss)):
             raise FloatingPointError("the loss is not finite")

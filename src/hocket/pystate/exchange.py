@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -75,16 +76,25 @@ class _Exchanging(ast.NodeTransformer):
         if made is not None:
             self.is_other = True
             self.lines.add((self.body.function.__code__.co_filename, node.lineno))  # type: ignore[attr-defined]
+            made.value.args = [self.visit(value) for value in made.value.args]  # type: ignore[attr-defined]
             return ast.fix_missing_locations(ast.copy_location(made, node))
         self.generic_visit(node)
-        if isinstance(node, ast.Call) and self.body.value_of(node.func) is float:
-            node.func, self.is_other = ast.copy_location(self.body.give(_as_float), node.func), True
+        if isinstance(node, ast.Call) and (other := self._other_for(node)) is not None:
+            node.func, self.is_other = ast.copy_location(self.body.give(other), node.func), True
         elif isinstance(node, ast.Call):
             self._exchange_called(node)
         elif isinstance(node, ast.Subscript) and self._looks_up(node):
             self.is_other = True
             return ast.copy_location(ast.Call(self.body.give(_item), [node.value, node.slice], []), node)
         return node
+
+    def _other_for(self, node: ast.Call) -> Callable[..., Any] | None:
+        """What takes the place of a function of Python's that makes a plain number of any."""
+        called = self.body.value_of(node.func)
+        if called is float:
+            return _as_float
+        is_choice = any(called is each for each in (max, min)) and len(node.args) > 1 and not node.keywords
+        return partial(_chosen, called) if is_choice else None
 
     def _looks_up(self, node: ast.Subscript) -> bool:
         """True of an item of a list, a tuple or an array from outside, by what is no constant."""
@@ -153,8 +163,14 @@ def _as_float(*values: Any) -> Any:
     value: Any = values[0] if len(values) == 1 else None
     if is_a(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
-    is_followed = is_a(value, Followed) and value.__class__ in (int, float)
-    return value * 1.0 if is_followed else float(*values)
+    is_followed = is_a(value, Followed) and hasattr(type(value), "as_float")
+    return value.as_float() if is_followed else float(*values)
+
+
+def _chosen(function: Callable[..., Any], *values: Any) -> Any:
+    """As `max` and `min`, which compare numbers that are not known before the last op has run."""
+    late = next((each for each in values if is_a(each, Followed) and hasattr(type(each), "chosen")), None)
+    return function(*values) if late is None else late.chosen(function, values)
 
 
 def _item(table: Any, key: Any) -> Any:

@@ -28,7 +28,7 @@ import torch
 
 from hocket.tracing.scalars.live import Late, Live, PlainNode, symbolic_methods
 
-_TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs)
+_TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, max, min)
 
 
 @dataclass(frozen=True)
@@ -158,13 +158,15 @@ def _late(kind: type, name: str) -> Any:
 
 def _followed(late: Any, name: str, args: tuple[Any, ...]) -> Any:
     """Return the late number that arithmetic makes of another one, or None if it cannot be followed."""
+    return _applied(late, _FOLLOWED[name], (*args, late) if name in _REFLECTED else (late, *args))
+
+
+def _applied(late: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     if late.tape is None:
         return None
-    operands = (*args, late) if name in _REFLECTED else (late, *args)
     plain = [operand.plain if isinstance(operand, (Live, Late)) else operand for operand in operands]
     if any(type(operand) not in (int, float, bool) for operand in plain):
         return None
-    function = _FOLLOWED[name]
     result = function(*plain)
     entry = late.tape.apply(function, operands, result)
     return None if entry is None else _computed(late, result, entry)
@@ -174,6 +176,13 @@ def _computed(late: Any, value: Any, entry: LateRef) -> Any:
     number = late_number(value, None, late.origin, late.reasons)
     number.entry = entry
     return follow(number, late.tape, late.handed_out)
+
+
+def _chosen(self: Any, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+    """The largest or the smallest of these numbers. Where their types differ, so may that of the result."""
+    is_one_type = len({each.__class__ for each in values}) == 1
+    found = _applied(self, function, values) if is_one_type else None
+    return function(*values) if found is None else found
 
 
 def _late_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -199,7 +208,7 @@ def _methods(kind: type) -> dict[str, Any]:
     """The methods of a number that is known late."""
     names = [name for name in set(vars(kind)) - _FREE if callable(getattr(kind, name))]
     own = {"__copy__": lambda self: self, "__deepcopy__": lambda self, memo: self, "__array_ufunc__": _late_ufunc}
-    return {name: _late(kind, name) for name in names} | own | {"__reduce_ex__": _late_reduce}
+    return {name: _late(kind, name) for name in names} | own | {"__reduce_ex__": _late_reduce, "chosen": _chosen}
 
 
 class LateFloat(Late, float):

@@ -61,6 +61,10 @@ class Late(Followed):
     tape: Any = None
     handed_out: Any = None
 
+    def as_float(self) -> Any:
+        """The number as a float."""
+        return self * 1.0  # type: ignore[operator]
+
 
 class Live(Followed):
     """Base of `LiveFloat`, `LiveInt` and `LiveText`: the tape, the entry that computes it, and its plain value."""
@@ -240,6 +244,7 @@ for _name in ("floor", "ceil", "trunc"):
 _METHODS["__divmod__"] = lambda self, other: (self // other, self % other)
 _METHODS["__rdivmod__"] = lambda self, other: (other // self, other % self)
 _METHODS["__round__"] = lambda self, digits=None: self.tape.apply(round, self, digits)
+_METHODS["as_float"] = lambda self: self.tape.apply(float, self)
 _METHODS["as_integer_ratio"] = _method("as_integer_ratio")
 _METHODS["conjugate"] = _METHODS["__copy__"] = lambda self: self
 # An optimizer may deepcopy its defaults while it runs; the copy is the same number.
