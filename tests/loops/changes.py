@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -177,3 +178,43 @@ def optimizer_in_the_backward_pass() -> Loop:
         return loss
 
     return Loop(step, model, list(optimizers.values()), labelled())
+
+
+@dataclass
+class _Weights:
+    fit: float = 1.0
+    size: float = 0.01
+
+
+class _Scales:
+    fit = 1.0
+    size = 1.0
+
+    def __getitem__(self, name):
+        return self.__dict__[name]
+
+
+@loop(planned=True)
+def weights_found_by_computed_names(model, optimizer, batches) -> Loop:
+    """What they are called stands in no attribute of the step's code, and in a tuple where a dict is spelled out."""
+    weights, scales, own = _Weights(), type("Scales", (_Scales,), {"fit": 1.0, "size": 1.0}), _Scales()
+    own.fit = own.size = 1.0
+    own.name, kept = "first", {"name": ""}
+
+    def step(batch):
+        out = model(batch[0])
+        losses = {"fit": F.cross_entropy(out, batch[1]), "size": out.square().mean()}
+        found = asdict(weights)
+        loss = sum(found[name] * getattr(scales, name) * own[name] * value for name, value in losses.items())
+        kept["name"] = "{0.name}".format(own)  # noqa: UP030, UP032
+        return update(optimizer, loss)
+
+    def after(n, _):
+        if n == CHANGE:
+            weights.fit = 0.5
+        elif n == CHANGE + 7:
+            scales.size = 2.0
+        elif n == CHANGE + 14:
+            own.fit, own.name = 0.8, "second"
+
+    return Loop(step, model, optimizer, batches, lambda: kept, after)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dis
+import re
 from collections.abc import Iterator
 from types import CodeType
+from typing import Any
 
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
 _GLOBAL_CODES = frozenset(dis.opmap[name] for name in _GLOBAL_OPS)
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
 _COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
+_FIELDS = re.compile(r"\.([^\W\d]\w*)")  # "{0.rate}"
 
 
 def globals_of(code: CodeType) -> set[str]:
@@ -24,8 +27,16 @@ def globals_of(code: CodeType) -> set[str]:
 
 
 def strings_of(code: CodeType) -> set[str]:
-    """The names that code spells as strings, for `getattr` or a dict."""
-    return {constant for constant in code.co_consts if type(constant) is str and constant.isidentifier()}
+    """The names that code spells as strings, for `getattr`, a dict (whose keys are one tuple) or `str.format`."""
+    return {name for constant in code.co_consts for name in _strings_in(constant)}
+
+
+def _strings_in(constant: Any) -> Iterator[str]:
+    if type(constant) is str:
+        yield from [constant] if constant.isidentifier() else _FIELDS.findall(constant) if "{" in constant else ()
+    elif type(constant) in (tuple, frozenset):
+        for each in constant:
+            yield from _strings_in(each)
 
 
 def compares_types(code: CodeType) -> bool:

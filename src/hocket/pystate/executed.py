@@ -20,8 +20,9 @@ import os
 import random
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -46,8 +47,11 @@ _LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
 
 _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
 
-# Code that looks at attributes by computed names.
+# Code that looks at attributes by computed names. Torch's own does so by the tables of its objects, which are known.
 _DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
+_DYNAMIC_OF_USER = _DYNAMIC | {
+    "__dict__", "__getattribute__", "getattr_static", "asdict", "astuple", "model_dump", "f_globals", "__globals__",
+}  # fmt: skip
 
 # They set the state of a generator of `random`. Nothing sees numpy do so: there the names count.
 _SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)
@@ -172,8 +176,9 @@ class ExecutedCode:
         self._skipped = None
         self.lines.end()
         self.num_new = len(self.codes) - num_known
-        for address, value in self._met.items():
-            if self._met_before.get(address) is value:
+        for address, held in self._met.items():
+            value = held() if type(held) is weakref.ref and id(held) != address else held
+            if value is not None and self._met_before.get(address) is held:
                 self.persistent[address] = value
         self._met_before, self._met = self._met, {}
 
@@ -320,13 +325,21 @@ class ExecutedCode:
 
     def _meet(self, value: Any) -> None:
         if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies
-            self._met[id(value)] = value
+            self._met[id(value)] = _weakly(value)
 
     def _meet_function(self, code: CodeType) -> None:
         """A function that the dispatcher holds, where no walk over objects would find it."""
         for function in gc.get_referrers(code):
             if isinstance(function, FunctionType):
                 self.persistent[id(function)] = function
+
+
+def _weakly(value: Any) -> Any:
+    """The one weak reference to an object, which may run code where it ends in the step, or itself if there is none."""
+    if type(value) is not dict and type(value) is not list:
+        with suppress(TypeError):
+            return weakref.ref(value)
+    return value
 
 
 def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
@@ -341,7 +354,7 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
 
 def _computes_names(code: CodeType) -> bool:
     """True if code may look at attributes by computed names. ``model.eval()`` does not."""
-    found = _DYNAMIC.intersection(code.co_names)
+    found = _DYNAMIC_OF_USER.intersection(code.co_names)
     return bool(found) and (found != {"eval"} or "eval" in globals_of(code))
 
 

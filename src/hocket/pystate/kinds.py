@@ -145,7 +145,7 @@ class Kinds(TorchKinds):
         if id(table) in self.done:
             return
         self.done.add(id(table))
-        is_known = sys.modules.get(value.__name__) is value
+        is_known = sys.modules.get(value.__name__) is value and bool(value.__spec__ or hasattr(value, "__file__"))
         whose = origin(getattr(value, "__file__", None) or "<frozen") if is_known else "user"
         path = (None, "", value.__name__)
         if whose == "user":

@@ -14,7 +14,7 @@ import os
 import random
 import types
 from abc import ABC, _get_dump, abstractmethod  # type: ignore[attr-defined]
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from torch import nn
 from hocket.pystate import settings
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import instance_dict, is_changeable, origin_of, slot_value, slots_of
-from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable
+from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, is_number
 from hocket.pystate.tokens import generator_of, generator_state
 
 # Beyond these, watching a step would cost more than planning could win.
@@ -34,6 +34,7 @@ MAX_ITEMS = 20_000
 _GLOBAL_HOOKS = (
     "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
 )  # fmt: skip
+_NAMESPACES = ("f_globals", "__globals__", "modules")  # of a frame, a function, and `sys`
 # Python code and what describes it: of torch's and Python's own it is guarded by identity, and not looked into.
 _CODE = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, property, staticmethod, classmethod,
@@ -211,8 +212,13 @@ class Walk(ABC):
         self.namespaces.add(id(namespace))
         path = (None, "", namespace.get("__name__", "globals"))
         executed = self.executed
-        by_text = "globals" in names  # a name may be spelled as a string then
-        self.names(namespace, path, lambda key: key in names or (by_text and key in executed.names))
+        # A name may be spelled as a string then, or be computed.
+        by_text = "globals" in names or (self.wide and not executed.user_names.isdisjoint(_NAMESPACES))
+        self.names(
+            namespace,
+            path,
+            lambda key: key in names or (by_text and (key in executed.names or is_number(namespace.get(key)))),
+        )
         table = vars(builtins)
         if any(name not in namespace and name in table for name in names):
             self._visit(table, path)
@@ -266,7 +272,7 @@ class Walk(ABC):
             is_known = not is_user or any(origin_of(each) not in ("user", "library") for each in base.__mro__[:-1])
             names = self.executed.names if is_user and is_known else self.executed.user_names
             always = ("forward", "__call__") if is_user else ("forward",) if issubclass(base, nn.Module) else ()
-            counts = _of_class(always, names, self.executed.user_strings)
+            counts = _of_class(always, names, self.executed.user_strings, vars(base) if self.wide and is_user else {})
             keys = list(filter(counts, vars(base)))
             # One without any, too: they may be set later.
             if is_changeable(base) and (keys or is_user or whose == "torch"):
@@ -303,9 +309,16 @@ class Walk(ABC):
         """Make groups of what `value` holds, and queue what is in them."""
 
 
-def _of_class(always: Iterable[str], names: Container[str], strings: Container[str]) -> Callable[[str], bool]:
-    """Tell which attributes of a class count."""
-    return lambda key: key in always or ((key in names or key in strings) and not key.startswith("__"))
+def _of_class(
+    always: Iterable[str], names: Container[str], strings: Container[str], table: Mapping[str, Any]
+) -> Callable[[str], bool]:
+    """Tell which attributes of a class count: those that are named, and what `table` has besides code."""
+
+    def counts(key: str) -> bool:
+        is_held = key in table and not issubclass(type(table[key]), _CODE)
+        return key in always or ((key in names or key in strings or is_held) and not key.startswith("__"))
+
+    return counts
 
 
 def restored(last: Reachable, before: Reachable, after: Reachable) -> Iterator[int]:
