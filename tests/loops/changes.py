@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import operator
 from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
 
@@ -197,9 +199,10 @@ class _Scales:
 @loop(planned=True)
 def weights_found_by_computed_names(model, optimizer, batches) -> Loop:
     """What they are called stands in no attribute of the step's code, and in a tuple where a dict is spelled out."""
+    of_rate = operator.attrgetter("rate")  # made outside of the step
     weights, scales, own = _Weights(), type("Scales", (_Scales,), {"fit": 1.0, "size": 1.0}), _Scales()
     own.fit = own.size = 1.0
-    own.name, kept = "first", {"name": ""}
+    own.name, own.rate, kept = "first", 1.0, {"name": ""}
 
     def step(batch):
         out = model(batch[0])
@@ -207,7 +210,7 @@ def weights_found_by_computed_names(model, optimizer, batches) -> Loop:
         found = asdict(weights)
         loss = sum(found[name] * getattr(scales, name) * own[name] * value for name, value in losses.items())
         kept["name"] = "{0.name}".format(own)  # noqa: UP030, UP032
-        return update(optimizer, loss)
+        return update(optimizer, loss * of_rate(own))
 
     def after(n, _):
         if n == CHANGE:
@@ -216,5 +219,38 @@ def weights_found_by_computed_names(model, optimizer, batches) -> Loop:
             scales.size = 2.0
         elif n == CHANGE + 14:
             own.fit, own.name = 0.8, "second"
+        elif n == CHANGE + 21:
+            own.rate = 0.7
 
     return Loop(step, model, optimizer, batches, lambda: kept, after)
+
+
+@loop(planned=True)
+def functions_of_torch_exchanged(model, optimizer, batches) -> Loop:
+    """Torch's own code calls them, by the name of a module or of a class."""
+    linear, call = F.linear, nn.Module.__call__
+    state = {"scale": 0.9, "hook": None}
+
+    def scaled(x, weight, bias=None):
+        return linear(x, weight * state["scale"], bias)
+
+    def decayed(optimizer, args, kwargs):
+        with torch.no_grad():
+            for p in optimizer.param_groups[0]["params"]:
+                p.mul_(0.99)
+
+    def after(n, _):
+        if n == CHANGE - 30:
+            F.linear = scaled
+        elif n == CHANGE - 20:
+            state["scale"] = 0.5
+        elif n == CHANGE - 10:
+            F.linear = linear
+            nn.Module.__call__ = lambda self, *args: 1.01 * call(self, *args)
+        elif n == CHANGE:
+            nn.Module.__call__ = call
+            state["hook"] = register_optimizer_step_post_hook(decayed)
+        elif n == CHANGE + 10:
+            state["hook"].remove()
+
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)

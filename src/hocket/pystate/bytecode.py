@@ -1,16 +1,19 @@
-"""Facts read from the bytecode of a function: the global names that it uses, and comparisons of types."""
+"""Facts read from the bytecode of a function: the global names that it uses, strings, and comparisons of types."""
 
 from __future__ import annotations
 
 import dis
 import re
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
 _GLOBAL_CODES = frozenset(dis.opmap[name] for name in _GLOBAL_OPS)
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_PASSED_OVER = (dis.opmap["CACHE"], dis.EXTENDED_ARG)
+_LOADS_ATTRIBUTE = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
+_HAS_FLAG = "LOAD_METHOD" not in dis.opmap
 _COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
 _FIELDS = re.compile(r"\.([^\W\d]\w*)")  # "{0.rate}"
 
@@ -24,6 +27,27 @@ def globals_of(code: CodeType) -> set[str]:
         if operation in _GLOBAL_CODES:
             found.add(code.co_names[argument >> 1 if operation == _LOAD_GLOBAL else argument])  # a bit is a flag there
     return found
+
+
+def names_in_modules(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Names that code reads as globals, or of modules that these are (``F.linear``), each with the dict that has it."""
+    table, extended, raw = None, 0, code.co_code
+    for place in range(0, len(raw), 2):
+        operation, argument = raw[place], raw[place + 1] | extended
+        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation in _PASSED_OVER:
+            continue
+        if operation == _LOAD_GLOBAL:
+            table, name = namespace, code.co_names[argument >> 1]
+        elif table is not None and operation in _LOADS_ATTRIBUTE:
+            name = code.co_names[argument >> 1 if _HAS_FLAG and operation == _LOADS_ATTRIBUTE[0] else argument]
+        else:
+            table = None
+            continue
+        if name in table or table is not namespace:  # else it is one of Python's own
+            yield table, name
+        value = table.get(name)
+        table = vars(value) if isinstance(value, ModuleType) else None
 
 
 def strings_of(code: CodeType) -> set[str]:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
@@ -32,7 +33,8 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate.bytecode import compares_types, globals_of, strings_of, with_nested
+from hocket.pystate.bytecode import compares_types, globals_of, names_in_modules, strings_of, with_nested
+from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, strict_function, strict_names
@@ -52,6 +54,7 @@ _DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "
 _DYNAMIC_OF_USER = _DYNAMIC | {
     "__dict__", "__getattribute__", "getattr_static", "asdict", "astuple", "model_dump", "f_globals", "__globals__",
 }  # fmt: skip
+_OF_TORCH = re.compile(r"torch(?!\._dynamo)")
 
 # They set the state of a generator of `random`. Nothing sees numpy do so: there the names count.
 _SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)
@@ -117,6 +120,7 @@ class ExecutedCode:
         user_names: those of code that is neither torch's nor Python's own.
         user_strings: names that such code spells as strings.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
+        torchs_names: the same for torch's own code, with those of other modules.
         schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
         dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
@@ -136,6 +140,7 @@ class ExecutedCode:
         self.user_names: set[str] = set()
         self.user_strings: set[str] = set()
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        self.torchs_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
         self.schedulers: list[tuple[str, str]] = []
         self.dynamic: dict[str, None] = {}
@@ -216,6 +221,8 @@ class ExecutedCode:
             self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
         for part in with_nested(code):
             self.names.update(part.co_names)
+            if whose == "torch":
+                self._note_calls(part, namespace)
             if whose == "stdlib" or (whose == "torch" and _DYNAMIC.isdisjoint(part.co_names)):
                 continue
             self.names |= strings_of(part)  # torch's optimizers ask for `found_inf` so
@@ -232,6 +239,12 @@ class ExecutedCode:
             self.seeds = self.seeds or ("random" in part.co_names and not _SEEDS.isdisjoint(part.co_names))
             used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
             used.update(globals_of(part))
+
+    def _note_calls(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Functions that torch's code calls by the names of modules may be exchanged for others."""
+        for table, name in names_in_modules(code, namespace):
+            if _OF_TORCH.match(str(table.get("__name__"))):
+                self.torchs_names.setdefault(id(table), (table, set()))[1].add(name)
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
         # It runs at each event, thousands of times a step: what is rare comes last, and what is known is not asked.
@@ -325,21 +338,13 @@ class ExecutedCode:
 
     def _meet(self, value: Any) -> None:
         if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies
-            self._met[id(value)] = _weakly(value)
+            self._met[id(value)] = weakly(value)
 
     def _meet_function(self, code: CodeType) -> None:
         """A function that the dispatcher holds, where no walk over objects would find it."""
         for function in gc.get_referrers(code):
             if isinstance(function, FunctionType):
                 self.persistent[id(function)] = function
-
-
-def _weakly(value: Any) -> Any:
-    """The one weak reference to an object, which may run code where it ends in the step, or itself if there is none."""
-    if type(value) is not dict and type(value) is not list:
-        with suppress(TypeError):
-            return weakref.ref(value)
-    return value
 
 
 def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:

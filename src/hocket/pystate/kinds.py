@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.executed import ExecutedCode
@@ -38,7 +39,7 @@ from hocket.pystate.origins import is_user_code, origin
 from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, members_of
 from hocket.pystate.tokens import GENERATORS, ITERATORS, OF_NUMPY, OF_RANDOM, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
-from hocket.pystate.walk import MAX_ITEMS, MAX_VALUES, Reachable
+from hocket.pystate.walk import CODE_OF_OTHERS, MAX_ITEMS, MAX_VALUES, Reachable
 from hocket.sinks import Sink
 
 MAX_ARRAY_BYTES = 1 << 20
@@ -49,8 +50,8 @@ _FieldOfTuple = type(vars(collections.namedtuple("_Pair", "first second"))["firs
 _IMMUTABLE: tuple[type, ...] = (
     types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
-    types.TracebackType, re.Pattern, re.Match, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _FieldOfTuple, object, Sink,
+    types.TracebackType, re.Pattern, re.Match, operator.itemgetter, torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket, _FieldOfTuple, object, Sink,
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
@@ -114,6 +115,12 @@ class Kinds(TorchKinds):
             if part is not None:
                 self.todo.append((part, path))
 
+    def getter(self, value: Any, path: Path) -> None:
+        """An object that reads attributes by the names that it holds."""
+        names = {name for name in tree_leaves(gc.get_referents(value)) if type(name) is str}
+        self.executed.names |= names
+        self.executed.user_names |= names
+
     def cached(self, value: Any, path: Path) -> None:
         self.todo.append((value.__wrapped__, path))
         code = getattr(value.__wrapped__, "__code__", _NO_CODE)
@@ -154,7 +161,8 @@ class Kinds(TorchKinds):
             return
         # By identity: torch.nn.functional.cross_entropy may be replaced. What was put there is looked into.
         names = self.executed.user_names
-        self.names(table, path, lambda key: key in names and key != "modules", but=_CODE_OF_OTHERS)
+        of_torch = self.torchs_own(table)
+        self.names(table, path, lambda key: (key in names and key != "modules") or key in of_torch, but=CODE_OF_OTHERS)
         packages = [table[key] for key in names if type(table.get(key)) is types.ModuleType] if whose == "torch" else []
         self.todo += [(each, (path, ".", each.__name__)) for each in packages]
         if value is sys and "modules" in names:
@@ -278,7 +286,6 @@ class Kinds(TorchKinds):
 
 
 _NO_CODE = (lambda: None).__code__
-_CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
 _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (torch.Tensor, Kinds.tensor),
@@ -289,6 +296,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (PerInstance, Kinds.nothing),
     ((types.BuiltinFunctionType, types.MethodWrapperType), Kinds.builtin),
     ((staticmethod, classmethod, property, functools.cached_property), Kinds.descriptor),
+    ((operator.attrgetter, operator.methodcaller), Kinds.getter),
     (functools._lru_cache_wrapper, Kinds.cached),
     (torch.utils.data.DataLoader, Kinds.loader),
     (_UNSEEN, Kinds.opaque),
@@ -369,9 +377,9 @@ def reachable(step: Any, roots: Iterable[Any], executed: ExecutedCode) -> Reacha
         executed: the code that ran. User functions that the walk meets are added to it.
     """
     while True:
-        known = len(executed.codes)
+        known = len(executed.codes), len(executed.names)
         walk = Kinds(executed)
         walk.start(step, roots)
         # A function that the walk met may name attributes of objects that lie behind it.
-        if len(executed.codes) == known or walk.found.num_values > MAX_VALUES:
+        if (len(executed.codes), len(executed.names)) == known or walk.found.num_values > MAX_VALUES:
             return walk.found
