@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import operator
 from dataclasses import asdict, dataclass
 
@@ -254,3 +255,21 @@ def functions_of_torch_exchanged(model, optimizer, batches) -> Loop:
             state["hook"].remove()
 
     return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def module_imported_in_the_step(model, optimizer, batches) -> Loop:
+    """Nothing else leads to it, and functions of its own run in the step, too."""
+    shared = importlib.import_module("loops.loop")
+    shared.rate = 1.0
+
+    def step(batch):
+        from loops import loop as found
+
+        return update(optimizer, found.rate * found.classifier(model, batch))
+
+    def after(n, _):
+        if n == CHANGE:
+            shared.rate = 0.5
+
+    return Loop(step, model, optimizer, batches, after=after, close=lambda: delattr(shared, "rate"))

@@ -11,6 +11,7 @@ from typing import Any
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
 _GLOBAL_CODES = frozenset(dis.opmap[name] for name in _GLOBAL_OPS)
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_FINDERS = frozenset(("__import__", "import_module", "modules"))
 _PASSED_OVER = (dis.opmap["CACHE"], dis.EXTENDED_ARG)
 _LOADS_ATTRIBUTE = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
 _HAS_FLAG = "LOAD_METHOD" not in dis.opmap
@@ -48,6 +49,17 @@ def names_in_modules(code: CodeType, namespace: dict[str, Any]) -> Iterator[tupl
             yield table, name
         value = table.get(name)
         table = vars(value) if isinstance(value, ModuleType) else None
+
+
+def imports_of(code: CodeType, namespace: dict[str, Any]) -> set[str]:
+    """Names of modules that code may import, or find by a string. Not all of them are modules."""
+    if dis.opmap["IMPORT_NAME"] not in code.co_code[::2] and _FINDERS.isdisjoint(code.co_names):
+        return set()
+    found = {*code.co_names, *(each for each in code.co_consts if type(each) is str)}
+    packages = [str(namespace.get("__package__") or "")]
+    while packages[-1]:
+        packages.append(packages[-1].rpartition(".")[0])
+    return {f"{package}.{name}".strip(".") for package in packages for name in found}
 
 
 def strings_of(code: CodeType) -> set[str]:

@@ -33,7 +33,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate.bytecode import compares_types, globals_of, names_in_modules, strings_of, with_nested
+from hocket.pystate.bytecode import compares_types, globals_of, imports_of, names_in_modules, strings_of, with_nested
 from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
@@ -120,6 +120,7 @@ class ExecutedCode:
         user_names: those of code that is neither torch's nor Python's own.
         user_strings: names that such code spells as strings.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
+        imports: names of modules, perhaps, that such code imports or looks up.
         torchs_names: the same for torch's own code, with those of other modules.
         schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
@@ -139,6 +140,7 @@ class ExecutedCode:
         self.names: set[str] = set()
         self.user_names: set[str] = set()
         self.user_strings: set[str] = set()
+        self.imports: set[str] = set()
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.torchs_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
@@ -230,6 +232,7 @@ class ExecutedCode:
                 continue
             self.user_names.update(part.co_names)
             self.user_strings |= strings_of(part)
+            self.imports |= imports_of(part, namespace)
             if whose == "user" and _computes_names(part):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":

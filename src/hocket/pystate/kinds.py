@@ -149,20 +149,24 @@ class Kinds(TorchKinds):
 
     def imported(self, value: types.ModuleType, path: Path) -> None:
         table = value.__dict__
-        if id(table) in self.done:
+        of_own_code = self.namespaces.get(id(table))  # names that its own functions use
+        if id(table) in self.done and of_own_code is None:
             return
         self.done.add(id(table))
         is_known = sys.modules.get(value.__name__) is value and bool(value.__spec__ or hasattr(value, "__file__"))
         whose = origin(getattr(value, "__file__", None) or "<frozen") if is_known else "user"
         path = (None, "", value.__name__)
         if whose == "user":
-            self.names(table, path, self.named_or(frozenset()))
+            named = self.named_or(frozenset())
+            if of_own_code is not None:  # others name what it holds besides
+                named = _or_data(of_own_code, named, table)
+            self.names(table, path, named)
             self.kind_of(value, path)
             return
         # By identity: torch.nn.functional.cross_entropy may be replaced. What was put there is looked into.
-        names = self.executed.user_names
-        of_torch = self.torchs_own(table)
-        self.names(table, path, lambda key: (key in names and key != "modules") or key in of_torch, but=CODE_OF_OTHERS)
+        names = self.executed.user_names | self.executed.user_strings  # `hasattr` asks by a string
+        known = self.torchs_own(table) | frozenset(filter(of_own_code, table) if of_own_code else ())
+        self.names(table, path, lambda key: (key in names and key != "modules") or key in known, but=CODE_OF_OTHERS)
         packages = [table[key] for key in names if type(table.get(key)) is types.ModuleType] if whose == "torch" else []
         self.todo += [(each, (path, ".", each.__name__)) for each in packages]
         if value is sys and "modules" in names:
@@ -283,6 +287,10 @@ class Kinds(TorchKinds):
     def opaque(self, value: Any, path: Path) -> None:
         kind = type(value)
         self.found.opaque[f"{describe(path)} is a {kind.__module__}.{kind.__name__}, whose state cannot be seen"] = None
+
+
+def _or_data(one: Callable[[str], bool], other: Callable[[str], bool], table: dict[str, Any]) -> Callable[[str], bool]:
+    return lambda key: one(key) or (other(key) and not is_a(table.get(key), CODE_OF_OTHERS))
 
 
 _NO_CODE = (lambda: None).__code__

@@ -79,7 +79,7 @@ class Walk(ABC):
         self.weakly: list[tuple[Any, Path]] = []
         self.wide = bool(executed.dynamic)
         self.own: set[int] = set()
-        self.namespaces: set[int] = set()
+        self.namespaces: dict[int, Callable[[str], bool]] = {}
 
     def start(self, step: Any, roots: Iterable[Any]) -> None:
         name = getattr(step, "__name__", type(step).__name__)
@@ -94,6 +94,9 @@ class Walk(ABC):
         for namespace, names in list(self.executed.global_names.values()):
             self._globals(namespace, names)
         self._generators()
+        for name in self.executed.imports:
+            if type(module := sys.modules.get(name)) is types.ModuleType:
+                self.todo.append((module, (None, "", name)))
         for module, tables in _GLOBAL_HOOKS.items():
             self.todo += [(vars(module)[hooks], (None, "", f"{module.__name__}.{hooks}")) for hooks in tables]
         self._settings()
@@ -225,16 +228,16 @@ class Walk(ABC):
 
     def _globals(self, namespace: dict[str, Any], names: set[str]) -> None:
         self.done.add(id(namespace))
-        self.namespaces.add(id(namespace))
         path = (None, "", namespace.get("__name__", "globals"))
         executed = self.executed
         # A name may be spelled as a string then, or be computed.
         by_text = "globals" in names or (self.wide and not executed.user_names.isdisjoint(_NAMESPACES))
-        self.names(
-            namespace,
-            path,
-            lambda key: key in names or (by_text and (key in executed.names or is_number(namespace.get(key)))),
-        )
+
+        def counts(key: str) -> bool:
+            return key in names or (by_text and (key in executed.names or is_number(namespace.get(key))))
+
+        self.namespaces[id(namespace)] = counts
+        self.names(namespace, path, counts)
         table = vars(builtins)
         if any(name not in namespace and name in table for name in names):
             self._visit(table, path)
@@ -309,7 +312,7 @@ class Walk(ABC):
     def _visit(self, value: Any, path: Path) -> None:
         if id(value) in self.namespaces:
             # Held as a dict: any entry may be read, by any name.
-            self.namespaces.discard(id(value))
+            del self.namespaces[id(value)]
             self.names(value, path, lambda key: not issubclass(type(value[key]), _CODE))
         if id(value) in self.done:
             return
