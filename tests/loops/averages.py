@@ -293,3 +293,30 @@ def perturbation_given_as_memory(model, optimizer, batches) -> Loop:
         return update(optimizer, F.cross_entropy(model(x + delta.detach()), y))
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def detached_weights_kept_and_given_as_gradients(model, optimizer, batches) -> Loop:
+    """A detached weight is no parameter, nor is a view of it: the loop and another optimizer may write into either."""
+    other = copy.deepcopy(model)
+    following = torch.optim.SGD(other.parameters(), lr=0.01)
+    kept = {"whole": torch.zeros(4), "row": torch.zeros(8)}
+
+    def step(batch):
+        loss = train(model, optimizer, batch)
+        following.zero_grad(set_to_none=False)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            q.grad = p.detach()
+        following.step()
+        kept["whole"], kept["row"] = model[2].bias.detach(), model[0].weight.data[0]
+        return loss
+
+    def after(n, _):
+        if n % 5 == 0:
+            kept["whole"].mul_(0.9)
+            kept["row"].mul_(0.9)
+
+    def state():
+        return {**kept, "need": [p.requires_grad for p in (*model.parameters(), *kept.values())]}
+
+    return Loop(step, [model, other], [optimizer, following], batches, state, after)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import operator
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
 
@@ -177,3 +181,95 @@ def optimizer_in_the_backward_pass() -> Loop:
         return loss
 
     return Loop(step, model, list(optimizers.values()), labelled())
+
+
+@dataclass
+class _Weights:
+    fit: float = 1.0
+    size: float = 0.01
+
+
+class _Scales:
+    fit = 1.0
+    size = 1.0
+
+    def __getitem__(self, name):
+        return self.__dict__[name]
+
+
+@loop(planned=True)
+def weights_found_by_computed_names(model, optimizer, batches) -> Loop:
+    """What they are called stands in no attribute of the step's code, and in a tuple where a dict is spelled out."""
+    of_rate = operator.attrgetter("rate")  # made outside of the step
+    weights, scales, own = _Weights(), type("Scales", (_Scales,), {"fit": 1.0, "size": 1.0}), _Scales()
+    own.fit = own.size = 1.0
+    own.name, own.rate, kept = "first", 1.0, {"name": ""}
+
+    def step(batch):
+        out = model(batch[0])
+        losses = {"fit": F.cross_entropy(out, batch[1]), "size": out.square().mean()}
+        found = asdict(weights)
+        loss = sum(found[name] * getattr(scales, name) * own[name] * value for name, value in losses.items())
+        kept["name"] = "{0.name}".format(own)  # noqa: UP030, UP032
+        return update(optimizer, loss * of_rate(own))
+
+    def after(n, _):
+        if n == CHANGE:
+            weights.fit = 0.5
+        elif n == CHANGE + 7:
+            scales.size = 2.0
+        elif n == CHANGE + 14:
+            own.fit, own.name = 0.8, "second"
+        elif n == CHANGE + 21:
+            own.rate = 0.7
+
+    return Loop(step, model, optimizer, batches, lambda: kept, after)
+
+
+@loop(planned=True)
+def functions_of_torch_exchanged(model, optimizer, batches) -> Loop:
+    """Torch's own code calls them, by the name of a module or of a class."""
+    linear, call = F.linear, nn.Module.__call__
+    state = {"scale": 0.9, "hook": None}
+
+    def scaled(x, weight, bias=None):
+        return linear(x, weight * state["scale"], bias)
+
+    def decayed(optimizer, args, kwargs):
+        with torch.no_grad():
+            for p in optimizer.param_groups[0]["params"]:
+                p.mul_(0.99)
+
+    def after(n, _):
+        if n == CHANGE - 30:
+            F.linear = scaled
+        elif n == CHANGE - 20:
+            state["scale"] = 0.5
+        elif n == CHANGE - 10:
+            F.linear = linear
+            nn.Module.__call__ = lambda self, *args: 1.01 * call(self, *args)
+        elif n == CHANGE:
+            nn.Module.__call__ = call
+            state["hook"] = register_optimizer_step_post_hook(decayed)
+        elif n == CHANGE + 10:
+            state["hook"].remove()
+
+    return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def module_imported_in_the_step(model, optimizer, batches) -> Loop:
+    """Nothing else leads to it, and functions of its own run in the step, too."""
+    shared = importlib.import_module("loops.loop")
+    shared.rate = 1.0
+
+    def step(batch):
+        from loops import loop as found
+
+        return update(optimizer, found.rate * found.classifier(model, batch))
+
+    def after(n, _):
+        if n == CHANGE:
+            shared.rate = 0.5
+
+    return Loop(step, model, optimizer, batches, after=after, close=lambda: delattr(shared, "rate"))

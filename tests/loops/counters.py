@@ -153,3 +153,48 @@ def counter_whose_type_is_asked(model, optimizer, batches) -> Loop:
         return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]) * 0.99 ** state["step"])
 
     return Loop(step, model, optimizer, batches, lambda: state)
+
+
+@loop(planned=True)
+def numbers_read_before_their_tensors_are_written(model, optimizer, batches) -> Loop:
+    total = {"raw": 0.0, "hits": 0}
+    hits = torch.zeros((), dtype=torch.long)
+
+    def step(batch):
+        with torch.inference_mode():
+            spread = model(batch[0]).std().item()
+        optimizer.zero_grad()
+        out = model(batch[0])
+        loss = F.cross_entropy(out, batch[1])
+        total["raw"] += loss.item() * spread
+        loss /= 2
+        loss.backward()
+        steepest = model[2].bias.grad.max().item()
+        first = model[2].bias.grad[0].item()
+        for p in model.parameters():
+            p.grad.clamp_(-0.1, 0.1)
+        optimizer.step()
+        hits.add_((out.argmax(1) == batch[1]).sum())
+        total["hits"] += hits.item()
+        hits.zero_()
+        return loss.item(), steepest, first
+
+    return Loop(step, model, optimizer, batches, lambda: total)
+
+
+class _Counted:
+    ended = 0
+
+    def __del__(self):
+        _Counted.ended += 1
+
+
+@loop(planned=True)
+def ends_of_objects_are_counted(model, optimizer, batches) -> Loop:
+    _Counted.ended = 0
+
+    def step(batch):
+        kept = _Counted()  # noqa: F841  # it ends with the step
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+    return Loop(step, model, optimizer, batches, lambda: {"ended": _Counted.ended})

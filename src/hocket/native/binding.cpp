@@ -135,10 +135,10 @@ class Binding : public hocket::Places, public hocket::BoundStep {
       }
       auto& value = slots_->slots_[static_cast<size_t>(slot)];
       const auto& tensor = tensor_at(parameter);
-      const auto& gradient = value.toTensor();
+      auto gradient = detached(value.toTensor());
       if (gradient.sizes() == tensor.sizes() && gradient.dtype() == tensor.dtype() &&
           gradient.device() == tensor.device()) {
-        tensor.mutable_grad() = gradient;
+        tensor.mutable_grad() = std::move(gradient);
       } else {
         py::handle(at(parameter)).attr("grad") = py::cast(gradient);  // which says what is wrong
       }
@@ -153,6 +153,9 @@ class Binding : public hocket::Places, public hocket::BoundStep {
   const at::Tensor& tensor_at(int place) const { return THPVariable_Unpack(at(place)); }
 
   const at::Tensor& gradient_of(int parameter) const { return tensor_at(parameter).unsafeGetTensorImpl()->grad(); }
+
+  // Programs leave `detach` out, so that what was made of a parameter by it is the parameter itself, or a view of it.
+  static at::Tensor detached(const at::Tensor& tensor) { return tensor.requires_grad() ? tensor.detach() : tensor; }
 
   // First of all, since it is what may call Python: what is read after it stands until the step begins.
   bool read_numbers(const py::list& of_batch) {
@@ -211,7 +214,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     const auto place = static_cast<size_t>(result.index);
     if (result.kind == 'n') return tape_.value(place).boxed();
     const auto& tensor = slots_->slots_[place].toTensor();
-    if (result.kind == 't') return py::cast(tensor);
+    if (result.kind == 't') return py::cast(detached(tensor));
     // One that is in no other hands needs no other face, but a view of a tensor that requires a gradient does too.
     const bool is_own = tensor.use_count() == 1 && result.kind != 'i' && !tensor.requires_grad();
     auto own = is_own ? tensor : tensor.detach();

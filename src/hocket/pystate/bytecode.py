@@ -1,15 +1,22 @@
-"""Facts read from the bytecode of a function: the global names that it uses, and comparisons of types."""
+"""Facts read from the bytecode of a function: the global names that it uses, strings, and comparisons of types."""
 
 from __future__ import annotations
 
 import dis
+import re
 from collections.abc import Iterator
-from types import CodeType
+from types import CodeType, ModuleType
+from typing import Any
 
 _GLOBAL_OPS = frozenset(("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME"))
 _GLOBAL_CODES = frozenset(dis.opmap[name] for name in _GLOBAL_OPS)
 _LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_FINDERS = frozenset(("__import__", "import_module", "modules"))
+_PASSED_OVER = (dis.opmap["CACHE"], dis.EXTENDED_ARG)
+_LOADS_ATTRIBUTE = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
+_HAS_FLAG = "LOAD_METHOD" not in dis.opmap
 _COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
+_FIELDS = re.compile(r"\.([^\W\d]\w*)")  # "{0.rate}"
 
 
 def globals_of(code: CodeType) -> set[str]:
@@ -23,9 +30,49 @@ def globals_of(code: CodeType) -> set[str]:
     return found
 
 
+def names_in_modules(code: CodeType, namespace: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Names that code reads as globals, or of modules that these are (``F.linear``), each with the dict that has it."""
+    table, extended, raw = None, 0, code.co_code
+    for place in range(0, len(raw), 2):
+        operation, argument = raw[place], raw[place + 1] | extended
+        extended = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation in _PASSED_OVER:
+            continue
+        if operation == _LOAD_GLOBAL:
+            table, name = namespace, code.co_names[argument >> 1]
+        elif table is not None and operation in _LOADS_ATTRIBUTE:
+            name = code.co_names[argument >> 1 if _HAS_FLAG and operation == _LOADS_ATTRIBUTE[0] else argument]
+        else:
+            table = None
+            continue
+        if name in table or table is not namespace:  # else it is one of Python's own
+            yield table, name
+        value = table.get(name)
+        table = vars(value) if isinstance(value, ModuleType) else None
+
+
+def imports_of(code: CodeType, namespace: dict[str, Any]) -> set[str]:
+    """Names of modules that code may import, or find by a string. Not all of them are modules."""
+    if dis.opmap["IMPORT_NAME"] not in code.co_code[::2] and _FINDERS.isdisjoint(code.co_names):
+        return set()
+    found = {*code.co_names, *(each for each in code.co_consts if type(each) is str)}
+    packages = [str(namespace.get("__package__") or "")]
+    while packages[-1]:
+        packages.append(packages[-1].rpartition(".")[0])
+    return {f"{package}.{name}".strip(".") for package in packages for name in found}
+
+
 def strings_of(code: CodeType) -> set[str]:
-    """The names that code spells as strings, for `getattr` or a dict."""
-    return {constant for constant in code.co_consts if type(constant) is str and constant.isidentifier()}
+    """The names that code spells as strings, for `getattr`, a dict (whose keys are one tuple) or `str.format`."""
+    return {name for constant in code.co_consts for name in _strings_in(constant)}
+
+
+def _strings_in(constant: Any) -> Iterator[str]:
+    if type(constant) is str:
+        yield from [constant] if constant.isidentifier() else _FIELDS.findall(constant) if "{" in constant else ()
+    elif type(constant) in (tuple, frozenset):
+        for each in constant:
+            yield from _strings_in(each)
 
 
 def compares_types(code: CodeType) -> bool:

@@ -18,8 +18,10 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +33,8 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate.bytecode import compares_types, globals_of, strings_of, with_nested
+from hocket.pystate.bytecode import compares_types, globals_of, imports_of, names_in_modules, strings_of, with_nested
+from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
 from hocket.pystate.strict import is_strict, reads_text, reads_text_by, strict_function, strict_names
@@ -45,9 +48,12 @@ _DISPATCH = os.path.join(TORCH, "_ops.py")
 _LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
 
 _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
-
-# Code that looks at attributes by computed names.
+# Code that looks at attributes by computed names. Torch's own does so by the tables of its objects, which are known.
 _DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
+_DYNAMIC_OF_USER = _DYNAMIC | {
+    "__dict__", "__getattribute__", "getattr_static", "asdict", "astuple", "model_dump", "f_globals", "__globals__",
+}  # fmt: skip
+_OF_TORCH = re.compile(r"torch(?!\._dynamo)")
 
 # They set the state of a generator of `random`. Nothing sees numpy do so: there the names count.
 _SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)
@@ -114,6 +120,8 @@ class ExecutedCode:
         user_names: those of code that is neither torch's nor Python's own.
         user_strings: names that such code spells as strings.
         global_names: for each module (by its ``__dict__``), the global names that code uses.
+        imports: names of modules, perhaps, that such code imports or looks up.
+        torchs_names: the same for torch's own code, with those of other modules.
         schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
         dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
@@ -132,7 +140,9 @@ class ExecutedCode:
         self.names: set[str] = set()
         self.user_names: set[str] = set()
         self.user_strings: set[str] = set()
+        self.imports: set[str] = set()
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        self.torchs_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
         self.schedulers: list[tuple[str, str]] = []
         self.dynamic: dict[str, None] = {}
@@ -174,8 +184,9 @@ class ExecutedCode:
         self._skipped = None
         self.lines.end()
         self.num_new = len(self.codes) - num_known
-        for address, value in self._met.items():
-            if self._met_before.get(address) is value:
+        for address, held in self._met.items():
+            value = held() if type(held) is weakref.ref and id(held) != address else held
+            if value is not None and self._met_before.get(address) is held:
                 self.persistent[address] = value
         self._met_before, self._met = self._met, {}
 
@@ -213,6 +224,8 @@ class ExecutedCode:
             self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
         for part in with_nested(code):
             self.names.update(part.co_names)
+            if whose == "torch":
+                self._note_calls(part, namespace)
             if whose == "stdlib" or (whose == "torch" and _DYNAMIC.isdisjoint(part.co_names)):
                 continue
             self.names |= strings_of(part)  # torch's optimizers ask for `found_inf` so
@@ -221,6 +234,7 @@ class ExecutedCode:
             self.user_names.update(part.co_names)
             self.user_strings |= strings_of(part)
             self.reads_text = self.reads_text or reads_text_by(part)
+            self.imports |= imports_of(part, namespace)
             if whose == "user" and _computes_names(part):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":
@@ -230,6 +244,12 @@ class ExecutedCode:
             self.seeds = self.seeds or ("random" in part.co_names and not _SEEDS.isdisjoint(part.co_names))
             used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
             used.update(globals_of(part))
+
+    def _note_calls(self, code: CodeType, namespace: dict[str, Any]) -> None:
+        """Functions that torch's code calls by the names of modules may be exchanged for others."""
+        for table, name in names_in_modules(code, namespace):
+            if _OF_TORCH.match(str(table.get("__name__"))):
+                self.torchs_names.setdefault(id(table), (table, set()))[1].add(name)
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
         # It runs at each event, thousands of times a step: what is rare comes last, and what is known is not asked.
@@ -307,8 +327,7 @@ class ExecutedCode:
         if function is vars(warnings).get("_showwarnmsg_impl"):  # a list's append, under catch_warnings(record=True)
             self.world[f"warnings to record one (catch_warnings) at {user_line(frame)}"] = None
             return
-        if owner is not None:
-            self._meet(owner)
+        self._meet(owner)
         self.reads_text = self.reads_text or reads_text(function)
         if name := strict_function(function):
             self.strict[f"{name} at {user_line(frame)}"] = None
@@ -324,7 +343,7 @@ class ExecutedCode:
 
     def _meet(self, value: Any) -> None:
         if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies
-            self._met[id(value)] = value
+            self._met[id(value)] = weakly(value)
 
     def _meet_function(self, code: CodeType) -> None:
         """A function that the dispatcher holds, where no walk over objects would find it."""
@@ -345,7 +364,7 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
 
 def _computes_names(code: CodeType) -> bool:
     """True if code may look at attributes by computed names. ``model.eval()`` does not."""
-    found = _DYNAMIC.intersection(code.co_names)
+    found = _DYNAMIC_OF_USER.intersection(code.co_names)
     return bool(found) and (found != {"eval"} or "eval" in globals_of(code))
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from hocket.function_like import FunctionLike, PerInstance
 from hocket.pystate.executed import ExecutedCode
@@ -38,7 +39,7 @@ from hocket.pystate.origins import is_user_code, origin
 from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, members_of
 from hocket.pystate.tokens import GENERATORS, ITERATORS, OF_NUMPY, OF_RANDOM, iterator_state
 from hocket.pystate.torch_kinds import TorchKinds, is_ours
-from hocket.pystate.walk import MAX_ITEMS, MAX_VALUES, Reachable
+from hocket.pystate.walk import CODE_OF_OTHERS, MAX_ITEMS, MAX_VALUES, Reachable
 from hocket.sinks import Sink
 
 MAX_ARRAY_BYTES = 1 << 20
@@ -49,8 +50,8 @@ _FieldOfTuple = type(vars(collections.namedtuple("_Pair", "first second"))["firs
 _IMMUTABLE: tuple[type, ...] = (
     types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
-    types.TracebackType, re.Pattern, re.Match, operator.itemgetter, operator.attrgetter, operator.methodcaller,
-    torch._ops.OpOverload, torch._ops.OpOverloadPacket, _FieldOfTuple, object, Sink,
+    types.TracebackType, re.Pattern, re.Match, operator.itemgetter, torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket, _FieldOfTuple, object, Sink,
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",
@@ -114,6 +115,12 @@ class Kinds(TorchKinds):
             if part is not None:
                 self.todo.append((part, path))
 
+    def getter(self, value: Any, path: Path) -> None:
+        """An object that reads attributes by the names that it holds."""
+        names = {name for name in tree_leaves(gc.get_referents(value)) if type(name) is str}
+        self.executed.names |= names
+        self.executed.user_names |= names
+
     def cached(self, value: Any, path: Path) -> None:
         self.todo.append((value.__wrapped__, path))
         code = getattr(value.__wrapped__, "__code__", _NO_CODE)
@@ -142,19 +149,24 @@ class Kinds(TorchKinds):
 
     def imported(self, value: types.ModuleType, path: Path) -> None:
         table = value.__dict__
-        if id(table) in self.done:
+        of_own_code = self.namespaces.get(id(table))  # names that its own functions use
+        if id(table) in self.done and of_own_code is None:
             return
         self.done.add(id(table))
-        is_known = sys.modules.get(value.__name__) is value
+        is_known = sys.modules.get(value.__name__) is value and bool(value.__spec__ or hasattr(value, "__file__"))
         whose = origin(getattr(value, "__file__", None) or "<frozen") if is_known else "user"
         path = (None, "", value.__name__)
         if whose == "user":
-            self.names(table, path, self.named_or(frozenset()))
+            named = self.named_or(frozenset())
+            if of_own_code is not None:  # others name what it holds besides
+                named = _or_data(of_own_code, named, table)
+            self.names(table, path, named)
             self.kind_of(value, path)
             return
         # By identity: torch.nn.functional.cross_entropy may be replaced. What was put there is looked into.
-        names = self.executed.user_names
-        self.names(table, path, lambda key: key in names and key != "modules", but=_CODE_OF_OTHERS)
+        names = self.executed.user_names | self.executed.user_strings  # `hasattr` asks by a string
+        known = self.torchs_own(table) | frozenset(filter(of_own_code, table) if of_own_code else ())
+        self.names(table, path, lambda key: (key in names and key != "modules") or key in known, but=CODE_OF_OTHERS)
         packages = [table[key] for key in names if type(table.get(key)) is types.ModuleType] if whose == "torch" else []
         self.todo += [(each, (path, ".", each.__name__)) for each in packages]
         if value is sys and "modules" in names:
@@ -277,8 +289,11 @@ class Kinds(TorchKinds):
         self.found.opaque[f"{describe(path)} is a {kind.__module__}.{kind.__name__}, whose state cannot be seen"] = None
 
 
+def _or_data(one: Callable[[str], bool], other: Callable[[str], bool], table: dict[str, Any]) -> Callable[[str], bool]:
+    return lambda key: one(key) or (other(key) and not is_a(table.get(key), CODE_OF_OTHERS))
+
+
 _NO_CODE = (lambda: None).__code__
-_CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
 _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (torch.Tensor, Kinds.tensor),
@@ -289,6 +304,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (PerInstance, Kinds.nothing),
     ((types.BuiltinFunctionType, types.MethodWrapperType), Kinds.builtin),
     ((staticmethod, classmethod, property, functools.cached_property), Kinds.descriptor),
+    ((operator.attrgetter, operator.methodcaller), Kinds.getter),
     (functools._lru_cache_wrapper, Kinds.cached),
     (torch.utils.data.DataLoader, Kinds.loader),
     (_UNSEEN, Kinds.opaque),
@@ -369,9 +385,9 @@ def reachable(step: Any, roots: Iterable[Any], executed: ExecutedCode) -> Reacha
         executed: the code that ran. User functions that the walk meets are added to it.
     """
     while True:
-        known = len(executed.codes)
+        known = len(executed.codes), len(executed.names)
         walk = Kinds(executed)
         walk.start(step, roots)
         # A function that the walk met may name attributes of objects that lie behind it.
-        if len(executed.codes) == known or walk.found.num_values > MAX_VALUES:
+        if (len(executed.codes), len(executed.names)) == known or walk.found.num_values > MAX_VALUES:
             return walk.found

@@ -7,8 +7,9 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -123,3 +124,11 @@ def _origin_of_module(name: str) -> str:
     if file is None:
         return "user" if name == "__main__" or module is None else ""
     return origin(file)
+
+
+def weakly(value: Any) -> Any:
+    """The one weak reference to an object, which may run code where it ends in the step, or itself if there is none."""
+    if type(value) is not dict and type(value) is not list:
+        with suppress(TypeError):
+            return ref(value)
+    return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import locale
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,7 +83,10 @@ OTHERS = (
     ProcessSetting("torch.initial_seed", torch.initial_seed),
     ProcessSetting("torch.set_anomaly_enabled", torch.is_anomaly_enabled, ("is_anomaly_enabled", "set_detect_anomaly")),
     ProcessSetting("torch.set_printoptions", lambda: repr(torch._tensor_str.PRINT_OPTS), ("PRINT_OPTS",)),
+    ProcessSetting("warnings.filters", lambda: tuple(warnings.filters), ("warn", "warn_explicit")),
     ProcessSetting("numpy.seterr", lambda: repr(np.geterr()), ("geterr",)),
+    ProcessSetting("numpy.set_printoptions", lambda: repr(np.get_printoptions()), ("get_printoptions",)),
+    ProcessSetting("sys.set_int_max_str_digits", sys.get_int_max_str_digits, ("get_int_max_str_digits",)),
     ProcessSetting("sys.setrecursionlimit", sys.getrecursionlimit, ("getrecursionlimit",)),
     ProcessSetting("sys.setswitchinterval", sys.getswitchinterval, ("getswitchinterval",)),
     ProcessSetting("gc.set_threshold", gc.get_threshold, ("get_threshold",)),

@@ -12,9 +12,10 @@ import decimal
 import functools
 import os
 import random
+import sys
 import types
 from abc import ABC, _get_dump, abstractmethod  # type: ignore[attr-defined]
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,21 +25,27 @@ from torch import nn
 from hocket.pystate import settings
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import instance_dict, is_changeable, origin_of, slot_value, slots_of
-from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable
+from hocket.pystate.origins import is_user_code
+from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, is_number
 from hocket.pystate.tokens import generator_of, generator_state
 
 # Beyond these, watching a step would cost more than planning could win.
 MAX_VALUES = 200_000
 MAX_ITEMS = 20_000
 
-_GLOBAL_HOOKS = (
-    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
-)  # fmt: skip
+_GLOBAL_HOOKS = {
+    torch.nn.modules.module: (
+        "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks", "_global_backward_pre_hooks",
+    ),
+    sys.modules[torch.optim.Optimizer.__module__]: ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}  # fmt: skip
+_NAMESPACES = ("f_globals", "__globals__", "modules")  # of a frame, a function, and `sys`
 # Python code and what describes it: of torch's and Python's own it is guarded by identity, and not looked into.
 _CODE = (
     types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, property, staticmethod, classmethod,
     types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
 )  # fmt: skip
+CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)
 
 
 class Reachable:
@@ -72,7 +79,7 @@ class Walk(ABC):
         self.weakly: list[tuple[Any, Path]] = []
         self.wide = bool(executed.dynamic)
         self.own: set[int] = set()
-        self.namespaces: set[int] = set()
+        self.namespaces: dict[int, Callable[[str], bool]] = {}
 
     def start(self, step: Any, roots: Iterable[Any]) -> None:
         name = getattr(step, "__name__", type(step).__name__)
@@ -87,14 +94,20 @@ class Walk(ABC):
         for namespace, names in list(self.executed.global_names.values()):
             self._globals(namespace, names)
         self._generators()
-        modules = vars(torch.nn.modules.module)
-        for hooks in _GLOBAL_HOOKS:
-            self.todo.append((modules[hooks], (None, "", f"torch.nn.modules.module.{hooks}")))
+        for name in self.executed.imports:
+            if type(module := sys.modules.get(name)) is types.ModuleType:
+                self.todo.append((module, (None, "", name)))
+        for module, tables in _GLOBAL_HOOKS.items():
+            self.todo += [(vars(module)[hooks], (None, "", f"{module.__name__}.{hooks}")) for hooks in tables]
         self._settings()
         # Last what has no better name.
         unnamed = list(self.executed.persistent.values())
         if self._drain():
             self.todo.extend((value, (None, "", f"a {type(value).__name__} that the step uses")) for value in unnamed)
+            for table, _ in list(self.executed.torchs_names.values()):
+                if id(table) not in self.done and (own := self.torchs_own(table)):
+                    self.done.add(id(table))
+                    self.names(table, (None, "", table["__name__"]), own.__contains__, but=CODE_OF_OTHERS)
             if self._drain():
                 self._check_weak()
 
@@ -153,7 +166,9 @@ class Walk(ABC):
         self.found.num_values += len(keys)
         for position, value in enumerate(values):
             kind_of_value = type(value)
-            if not is_immutable(value) and id(value) not in self.done and not issubclass(kind_of_value, but):
+            if is_immutable(value) or id(value) in self.done:
+                continue
+            if not issubclass(kind_of_value, but) or _is_users(value):  # who may have put it in the place of torch's
                 self.todo.append((value, group.path_of(keys[position])))
 
     def state(self, owner: Any, path: Path, token: Any) -> None:
@@ -206,13 +221,23 @@ class Walk(ABC):
         names, wide = self.executed.names, self.wide
         return lambda key: (wide or key in names or key in always) and key not in never
 
+    def torchs_own(self, table: dict[str, Any]) -> frozenset[str]:
+        """The names of a module that torch's own code calls."""
+        _, names = self.executed.torchs_names.get(id(table), (table, ()))
+        return frozenset(name for name in names if callable(table.get(name, callable)))
+
     def _globals(self, namespace: dict[str, Any], names: set[str]) -> None:
         self.done.add(id(namespace))
-        self.namespaces.add(id(namespace))
         path = (None, "", namespace.get("__name__", "globals"))
         executed = self.executed
-        by_text = "globals" in names  # a name may be spelled as a string then
-        self.names(namespace, path, lambda key: key in names or (by_text and key in executed.names))
+        # A name may be spelled as a string then, or be computed.
+        by_text = "globals" in names or (self.wide and not executed.user_names.isdisjoint(_NAMESPACES))
+
+        def counts(key: str) -> bool:
+            return key in names or (by_text and (key in executed.names or is_number(namespace.get(key))))
+
+        self.namespaces[id(namespace)] = counts
+        self.names(namespace, path, counts)
         table = vars(builtins)
         if any(name not in namespace and name in table for name in names):
             self._visit(table, path)
@@ -264,9 +289,9 @@ class Walk(ABC):
             is_user = whose in ("user", "library")
             # Torch's code calls methods of what it knows: a trainer of the user's has `log` for the user's code alone.
             is_known = not is_user or any(origin_of(each) not in ("user", "library") for each in base.__mro__[:-1])
-            names = self.executed.names if is_user and is_known else self.executed.user_names
-            always = ("forward", "__call__") if is_user else ("forward",) if issubclass(base, nn.Module) else ()
-            counts = _of_class(always, names, self.executed.user_strings)
+            names = self.executed.names if whose == "torch" or (is_user and is_known) else self.executed.user_names
+            always = ("forward", "__call__") if is_user or issubclass(base, nn.Module) else ()
+            counts = _of_class(always, names, self.executed.user_strings, vars(base) if self.wide and is_user else {})
             keys = list(filter(counts, vars(base)))
             # One without any, too: they may be set later.
             if is_changeable(base) and (keys or is_user or whose == "torch"):
@@ -287,7 +312,7 @@ class Walk(ABC):
     def _visit(self, value: Any, path: Path) -> None:
         if id(value) in self.namespaces:
             # Held as a dict: any entry may be read, by any name.
-            self.namespaces.discard(id(value))
+            del self.namespaces[id(value)]
             self.names(value, path, lambda key: not issubclass(type(value[key]), _CODE))
         if id(value) in self.done:
             return
@@ -303,9 +328,20 @@ class Walk(ABC):
         """Make groups of what `value` holds, and queue what is in them."""
 
 
-def _of_class(always: Iterable[str], names: Container[str], strings: Container[str]) -> Callable[[str], bool]:
-    """Tell which attributes of a class count."""
-    return lambda key: key in always or ((key in names or key in strings) and not key.startswith("__"))
+def _is_users(value: Any) -> bool:
+    return type(value) is types.FunctionType and is_user_code(value.__code__)
+
+
+def _of_class(
+    always: Iterable[str], names: Container[str], strings: Container[str], table: Mapping[str, Any]
+) -> Callable[[str], bool]:
+    """Tell which attributes of a class count: those that are named, and what `table` has besides code."""
+
+    def counts(key: str) -> bool:
+        is_held = key in table and not issubclass(type(table[key]), _CODE)
+        return key in always or ((key in names or key in strings or is_held) and not key.startswith("__"))
+
+    return counts
 
 
 def restored(last: Reachable, before: Reachable, after: Reachable) -> Iterator[int]:

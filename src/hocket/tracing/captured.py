@@ -170,9 +170,9 @@ class Captured:
         """Put gradients, rebound state and numbers in their places, and return what the step returns."""
         values, numbers = frame.values, frame.numbers
         for gradient, slot in self.gradients:
-            gradient.set(None if slot is None else values[slot])
+            gradient.set(None if slot is None else _detached(values[slot]))
         for entry, slot in self.rebound:
-            value = values[slot]
+            value = _detached(values[slot])
             name = self.trace.with_grad.get(entry)
             entry.set(value if name is None else with_spent_graph(value.detach(), name))
         for number, reference in self.trace.numbers.items():
@@ -380,6 +380,11 @@ def relowered(captured: Captured, *, split: bool, native_ops: Any = None) -> Cap
     lowered = lower(captured.trace, split_backward=split, native_ops=native_ops)
     stand_ins = {slot: captured.stand_ins[slot] for slot in lowered.program.inputs if slot in captured.stand_ins}
     return replace(captured, graph=lowered.graph, program=lowered.program, lowered=lowered, stand_ins=stand_ins)
+
+
+def _detached(value: torch.Tensor) -> torch.Tensor:
+    """The value, which is tied to a parameter where the program has left out a `detach` of it."""
+    return value.detach() if value.requires_grad else value
 
 
 def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:

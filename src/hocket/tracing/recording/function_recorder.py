@@ -142,11 +142,12 @@ class FunctionRecorder(TorchFunctionMode):
         if func is not torch.Tensor.item or not (tensor.dtype.is_floating_point or is_followed):
             self.ops.reasons.add("reads a value", func.__name__.strip("_"))
             return func(tensor)
-        if self.ops.root(tensor) in self.ops.outside:
-            tensor = tensor.detach().clone()  # the step may write it before a planned one reads the number
-        self.ops.node_of(tensor)
+        with torch.inference_mode(False), torch.no_grad():
+            read = tensor.detach()
+            copy = read.clone()  # an op that is dropped, unless the step writes into this memory later
+        read_from = copy if read.is_inference() else read, copy, self.ops.writers.setdefault(self.ops.root(read), [])
         with _disable_current_modes():
-            late = late_number(tensor.item(), tensor, user_line(), self.ops.reasons)
+            late = late_number(copy.item(), read_from, user_line(), self.ops.reasons)
         return follow(late, self.late, self.tape.handed_out)
 
     def _is_late(self, tensor: torch.Tensor) -> bool:

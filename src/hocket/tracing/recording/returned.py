@@ -34,8 +34,6 @@ def returned_leaf(
     if isinstance(leaf, Late) and leaf.entry is not None:
         return "late", leaf.entry, None
     if isinstance(leaf, Late):
-        if leaf.version != leaf.tensor._version:
-            ops.reasons.add("reads a value", "item", leaf.origin)  # the step has written it since
         return "item", ops.node_of(leaf.tensor), None
     if isinstance(leaf, Live):
         return "number", TapeRef(leaf.entry), None

@@ -248,11 +248,11 @@ for _kind, _name in ((LateFloat, "float"), (LateInt, "int")):
     _kind.__name__ = _kind.__qualname__ = _name
 
 
-def late_number(value: Any, tensor: Any, origin: str, reasons: Any) -> Any:
-    """The late number of this value."""
+def late_number(value: Any, source: tuple[Any, Any, list[Any]] | None, origin: str, reasons: Any) -> Any:
+    """The late number of this value. For the source see `Late`."""
     number: Any = float.__new__(LateFloat, value) if type(value) is float else object.__new__(LateInt)
-    number.plain, number.tensor, number.origin, number.reasons = value, tensor, origin, reasons
-    number.version = -1 if tensor is None else tensor._version
+    number.plain, number.source, number.origin, number.reasons = value, source, origin, reasons
+    number.num_writes = 0 if source is None else len(source[2])
     return number
 
 

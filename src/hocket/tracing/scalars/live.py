@@ -42,8 +42,9 @@ class Late(Followed):
     """Base of numbers that are known when the ops have run (see `late`): the value in the recorded step, and its uses.
 
     Attributes:
-        tensor: the tensor that it was read from, or None if it was computed.
-        version: of that tensor, by which a write in place since then is seen.
+        source: where it was read: the tensor, a copy of it, and the writes of its memory so far, which grow. None if
+            it was computed.
+        num_writes: how many there were when it was read.
         entry: the entry of the late tape that computes it, or None if it was read.
         tape: the late tape, or None if nothing may be computed with it.
         handed_out: list of the numbers that are computed from it.
@@ -52,14 +53,22 @@ class Late(Followed):
         reasons: reasons not to capture the step, to which other uses are added.
     """
 
-    tensor: Any
-    version: int
+    source: tuple[Any, Any, list[Any]] | None
     origin: str
     plain: Any
     reasons: Any
+    num_writes = 0
     entry: Any = None
     tape: Any = None
     handed_out: Any = None
+
+    @property
+    def tensor(self) -> Any:
+        """The tensor that holds it now, or None if it was computed."""
+        if self.source is None:
+            return None
+        read, copy, writes = self.source
+        return read if len(writes) == self.num_writes else copy
 
     def as_float(self) -> Any:
         """The number as a float."""
