@@ -40,7 +40,10 @@ def test_the_output_is_that_of_the_stored_weights(tmp_path, how, training):
         assert all(parameter is before[name] for name, parameter in model.named_parameters())
 
 
-@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16, torch.float64, torch.float32])
+EIGHT_BITS = torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16, torch.float64, torch.float32, *EIGHT_BITS])
 @pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16, torch.float64])
 def test_dtypes_become_the_models(monkeypatch, kept, wanted):
     monkeypatch.setattr("hocket.loading.stream.CHUNK_BYTES", 1024)

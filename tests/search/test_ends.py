@@ -175,8 +175,15 @@ def test_a_function_that_suggests_nothing_or_raises():
             raise RuntimeError("not this one")
         return train(params)
 
-    study = hocket.tune(picky, trials=8, epochs=1)
-    assert {trial.params["lr"] > 0.05: trial.state.name for trial in study.trials} == {True: "FAIL", False: "COMPLETE"}
+    def double_minded(params):
+        if params.suggest_float("lr", 0.001, 0.1) > 0.05:
+            params.suggest_int("lr", 1, 2)
+        return train(params)
+
+    for function in (picky, double_minded):
+        study = hocket.tune(function, trials=8, epochs=1)
+        states = {trial.params["lr"] > 0.05: trial.state.name for trial in study.trials}
+        assert states == {True: "FAIL", False: "COMPLETE"}
 
 
 def deep(params):

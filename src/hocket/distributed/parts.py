@@ -102,7 +102,10 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
                 used.setdefault(buffer, op.name)
     for buffer, name in used.items():
         if buffer not in gradients:
-            raise InputError(f"distribute: op {name!r} of the update reads {buffer!r}, which is no gradient")
+            raise InputError(
+                f"distribute: op {name!r} of the update reads {buffer!r}, which is no gradient; call backward() before "
+                "optimizer.step(), not in a closure, and leave the gradients as they are"
+            )
     touched = {buffer for op in graph.ops if op.name not in served for buffer in (*op.reads, *op.writes)}
     updated = list(dict.fromkeys(b for op in graph.ops if op.name in served for b in op.writes if life[b] == "lasting"))
     buffers = _written_buffers(captured, served) if num_workers > 1 else []
@@ -174,7 +177,8 @@ def check_exchangeable(captured: Captured, num_workers: int) -> None:
             )
     for gradient in captured.read_gradients:
         raise InputError(
-            f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() inside the step"
+            f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() inside the "
+            "step, without set_to_none=False"
         )
     for entry in (*captured.trace.places.parameters, *captured.trace.places.tensors):
         if entry.kind != "state" and entry.get().device.type not in TRAVELLING:

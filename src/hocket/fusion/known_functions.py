@@ -94,9 +94,24 @@ def is_shaped_by_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _encoder(m: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None, is_causal: Any = None) -> Any:
+    goes_nested = mask is None and src_key_padding_mask is not None and _goes_nested(m, src)
     for layer in m.layers:
         src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask)
+    if goes_nested:
+        is_read = src_key_padding_mask.logical_not()
+        is_left_aligned = (is_read.long().cumprod(1) == is_read).all()
+        src = src.masked_fill((is_left_aligned & ~is_read).unsqueeze(-1), 0.0)
     return src if m.norm is None else m.norm(src)
+
+
+def _goes_nested(m: nn.TransformerEncoder, src: Tensor) -> bool:
+    """True where torch, for padding at the end of sequences, computes without it, and gives zeros there."""
+    is_fast = getattr(m, "use_nested_tensor", False) and torch.backends.mha.get_fastpath_enabled()
+    if not is_fast or m.layers[0].training or src.dim() != 3 or torch.is_autocast_enabled():
+        return False
+    with torch._C.DisableTorchFunction():
+        trains = src.requires_grad or any(parameter.requires_grad for parameter in m.layers[0].parameters())
+    return not (trains and torch.is_grad_enabled())
 
 
 def _decoder(m: Any, tgt: Any, memory: Any, **masks: Any) -> Any:

@@ -170,6 +170,7 @@ class Hyperparameters(dict[str, Any]):
     def __init__(self, params: Mapping[str, Any], suggest: Callable[[str, Any], Any] = first_value) -> None:
         super().__init__(params)
         self._suggest = suggest
+        self._asked: dict[str, Any] = {}  # the distribution that each name was first asked with
 
     def suggest_float(
         self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
@@ -190,6 +191,9 @@ class Hyperparameters(dict[str, Any]):
         return self._value(name, categories(choices))
 
     def _value(self, name: str, distribution: Any) -> Any:
+        from optuna.distributions import check_distribution_compatibility
+
+        check_distribution_compatibility(self._asked.setdefault(name, distribution), distribution)  # as Optuna does
         if name not in self:
             self[name] = self._suggest(name, distribution)
         return self[name]

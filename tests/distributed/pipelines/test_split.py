@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.pipelining import pipeline
 
 import hocket
-from distributed.pipelines.trained import Tied, UNet, model_and_batch, train_stage
+from distributed.pipelines.trained import Tied, UNet, gradients_by_stages, model_and_batch, train_stage
 from distributed.ranks import Ranks
 from hocket.distributed.pipelines.split import SCHEDULES, has_one_stage_a_rank, made_by_first_rank
 from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases, node_times
@@ -29,28 +29,6 @@ def traced_of(model, *batch):
     inline_grad_modes(traced)
     join_aliases(traced)
     return traced
-
-
-def gradients_by_stages(pipe, batch):
-    """Stages one after the other, as ranks run them: what a stage gets requires gradients, and gives them back."""
-    values, made = (batch,), []
-    for number in range(pipe.num_stages):
-        given = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in values)
-        values = pipe.get_stage_module(number)(*given)
-        values = values if isinstance(values, tuple) else (values,)
-        made.append((given, values))
-    output = values[0]
-    torch.autograd.backward([output.square().mean()])
-    for (given, _), (_, earlier) in zip(reversed(made[1:]), reversed(made[:-1]), strict=True):
-        pairs = [(value, got.grad) for value, got in zip(earlier, given, strict=True) if value.requires_grad]
-        pairs = [(value, torch.zeros_like(value) if grad is None else grad) for value, grad in pairs]
-        torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
-    found = {}
-    for number in range(pipe.num_stages):
-        for name, parameter in pipe.get_stage_module(number).named_parameters():
-            assert name not in found, f"{name} has two homes"
-            found[name] = parameter.grad
-    return output, found
 
 
 @pytest.mark.parametrize(("stages", "name"), covering([2, 3, 4], ["tied", "unet"]))
@@ -75,9 +53,16 @@ def test_stages_run_on_ranks_with_eagers_gradients():
     assert max(error for stage in found for error in stage.values()) <= 1e-10
 
 
-@pytest.mark.parametrize("schedule", ["interleaved1f1b", pytest.param("zbvzerobubble", marks=pytest.mark.slow)])
-def test_a_rank_may_have_several_stages(schedule):
-    with Ranks(train_stage, 2, "tied", 4, schedule, 2) as ranks:
+@pytest.mark.parametrize(
+    ("name", "schedule"),
+    [
+        ("tied", "interleaved1f1b"),
+        ("twice", "interleavedzerobubble"),
+        pytest.param("tied", "zbvzerobubble", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_may_have_several_stages(name, schedule):
+    with Ranks(train_stage, 2, name, 4, schedule, 2) as ranks:
         found = ranks.returned()
     assert all(stage for stage in found)
     assert max(error for stage in found for error in stage.values()) <= 1e-10

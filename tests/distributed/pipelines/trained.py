@@ -34,12 +34,29 @@ class Tied(nn.Module):
         return F.linear(value, self.embedding.weight)
 
 
+class Twice(nn.Module):
+    """Layers that are used twice, and a table that is looked up where its numbers have no gradients."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+        self.table, self.last = nn.Embedding(8, width), nn.Linear(width, width)
+
+    def forward(self, value):
+        places = (value > 0).sum(1) % 4
+        for number in range(6):
+            value = self.layers[number % 3](value).tanh() + self.table(places + number % 4)
+        return self.last(value)
+
+
 def model_and_batch(name: str) -> tuple[nn.Module, torch.Tensor]:
     """A model in float64 and a batch for all micro-batches, the same in every process."""
     torch.manual_seed(0)
     rows = 2 * MICROBATCHES
     if name == "tied":
         return Tied().double(), torch.randint(0, 16, (rows, 6))
+    if name == "twice":
+        return Twice().double(), torch.randn(rows, 8, dtype=torch.float64)
     if name == "unet":
         return UNet().double(), torch.randn(rows, 3, 16, 16, dtype=torch.float64)
     if name == "resnet18":
@@ -65,6 +82,29 @@ def model_and_batch(name: str) -> tuple[nn.Module, torch.Tensor]:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=16, **sizes, **heads))
     return Logits(llama).double(), torch.randint(0, 64, (rows, 8))
+
+
+def gradients_by_stages(pipe, batch):
+    """Stages one after the other, as ranks run them: what a stage gets requires gradients, and gives them back."""
+    values, made = (batch,), []
+    for number in range(pipe.num_stages):
+        assert all(v.is_contiguous() for v in values), "a wire takes no others"
+        given = tuple(v.detach().requires_grad_(v.is_floating_point()) for v in values)
+        values = pipe.get_stage_module(number)(*given)
+        values = values if isinstance(values, tuple) else (values,)
+        made.append((given, values))
+    output = values[0]
+    torch.autograd.backward([output.square().mean()])
+    for (given, _), (_, earlier) in zip(reversed(made[1:]), reversed(made[:-1]), strict=True):
+        pairs = [(value, got.grad) for value, got in zip(earlier, given, strict=True) if value.requires_grad]
+        pairs = [(value, torch.zeros_like(value) if grad is None else grad) for value, grad in pairs]
+        torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
+    found = {}
+    for number in range(pipe.num_stages):
+        for name, parameter in pipe.get_stage_module(number).named_parameters():
+            assert name not in found, f"{name} has two homes"
+            found[name] = parameter.grad
+    return output, found
 
 
 def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

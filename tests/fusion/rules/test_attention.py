@@ -147,3 +147,30 @@ class Masked(nn.Module):
 def test_a_decoder_with_masks():
     tgt, memory = torch.randn(3, 2, 5, 8).double(), torch.randn(3, 2, 4, 8).double()
     check(made(Masked, 3), tgt, memory, shared=False, strict=True)
+
+
+class Padded(nn.Module):
+    """An encoder as classifiers call it, with sequences of several lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8))
+
+    def forward(self, tokens, padding):
+        return self.encoder(tokens, src_key_padding_mask=padding)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("backend", ["rule", "auto"])
+@pytest.mark.parametrize("padded", [(3, 4), (0, 4)], ids=["at the end", "at both"])
+def test_an_encoder_leaves_zeros_at_padding_where_torch_does(padded, backend):
+    models = made(Padded, 3, training=False)
+    array = hocket.fuse(models, shared=True, backend=backend).eval()
+    given = torch.randn(3, 5, 8).double(), torch.zeros(3, 5, dtype=torch.bool)
+    given[1][1, list(padded)] = True
+    for mode in (torch.no_grad, torch.enable_grad):
+        for _ in range(2):
+            with mode():
+                for fused, model in zip(array(*given), models, strict=True):
+                    assert_close(fused.detach(), model(*given).detach(), mode.__name__)

@@ -48,7 +48,13 @@ class Bags(nn.Module):
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     ("weighted", "options"),
-    [(True, {"mode": "sum"}), (False, {}), (False, {"mode": "max"}), (False, {"padding_idx": 1})],
+    [
+        (True, {"mode": "sum"}),
+        (True, {"mode": "sum", "scale_grad_by_freq": True}),
+        (False, {}),
+        (False, {"mode": "max"}),
+        (False, {"padding_idx": 1}),
+    ],
     ids=str,
 )
 def test_bags_that_are_uneven_or_weighted(weighted, options, shared):

@@ -8,8 +8,8 @@ Torch runs the stages, with any of its schedules. Two things are done to the tra
   crosses its borders, and then by simulating the schedule as torch lists it.
 - **Relays**: what one stage makes and a later one reads is handed on by each stage between, through an identity op, so
   that every edge between stages is one between neighbours. A parameter that several stages read (tied embeddings) lives
-  in the first of them, and goes the same way. Its gradient comes back and is summed there. Torch by itself would give
-  each stage a copy, and each copy a part of the gradient.
+  in the first of them (see `_bring_home`), and goes the same way. Its gradient comes back and is summed there. Torch by
+  itself would give each stage a copy, and each copy a part of the gradient.
 
 Nothing of torch's schedules is re-written: one is made for stages that compute nothing, in this process alone, and
 asked for the order of its actions. Results of rank 0 go to all others as JSON text, so that nothing is unpickled.
@@ -18,6 +18,7 @@ asked for the order of its actions. Results of rank 0 go to all others as JSON t
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +31,14 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from hocket.distributed.pipelines.traced import (
     BACKWARD,
+    carries_gradients,
     chain_of,
     inline_grad_modes,
     join_aliases,
     node_times,
     tensor_of,
+    with_gradients,
+    write_early,
 )
 from hocket.errors import InputError, PeerError
 from hocket.ir import Link
@@ -239,6 +243,7 @@ class SplitPolicy:
     def __call__(self, traced: fx.GraphModule) -> fx.GraphModule:
         inline_grad_modes(traced)
         join_aliases(traced)
+        write_early(traced)
         if self._costs is None:
             # Measured times differ from rank to rank, and all have to cut at the same places.
             times = made_by_first_rank(lambda: node_times(traced))
@@ -260,9 +265,12 @@ class SplitPolicy:
 def _cut(traced: fx.GraphModule, ops: tuple[fx.Node, ...], begins: tuple[int, ...], *, in_halves: bool) -> None:
     """Put a split before each of `begins`, and hand on what crosses more than one, or belongs to an earlier stage.
 
+    A wire carries a tensor as it lies in memory, so its axes are handed on in that order, and turned back behind it:
+    ops find the layout that they were traced with.
+
     Where backwards run in halves (`in_halves`), torch detaches a stage's results in place between them, so they may be
     neither views nor saved by an op: each is a copy. And it sends gradients as autograd made them, so what is received
-    is flattened and shaped again: the gradient of that is contiguous.
+    is read through a slice of the whole, whose gradient is contiguous.
     """
     graph = traced.graph
     stage_of: dict[fx.Node, int] = {}
@@ -272,63 +280,104 @@ def _cut(traced: fx.GraphModule, ops: tuple[fx.Node, ...], begins: tuple[int, ..
     firsts = [ops[begin] for begin in begins]
     ends = [ops[begin - 1] for begin in begins] + [ops[-1]]
     output = next(node for node in graph.nodes if node.op == "output")
-    values = [node for node in graph.nodes if node is not output]
     for first in firsts:
         with graph.inserting_before(first):
             graph.call_function(torch.ops.pippy._pipe_split.default)
-    for value in values:
-        users = {user: last if user is output else stage_of[user] for user in value.users}
-        if not users or (value.op == "get_attr" and len(set(users.values())) < 2):
+    users_of = {
+        value: {user: last if user is output else stage_of[user] for user in value.users}
+        for value in graph.nodes
+        if value.users
+    }
+    home_of = {
+        value: min(users.values()) if value.op == "get_attr" else stage_of.get(value, 0)
+        for value, users in users_of.items()
+    }
+    if in_halves:
+        _bring_home(traced, users_of, home_of)
+    for value, users in users_of.items():
+        home, furthest = home_of[value], max(users.values())
+        if home == furthest:
             continue
-        home = min(users.values()) if value.op == "get_attr" else stage_of.get(value, 0)
-        furthest = max(users.values())
-        if furthest == home:
-            continue
+        like, order = tensor_of(value), _order(tensor_of(value))
+        is_turned = order != sorted(order)
+        wire, read = like.permute(order).contiguous(), value
         handed = value
         for stage in range(home, furthest):
+            put = _Put(graph, wire, ends[stage])
+            if stage == home and is_turned:
+                handed = put(torch.ops.aten.permute.default, handed, order)
             # Torch has no edge between a parameter or an input and another stage: those need an op even at home.
-            # So does what is not contiguous: a wire carries it as it lies in memory.
-            at_home = stage == home and value.op == "call_function" and _contiguous(value)
-            if in_halves or not at_home:
-                handed = _relay(graph, handed, value, ends[stage], copied=in_halves)
-                ends[stage] = handed
-            if in_halves and tensor_of(value).is_floating_point():
-                handed = _reshaped(graph, handed, value, firsts[stage])
+            if in_halves:
+                handed = put(torch.ops.aten.clone.default, handed, memory_format=torch.contiguous_format)
+            elif stage == home and handed.op == "call_function":
+                handed = put(torch.ops.aten.contiguous.default, handed)
+            else:
+                handed = put(torch.ops.aten.alias.default, handed)
+            ends[stage] = handed
+            put = _Put(graph, wire, firsts[stage], before=True)
+            if in_halves and like.is_floating_point() and like.dim():
+                handed = put(torch.ops.aten.slice.Tensor, handed, 0, 0, sys.maxsize)
+            read = handed
+            if is_turned:
+                back = [order.index(axis) for axis in sorted(order)]
+                read = put(torch.ops.aten.permute.default, handed, back, like=like)
             for user, where in users.items():
                 if where == stage + 1 and user is not output:
-                    user.replace_input_with(value, handed)
+                    user.replace_input_with(value, read)
         if output in users:  # which has to be an op of the last stage
-            output.replace_input_with(value, _relay(graph, handed, value, ends[last], copied=in_halves))
+            output.replace_input_with(value, _Put(graph, like, ends[last])(torch.ops.aten.clone.default, read))
     graph.lint()
     traced.recompile()
 
 
-def _contiguous(value: fx.Node) -> bool:
-    return tensor_of(value).is_contiguous()
+def _bring_home(
+    traced: fx.GraphModule, users_of: Mapping[fx.Node, Mapping[fx.Node, int]], home_of: dict[fx.Node, int]
+) -> None:
+    """Let parameters live in the first stage where what a later one makes of them alone is handed on, or read twice.
+
+    Where backwards run in halves, torch loses the gradient of a stage's result that does not lead to what the stage has
+    received, and may go twice through what leads there by two ways. The first stage has a backward in one piece.
+    """
+    trained = with_gradients(traced)
+
+    def lost() -> fx.Node | None:
+        leading: set[fx.Node] = set()
+        for node, users in users_of.items():
+            given = node.all_input_nodes
+            received = any(home_of[one] < home_of[node] and tensor_of(one).is_floating_point() for one in given)
+            if carries_gradients(node) and (received or not leading.isdisjoint(given)):
+                leading.add(node)
+            elif node in trained and home_of[node] and (len(users) > 1 or home_of[node] < max(users.values())):
+                return node
+        return None
+
+    while (node := lost()) is not None:
+        ahead = dict.fromkeys([node])
+        for each in (todo := list(ahead)):
+            todo += [one for one in trained.intersection(each.all_input_nodes) if one not in ahead]
+            ahead |= dict.fromkeys(todo)
+        home_of |= {each: 0 for each in ahead if each.op == "get_attr"}
 
 
-def _relay(graph: fx.Graph, handed: fx.Node, value: fx.Node, after: fx.Node, *, copied: bool) -> fx.Node:
-    """An identity op behind `after`, with what torch needs to know of a node."""
-    with graph.inserting_after(after):
-        if _contiguous(value) and not copied:
-            made = graph.call_function(torch.ops.aten.alias.default, (handed,))
-        else:
-            layout: dict[str, Any] = {"memory_format": torch.contiguous_format}
-            made = graph.call_function(torch.ops.aten.clone.default, (handed,), layout)
-    return _described(made, value, after)
+def _order(like: torch.Tensor) -> list[int]:
+    """The axes of a tensor as they lie in memory, what is repeated there first."""
+    axes = range(like.dim())
+    strides = like.contiguous().stride() if like.is_contiguous() else like.stride()
+    return sorted(axes, key=lambda axis: (strides[axis] > 0, -strides[axis]))
 
 
-def _reshaped(graph: fx.Graph, handed: fx.Node, value: fx.Node, before: fx.Node) -> fx.Node:
-    """`handed` as a flat tensor and in its own shape again, at the begin of the stage that receives it."""
-    with graph.inserting_before(before):
-        flat = graph.call_function(torch.ops.aten.view.default, (handed, [-1]))
-        made = graph.call_function(torch.ops.aten.view.default, (flat, list(tensor_of(value).shape)))
-    _described(flat, value, before).meta["val"] = tensor_of(value).contiguous().view(-1)
-    return _described(made, value, before)
+class _Put:
+    """Puts ops behind a node, or before it, with what torch needs to know of each."""
 
+    def __init__(self, graph: fx.Graph, like: torch.Tensor, beside: fx.Node, *, before: bool = False) -> None:
+        self._graph, self._like, self._beside, self._before = graph, like, beside, before
 
-def _described(made: fx.Node, value: fx.Node, beside: fx.Node) -> fx.Node:
-    """`made` with the place of the node beside it, and a tensor like that of `value`."""
-    made.meta = {**beside.meta, "val": tensor_of(value).contiguous()}
-    made.meta.setdefault("nn_module_stack", {})
-    return made
+    def __call__(self, target: Any, *args: Any, like: torch.Tensor | None = None, **kwargs: Any) -> fx.Node:
+        graph = self._graph
+        with graph.inserting_before(self._beside) if self._before else graph.inserting_after(self._beside):
+            made = graph.call_function(target, args, kwargs)
+        made.meta = {**self._beside.meta, "val": self._like if like is None else like}
+        made.meta.setdefault("nn_module_stack", {})
+        if not self._before:
+            self._beside = made
+        return made

@@ -81,6 +81,29 @@ def join_aliases(traced: fx.GraphModule) -> None:
             node.meta.setdefault("val", value)
 
 
+def write_early(traced: fx.GraphModule) -> None:
+    """Write into buffers right behind the last op that reads what is written, or the buffer.
+
+    A forward that binds a buffer anew (``self.n += 1``) is traced as one that writes into it after all of its ops.
+    """
+    for write in list(traced.graph.nodes):
+        if write.target is torch.ops.aten.copy_.default and not write.users:
+            buffer, value = write.args[:2]
+            if buffer.op == "get_attr" and value.op == "call_function":
+                _last_reader(value, {value, buffer}, write).append(write)
+
+
+def _last_reader(last: fx.Node, same: set[fx.Node], before: fx.Node | None = None) -> fx.Node:
+    """The last node, before another one, that reads the memory of some tensors or writes into it, or else `last`."""
+    for node in last.graph.nodes:
+        if node is before:
+            break
+        if not same.isdisjoint(node.all_input_nodes):
+            last = node
+            same |= {node} if same.intersection(_views(node)) else set()
+    return last
+
+
 def tensor_of(node: fx.Node) -> torch.Tensor:
     """The tensor, most likely a fake one, that stands for what a node makes."""
     value = node.meta.get("val")
@@ -89,11 +112,29 @@ def tensor_of(node: fx.Node) -> torch.Tensor:
     return value
 
 
+def carries_gradients(node: fx.Node) -> bool:
+    """True if gradients may go through what a node makes."""
+    value = node.meta.get("val")
+    is_whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+    return not is_whole and node.target is not torch.ops.aten.detach.default
+
+
+def with_gradients(traced: fx.GraphModule) -> frozenset[fx.Node]:
+    """The nodes whose tensors have gradients: trained parameters, and what is made of them."""
+    found: set[fx.Node] = set()
+    for node in traced.graph.nodes:
+        is_trained = node.op == "get_attr" and getattr(_attribute(traced, node), "requires_grad", False)
+        if is_trained or (carries_gradients(node) and not found.isdisjoint(node.all_input_nodes)):
+            found.add(node)
+    return frozenset(found)
+
+
 def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -> tuple[tuple[fx.Node, ...], Chain]:
     """The nodes of a traced graph that call something, in its own order, and the chain that they are, in microseconds.
 
-    No cut may be where something other than a tensor would cross it, or between a tensor and an op that changes it in
-    place, nor among the ops that read a buffer which one of them changes.
+    No cut may be where something other than a tensor would cross it, or a complex one with a gradient (which torch does
+    not send), or between a tensor and an op that changes it in place, nor among the ops that read a buffer which one of
+    them changes.
 
     Raises:
         InputError: a node without a cost.
@@ -104,6 +145,7 @@ def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -
     for node in ops:
         if node.name not in times:
             raise InputError(f"split_policy: no cost for node {node.name!r}")
+    trained = with_gradients(traced)
     crossing = [0.0] * len(ops)
     kept, saved = [0.0] * len(ops), [0.0] * len(ops)
 
@@ -117,7 +159,8 @@ def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -
             continue
         begin, end = span(value)
         found = value.meta.get("val")
-        size = float(found.numel() * found.element_size()) if isinstance(found, torch.Tensor) else float("inf")
+        can_cross = isinstance(found, torch.Tensor) and not (found.is_complex() and value in trained)
+        size = float(found.numel() * found.element_size()) if can_cross else float("inf")
         for cut in range(max(begin + 1, 1), end + 1):
             crossing[cut] += size
         if value.op == "get_attr" and isinstance(found, torch.Tensor):
@@ -129,8 +172,9 @@ def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -
             root = changed
             while root.op == "call_function" and _views(root):
                 root = _views(root)[0]
-            begin, end = span(root)
-            last = end if root.op == "get_attr" else place[node]
+            begin, _ = span(root)
+            reader = _last_reader(node, {root}) if root.op == "get_attr" else node
+            last = place.get(reader, len(ops) - 1)
             for cut in range(max(begin + 1, 1), last + 1):
                 crossing[cut] = float("inf")
     forward, backward = (np.array([times[node.name][phase] for node in ops]) for phase in (0, 1))
@@ -144,7 +188,11 @@ def is_in_place(node: fx.Node) -> bool:
 
 def _changed(node: fx.Node) -> list[fx.Node]:
     """The nodes whose tensors an op changes in place."""
-    return _arguments(node, writes=True)
+    found = _arguments(node, writes=True)
+    name = getattr(node.target, "__name__", "")
+    if "batch_norm" in name or "instance_norm" in name:  # which change their statistics and have no such schema
+        found += [arg for arg in node.args[3:5] if isinstance(arg, fx.Node)]
+    return found
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
@@ -161,8 +209,6 @@ def _arguments(node: fx.Node, *, writes: bool) -> list[fx.Node]:
         given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         if isinstance(given, fx.Node) and argument.alias_info is not None and argument.alias_info.is_write is writes:
             found.append(given)
-    if writes and "batch_norm" in schema.name:  # which changes its statistics without saying so in its schema
-        found += [arg for arg in node.args[3:5] if isinstance(arg, fx.Node)]
     return found
 
 

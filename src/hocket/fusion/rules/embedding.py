@@ -86,7 +86,10 @@ def embedding_bag(context: OpContext, *args: Any, **kwargs: Any) -> Any:
     indices, weight, weights = given.pop("input"), given.pop("weight"), given.pop("per_sample_weights", None)
     if indices.ndim != 2 or not isinstance(weight, Stacked):
         return NotImplemented
-    if given.get("sparse") or any(given.get(name) is not None for name in ("offsets", "padding_idx")):
+    # By frequency, torch takes counts of other indices than a bag's, so what is right follows from the order of all.
+    if given.get("sparse") or given.get("scale_grad_by_freq"):
+        return NotImplemented
+    if any(given.get(name) is not None for name in ("offsets", "padding_idx")):
         return NotImplemented
     _check(context, indices)
     bags = _within(context, with_model_dim(indices, context.num_models), weight.shape[0]).flatten(0, 1)
