@@ -229,7 +229,7 @@ def _draws(node: fx.Node) -> bool:
     schema = node.target._schema  # type: ignore[union-attr]
     given = {a.name: node.kwargs.get(a.name, a.default_value) for a in schema.arguments}
     given |= {a.name: value for a, value in zip(schema.arguments, node.args, strict=False)}
-    return not (0 in (given.get("p"), given.get("dropout_p")) or given.get("train") is False)
+    return not (0 in map(given.get, ("p", "dropout_p", "dropout")) or given.get("train") is False)
 
 
 def _eager_us(step: PipelinedStep) -> float:

@@ -100,7 +100,8 @@ class PipelinedStep:
 
         Buffers and gradients of the model are afterwards as they were.
         """
-        buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
+        tables = [module._buffers for module in self.model.modules()]
+        buffers = [(table, name, b, b.clone()) for table in tables for name, b in table.items() if b is not None]
         kept = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         for parameter, _ in kept:
             parameter.grad = None
@@ -108,7 +109,8 @@ class PipelinedStep:
         named = self.model.named_parameters(remove_duplicate=False)
         found = {name: p.grad.clone() for name, p in named if p.grad is not None}
         with torch.no_grad():
-            for buffer, value in buffers:
+            for table, name, buffer, value in buffers:  # which the forward may have bound anew
+                table[name] = buffer
                 buffer.copy_(value)
         for parameter, gradient in kept:
             parameter.grad = gradient
