@@ -78,6 +78,8 @@ class Walk(ABC):
         self.todo: collections.deque[tuple[Any, Path]] = collections.deque()
         self.weakly: list[tuple[Any, Path]] = []
         self.wide = bool(executed.dynamic)
+        # Names that are met later are no concern of these groups: what they name is not new then.
+        self.names_now, self.users_names_now = frozenset(executed.names), frozenset(executed.user_names)
         self.own: set[int] = set()
         self.namespaces: dict[int, Callable[[str], bool]] = {}
 
@@ -218,7 +220,7 @@ class Walk(ABC):
         self.add("type", value, path, keys, values, ".", but=(type, tuple), is_passing=is_passing)
 
     def named_or(self, always: frozenset[str], never: frozenset[str] = frozenset()) -> Callable[[str], bool]:
-        names, wide = self.executed.names, self.wide
+        names, wide = self.names_now, self.wide
         return lambda key: (wide or key in names or key in always) and key not in never
 
     def torchs_own(self, table: dict[str, Any]) -> frozenset[str]:
@@ -289,7 +291,7 @@ class Walk(ABC):
             is_user = whose in ("user", "library")
             # Torch's code calls methods of what it knows: a trainer of the user's has `log` for the user's code alone.
             is_known = not is_user or any(origin_of(each) not in ("user", "library") for each in base.__mro__[:-1])
-            names = self.executed.names if whose == "torch" or (is_user and is_known) else self.executed.user_names
+            names = self.names_now if whose == "torch" or (is_user and is_known) else self.users_names_now
             always = ("forward", "__call__") if is_user or issubclass(base, nn.Module) else ()
             counts = _of_class(always, names, self.executed.user_strings, vars(base) if self.wide and is_user else {})
             keys = list(filter(counts, vars(base)))
