@@ -33,16 +33,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate.bytecode import (
-    DYNAMIC,
-    compares_types,
-    computes_names,
-    globals_of,
-    imports_of,
-    names_in_modules,
-    strings_of,
-    with_nested,
-)
+from hocket.pystate import bytecode
 from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
@@ -229,31 +220,31 @@ class ExecutedCode:
             self.strict[f"{code.co_qualname} at {user_line()}"] = None
         if whose == "stdlib" and is_strict(sys.modules.get(namespace.get("__name__", ""))):
             self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
-        for part in with_nested(code):
+        for part in bytecode.with_nested(code):
             self.names.update(part.co_names)
             if whose == "torch":
                 self._note_calls(part, namespace)
-            if whose == "stdlib" or (whose == "torch" and DYNAMIC.isdisjoint(part.co_names)):
+            if whose == "stdlib" or (whose == "torch" and bytecode.DYNAMIC.isdisjoint(part.co_names)):
                 continue
-            self.names |= strings_of(part)  # torch's optimizers ask for `found_inf` so
+            self.names |= bytecode.strings_of(part)  # torch's optimizers ask for `found_inf` so
             if whose == "torch":
                 continue
             self.user_names.update(part.co_names)
-            self.user_strings |= strings_of(part)
-            self.imports |= imports_of(part, namespace)
-            if whose == "user" and computes_names(part):
+            self.user_strings |= bytecode.strings_of(part)
+            self.imports |= bytecode.imports_of(part, namespace)
+            if whose == "user" and bytecode.computes_names(part):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":
                 self.strict |= dict.fromkeys(strict_names(part, namespace))
-                if "type" in part.co_names and compares_types(part):
+                if "type" in part.co_names and bytecode.compares_types(part):
                     self.asks_types[code.co_qualname] = None
             self.seeds = self.seeds or ("random" in part.co_names and not _SEEDS.isdisjoint(part.co_names))
             used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
-            used.update(globals_of(part))
+            used.update(bytecode.globals_of(part))
 
     def _note_calls(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Functions that torch's code calls by the names of modules may be exchanged for others."""
-        for table, name in names_in_modules(code, namespace):
+        for table, name in bytecode.names_in_modules(code, namespace):
             if _OF_TORCH.match(str(table.get("__name__"))) and not _EXCHANGED.match(name):
                 self.torchs_names.setdefault(id(table), (table, set()))[1].add(name)
 
