@@ -90,6 +90,23 @@ def test_shapes_that_hardly_repeat_are_not_watched_and_the_reason_says_what_to_d
     assert fast._pool.config.watch.num_watched > watched
 
 
+def test_batches_whose_text_never_repeats_are_said_to_be_so():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        return update(optimizer, model(batch["rows"]).square().mean()).detach()
+
+    fast = Schedule(step, model, optimizer, planner="serial", guard=False, machine=hocket.Machine.of(cores=1))
+    for number, batch in enumerate(batches(3, MAX_EASY * 4)):
+        fast({"rows": batch, "name": f"row {number}"})
+    assert "batches with other text or values" in fast.why
+    assert "leave what differs in each batch out of it" in fast.why
+    for batch in batches(3, ENOUGH):
+        fast({"rows": batch})
+    assert fast.verdict == "planned", fast.why
+
+
 def test_a_further_shape_is_searched_once_its_steps_have_taken_as_long_as_a_search(monkeypatch):
     fast, eager = made(clock=Ticks())
     monkeypatch.setattr(pool.VariantPool, "_search_s", 20 * Ticks.STEP_S)

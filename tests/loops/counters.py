@@ -198,3 +198,33 @@ def ends_of_objects_are_counted(model, optimizer, batches) -> Loop:
         return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, batches, lambda: {"ended": _Counted.ended})
+
+
+class _Position:
+    """Python takes plain numbers from its methods, whose number changes after some steps."""
+
+    def __init__(self):
+        self.number = 1
+
+    def __float__(self):
+        return self.number / 2
+
+    def __hash__(self):
+        return self.number
+
+    def __eq__(self, other):
+        return self is other
+
+
+@loop(planned=True)
+def numbers_of_objects_that_convert(model, optimizer, batches) -> Loop:
+    position = _Position()
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1]) * float(position)
+        return update(optimizer, loss * {position: 0.9}[position])
+
+    def after(n, _):
+        position.number += n in (30, 60, 61)
+
+    return Loop(step, model, optimizer, batches, lambda: {"number": position.number}, after)

@@ -344,10 +344,12 @@ class VariantPool:
             return True
         met.num_calls += 1
         self._waiting = met
+        differs, cure = "shapes of batches, or modes,", "pad batches to a few shapes (bucketing)"
+        if any(known.shape == key.shape for known in self._variants):
+            differs, cure = "batches with other text or values", "leave what differs in each batch out of it"
         reason = (
-            f"there were {len(self._variants)} shapes of batches, or modes, before this one; it is watched once it has "
-            f"come {MIN_REPEATS} times and its steps have taken as long as a search ({search_s:.2g} s): pad batches to "
-            "a few shapes (bucketing)"
+            f"there were {len(self._variants)} {differs} before this one; it is watched once it has come "
+            f"{MIN_REPEATS} times and its steps have taken as long as a search ({search_s:.2g} s): {cure}"
         )
         moved = self._signatures.leaves_moved(key, self.config.watch.live_leaves)
         if moved and (kind := key.values[moved[0]][0]) not in FOLLOWED_KINDS:

@@ -16,6 +16,11 @@ _PASSED_OVER = (dis.opmap["CACHE"], dis.EXTENDED_ARG)
 _LOADS_ATTRIBUTE = tuple(dis.opmap[name] for name in ("LOAD_ATTR", "LOAD_METHOD") if name in dis.opmap)
 _HAS_FLAG = "LOAD_METHOD" not in dis.opmap
 _COMPARING_OPS = frozenset(("IS_OP", "COMPARE_OP", "CONTAINS_OP", "BINARY_SUBSCR"))
+# Code that looks at attributes by computed names. Torch's own does so by the tables of its objects, which are known.
+DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
+_DYNAMIC_OF_USER = DYNAMIC | {
+    "__dict__", "__getattribute__", "getattr_static", "asdict", "astuple", "model_dump", "f_globals", "__globals__",
+}  # fmt: skip
 _FIELDS = re.compile(r"\.([^\W\d]\w*)")  # "{0.rate}"
 
 
@@ -73,6 +78,12 @@ def _strings_in(constant: Any) -> Iterator[str]:
     elif type(constant) in (tuple, frozenset):
         for each in constant:
             yield from _strings_in(each)
+
+
+def computes_names(code: CodeType) -> bool:
+    """True if code may look at attributes by computed names. ``model.eval()`` does not."""
+    found = _DYNAMIC_OF_USER.intersection(code.co_names)
+    return bool(found) and (found != {"eval"} or "eval" in globals_of(code))
 
 
 def compares_types(code: CodeType) -> bool:

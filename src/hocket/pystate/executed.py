@@ -33,7 +33,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate.bytecode import compares_types, globals_of, imports_of, names_in_modules, strings_of, with_nested
+from hocket.pystate import bytecode
 from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
@@ -46,14 +46,11 @@ _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
 _LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
-
 _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
-# Code that looks at attributes by computed names. Torch's own does so by the tables of its objects, which are known.
-_DYNAMIC = frozenset(("getattr", "setattr", "delattr", "vars", "eval", "exec", "globals", "locals", "attrgetter"))
-_DYNAMIC_OF_USER = _DYNAMIC | {
-    "__dict__", "__getattribute__", "getattr_static", "asdict", "astuple", "model_dump", "f_globals", "__globals__",
-}  # fmt: skip
+# Python takes plain numbers from them.
+_CONVERSIONS = frozenset(("__float__", "__int__", "__index__", "__complex__", "__hash__"))
 _OF_TORCH = re.compile(r"torch(?!\._dynamo)")
+_EXCHANGED = re.compile("has_torch_function|[gs]et_rng_state")  # while another thread records
 
 # They set the state of a generator of `random`. Nothing sees numpy do so: there the names count.
 _SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)
@@ -219,36 +216,39 @@ class ExecutedCode:
             return  # a module's own code runs when it is imported
         self.codes.add(code)
         whose = origin(file)
-        self.num_new_of_user += whose in ("user", "library")
+        is_users = whose in ("user", "library")
+        self.num_new_of_user += is_users
+        if is_users and code.co_name in _CONVERSIONS and "hash" not in code.co_names:
+            self.strict[f"{code.co_qualname} at {user_line()}"] = None
         if whose == "stdlib" and is_strict(sys.modules.get(namespace.get("__name__", ""))):
             self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
-        for part in with_nested(code):
+        for part in bytecode.with_nested(code):
             self.names.update(part.co_names)
             if whose == "torch":
                 self._note_calls(part, namespace)
-            if whose == "stdlib" or (whose == "torch" and _DYNAMIC.isdisjoint(part.co_names)):
+            if whose == "stdlib" or (whose == "torch" and bytecode.DYNAMIC.isdisjoint(part.co_names)):
                 continue
-            self.names |= strings_of(part)  # torch's optimizers ask for `found_inf` so
+            self.names |= bytecode.strings_of(part)  # torch's optimizers ask for `found_inf` so
             if whose == "torch":
                 continue
             self.user_names.update(part.co_names)
-            self.user_strings |= strings_of(part)
+            self.user_strings |= bytecode.strings_of(part)
             self.reads_text = self.reads_text or reads_text_by(part)
-            self.imports |= imports_of(part, namespace)
-            if whose == "user" and _computes_names(part):
+            self.imports |= bytecode.imports_of(part, namespace)
+            if whose == "user" and bytecode.computes_names(part):
                 self.dynamic[code.co_qualname] = None
             if whose == "user":
                 self.strict |= dict.fromkeys(strict_names(part, namespace))
-                if "type" in part.co_names and compares_types(part):
+                if "type" in part.co_names and bytecode.compares_types(part):
                     self.asks_types[code.co_qualname] = None
             self.seeds = self.seeds or ("random" in part.co_names and not _SEEDS.isdisjoint(part.co_names))
             used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
-            used.update(globals_of(part))
+            used.update(bytecode.globals_of(part))
 
     def _note_calls(self, code: CodeType, namespace: dict[str, Any]) -> None:
         """Functions that torch's code calls by the names of modules may be exchanged for others."""
-        for table, name in names_in_modules(code, namespace):
-            if _OF_TORCH.match(str(table.get("__name__"))):
+        for table, name in bytecode.names_in_modules(code, namespace):
+            if _OF_TORCH.match(str(table.get("__name__"))) and not _EXCHANGED.match(name):
                 self.torchs_names.setdefault(id(table), (table, set()))[1].add(name)
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -360,12 +360,6 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
     if str(namespace.get("__name__")).startswith("namedtuple_"):
         return "<frozen collections>"
     return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
-
-
-def _computes_names(code: CodeType) -> bool:
-    """True if code may look at attributes by computed names. ``model.eval()`` does not."""
-    found = _DYNAMIC_OF_USER.intersection(code.co_names)
-    return bool(found) and (found != {"eval"} or "eval" in globals_of(code))
 
 
 def _is_for_user(frame: FrameType | None) -> bool:
