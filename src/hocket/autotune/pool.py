@@ -344,19 +344,17 @@ class VariantPool:
             return True
         met.num_calls += 1
         self._waiting = met
-        differs, cure = "shapes of batches, or modes,", "pad batches to a few shapes (bucketing)"
-        if any(known.shape == key.shape for known in self._variants):
-            differs, cure = "batches with other text or values", "leave what differs in each batch out of it"
         reason = (
-            f"there were {len(self._variants)} {differs} before this one; it is watched once it has come "
-            f"{MIN_REPEATS} times and its steps have taken as long as a search ({search_s:.2g} s): {cure}"
+            f"there were {len(self._variants)} shapes of batches, or modes, before this one; it is watched once it has "
+            f"come {MIN_REPEATS} times and its steps have taken as long as a search ({search_s:.2g} s): pad batches to "
+            "a few shapes (bucketing)"
         )
         moved = self._signatures.leaves_moved(key, self.config.watch.live_leaves)
-        if moved and (kind := key.values[moved[0]][0]) not in FOLLOWED_KINDS:
-            reason = (
-                f"each batch holds another value of type {kind.__name__}, and a graph stands for one of them: keep it "
-                "out of the batch, or make it a number, text or a tensor"
-            )
+        if moved:
+            kind = key.values[moved[0]][0]
+            reason = f"each batch holds another value of type {kind.__name__}, and a graph stands for one of them: "
+            reason += "keep it out of the batch"
+            reason += "" if kind in FOLLOWED_KINDS else ", or make it a number, text or a tensor"
         if len(self._met) == 1 and met.num_calls == 1:
             log.info("hocket: %s", reason)
         self._say(reason)
