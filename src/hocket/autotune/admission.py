@@ -25,8 +25,9 @@ from hocket.autotune.rewriting import MAX_OPS, rewritten_forms
 from hocket.autotune.runner import RefusedError
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend
+from hocket.pystate.changes import in_words, named
 from hocket.pystate.guards import Guards
-from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched, in_words, named
+from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
 from hocket.tracing.captured import Captured
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import forms_of, plain_of

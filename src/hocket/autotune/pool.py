@@ -27,7 +27,7 @@ from hocket.autotune.decision import Decision
 from hocket.autotune.variant import Variant
 from hocket.errors import StaleCaptureError
 from hocket.pystate.batches import unfolded
-from hocket.pystate.watch import named
+from hocket.pystate.changes import named
 from hocket.tracing.signature import FOLLOWED_KINDS, Signature, Signatures
 from hocket.tracing.switches import obstacle
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from hocket.autotune.candidate import TunerConfig
+from hocket.pystate.changes import Change, differences, in_words
 from hocket.pystate.executed import NamesKnown
 from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.origins import step_line
 from hocket.pystate.places import ABSENT, shown
-from hocket.pystate.watch import Change, PurityWatch, Watched, differences, in_words
+from hocket.pystate.watch import PurityWatch, Watched
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.record import record_step

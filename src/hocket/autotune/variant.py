@@ -28,8 +28,8 @@ from hocket.autotune.tuner import Tuner
 from hocket.autotune.upkeep import Upkeep
 from hocket.autotune.verification import Difference
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
+from hocket.pystate.changes import named
 from hocket.pystate.guards import Guards
-from hocket.pystate.watch import named
 from hocket.tracing.captured import Captured
 from hocket.tracing.raising import is_other_branch
 

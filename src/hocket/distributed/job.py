@@ -27,8 +27,9 @@ from hocket.execution import EXECUTORS
 from hocket.execution.base import Executor
 from hocket.execution.streams import StreamDevice
 from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.pystate.changes import in_words, named
 from hocket.pystate.guards import Guards
-from hocket.pystate.watch import MAX_WATCHED, PurityWatch, in_words, named
+from hocket.pystate.watch import MAX_WATCHED, PurityWatch
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import CaptureError
+from hocket.pystate.changes import Change, differences, in_words
 from hocket.pystate.findings import line_about
 from hocket.pystate.guards import Guards
 from hocket.pystate.places import ABSENT
 from hocket.pystate.walk import Reachable
-from hocket.pystate.watch import Change, PurityWatch, differences, in_words
+from hocket.pystate.watch import PurityWatch
 
 __all__ = ["ForwardWatch", "Seen"]
 

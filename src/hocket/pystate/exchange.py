@@ -89,7 +89,7 @@ class _Exchanging(ast.NodeTransformer):
         return node
 
     def _other_for(self, node: ast.Call) -> Callable[..., Any] | None:
-        """What takes the place of a function of Python's that makes a plain number of any."""
+        """The function that takes the place of one of Python's that makes a plain number of any."""
         called = self.body.value_of(node.func)
         if called is float:
             return _as_float

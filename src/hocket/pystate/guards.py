@@ -21,6 +21,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hocket import native
+from hocket.pystate.changes import Change, differences, is_followed
 from hocket.pystate.guard_table import PythonTable
 from hocket.pystate.places import (
     ABSENT,
@@ -36,7 +37,7 @@ from hocket.pystate.places import (
 )
 from hocket.pystate.torch_kinds import HOOK_TABLES
 from hocket.pystate.walk import Reachable
-from hocket.pystate.watch import Change, PurityWatch, differences, is_followed
+from hocket.pystate.watch import PurityWatch
 
 # How a value is compared; the numbers are those of native/guards.cpp.
 IDENTITY, EQUAL, NUMBER, TENSOR, TREE, NONE_THERE = range(6)

@@ -16,9 +16,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -27,53 +26,26 @@ from torch.utils._pytree import tree_flatten
 from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
 from hocket.pystate.batches import batch_findings, held_by, kinds_in, reads_out_of_sight
+from hocket.pystate.changes import Change, differences
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.findings import finding, line_about
 from hocket.pystate.kinds import reachable
 from hocket.pystate.places import (
     ABSENT,
-    EMPTY_KINDS,
-    Group,
     Place,
     are_like,
     is_a,
     is_empty,
-    is_immutable,
     is_number,
     is_plain,
     keeps_graph,
     same,
-    shown,
 )
 from hocket.pystate.tokens import DRAWING, GENERATORS, generator_of
 from hocket.pystate.walk import Reachable, restored
 
 # A step that still runs new code after this number of calls is not watched any longer.
 MAX_WATCHED = 6
-# How many findings a message names.
-MAX_NAMED = 5
-
-# Groups of which a walk notes one value that stands for all.
-_TOKENS = frozenset(("state", "set", "buffer", "setting"))
-
-
-@dataclass(frozen=True, eq=False)
-class Change:
-    """One value that differs between two walks."""
-
-    place: Place
-    then: Any
-    now: Any
-
-    def __str__(self) -> str:
-        if self.place.kind == "state":
-            kind = type(self.place.owner)
-            return self.place.name if kind is ModuleType else f"{self.place.name}, a {kind.__name__}"
-        if self.then is ABSENT:
-            return f"{self.place.name} (new: {shown(self.now)})"
-        if self.now is ABSENT:
-            return f"{self.place.name} (gone; it was {shown(self.then)})"
-        return f"{self.place.name} ({shown(self.then)} -> {shown(self.now)})"
 
 
 @dataclass(frozen=True)
@@ -92,71 +64,6 @@ class Watched:
     settled: bool
     before: Reachable | None
     after: Reachable
-
-
-def differences(before: Reachable, after: Reachable) -> Iterator[Change]:
-    """Return the values that differ between two walks, and keys that were added or removed where all keys count."""
-    for key, now in after.groups.items():
-        then = before.groups.get(key)
-        if then is None or (then.values is now.values and then.keys is now.keys):
-            continue
-        for change in _changes(then, now):
-            yield replace(change, then=_as_it_was(change.then, before))
-
-
-def _as_it_was(value: Any, before: Reachable) -> Any:
-    """The value at the first walk, of a list or dict that was empty then and has been filled since."""
-    if type(value) in EMPTY_KINDS and value:
-        group = before.groups.get((id(value), "list" if type(value) is list else "dict"))
-        if group is not None and not group.keys:
-            value = copy(value)
-            value.clear()
-    return value
-
-
-def _changes(then: Group, now: Group) -> Iterator[Change]:
-    if now.kind in _TOKENS:
-        if then.values != now.values:
-            yield Change(now.place(0), then.values[0], now.values[0])
-        return
-    if len(then.keys) == len(now.keys) and all(map(same, then.keys, now.keys)):
-        for position, (old, new) in enumerate(zip(then.values, now.values, strict=True)):
-            if not same(old, new) and not (now.rebindable and are_like(old, new)):
-                yield Change(now.place(position), old, new)
-        return
-    if then.kind in ("list", "sequence"):
-        place = Place("length", now.owner, None, (now.path, "the length of {}", None))
-        yield Change(place, len(then.keys), len(now.keys))
-        return
-    old_values = {_hashable(key): (key, value) for key, value in zip(then.keys, then.values, strict=True)}
-    for position, key in enumerate(now.keys):
-        _, old = old_values.pop(_hashable(key), (key, ABSENT))
-        if old is ABSENT and then.counts is not None and not then.counts(key):
-            continue  # it did not count then
-        if old is ABSENT or not same(old, now.values[position]):
-            yield Change(now.place(position), old, now.values[position])
-    for key, old in old_values.values():
-        yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, ABSENT)
-    if now.whole and len(then.keys) == len(now.keys) and not old_values:
-        yield Change(Place("order", now.owner, None, (now.path, "the order of {}", None)), then.keys[0], now.keys[0])
-
-
-def _hashable(key: Any) -> Any:
-    return (type(key), key) if is_immutable(key) else id(key)
-
-
-def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -> bool:
-    """Return whether a graph with the changed place as an input is valid for both values.
-
-    Args:
-        change: between two steps.
-        rebound: identities of the places whose tensors the graph reads anew.
-        moving: those of the places whose numbers it reads anew.
-    """
-    identity = change.place.identity
-    if identity in moving and is_number(change.then):
-        return type(change.then) is type(change.now)
-    return identity in rebound and are_like(change.then, change.now)
 
 
 class PurityWatch:
@@ -381,15 +288,3 @@ def _finding(change: Change, line: str) -> str:
     if is_number(change.then) and is_number(change.now):
         return finding("counts", change, line)
     return finding("exchanges", change, line)
-
-
-def in_words(findings: Iterable[str]) -> str:
-    """The first few findings in one line."""
-    found = list(findings)
-    more = f" (and {len(found) - MAX_NAMED} more)" if len(found) > MAX_NAMED else ""
-    return "; ".join(found[:MAX_NAMED]) + more
-
-
-def named(changes: Iterable[Change]) -> str:
-    """The first few places that changed, in one line."""
-    return in_words(str(change) for change in changes)

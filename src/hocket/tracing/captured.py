@@ -106,9 +106,8 @@ class Captured:
     def holds(self, batch: Any) -> bool:
         """Return whether the graph is valid for a step with this batch now.
 
-        All its inputs exist, and tensors have the type, layout and shared memory that they had at the capture. Numbers
-        have the same types, what the step branches on has the same outcome, and no number has another value
-        that was never compared with eager.
+        All its inputs exist, and tensors have the type, layout and shared memory of the capture. Numbers have the same
+        types, branches the same outcome, and no number has another value that was never compared with eager.
         """
         leaves, _ = tree_flatten(batch)
         return self._read_inputs(leaves) is not None and self._numbers_of(leaves) is not None
@@ -124,9 +123,7 @@ class Captured:
         if self.trace.batch_guards.evaluate(leaves) is None:
             return "a value of its batch that it branches on, or the number of elements that it selects, has changed"
         if self._numbers_of(leaves) is None:
-            tape, read = self.trace.tape, self._read_numbers(leaves)
-            found = [tape.leaves[leaf] for leaf in tape.failing(read or tape.found)]
-            about = ", ".join(sorted(getattr(leaf, "name", "in its batch") for leaf in found)) or "of another type now"
+            about = self.trace.tape.failing(self._read_numbers(leaves) or self.trace.tape.found)
             return f"a number that it branches on, or hands to code that no plan follows, has changed ({about})"
         return ""
 

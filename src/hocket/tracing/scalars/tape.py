@@ -139,12 +139,13 @@ class Tape:
             self._compiled = (size, _compiled(self))
         return self._compiled[1](leaves)
 
-    def failing(self, leaves: Sequence[float]) -> set[int]:
-        """The leaves that the first guard is about which fails for these values."""
+    def failing(self, leaves: Sequence[float]) -> str:
+        """Names of the leaves that the first guard is about which fails for these values."""
         for guard in self.guards:
             if _compiled(Tape(self.entries, self.leaves, [guard]))(leaves) is None:
-                return self.leaves_of(guard[0])
-        return set()
+                sources = (self.leaves[leaf] for leaf in self.leaves_of(guard[0]))
+                return ", ".join(sorted(getattr(source, "name", "in its batch") for source in sources))
+        return "its type"
 
     @property
     def asked(self) -> frozenset[int]:
