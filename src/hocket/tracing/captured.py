@@ -123,8 +123,7 @@ class Captured:
         if self.trace.batch_guards.evaluate(leaves) is None:
             return "a value of its batch that it branches on, or the number of elements that it selects, has changed"
         if self._numbers_of(leaves) is None:
-            about = self.trace.tape.failing(self._read_numbers(leaves) or self.trace.tape.found)
-            return f"a number that it branches on, or hands to code that no plan follows, has changed ({about})"
+            return self.trace.tape.why_not(self._read_numbers(leaves))
         return ""
 
     @property

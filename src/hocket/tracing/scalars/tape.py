@@ -139,13 +139,16 @@ class Tape:
             self._compiled = (size, _compiled(self))
         return self._compiled[1](leaves)
 
-    def failing(self, leaves: Sequence[float]) -> str:
-        """Names of the leaves that the first guard is about which fails for these values."""
+    def why_not(self, leaves: Sequence[float] | None) -> str:
+        """Why a step with these values of the leaves cannot be made. None stands for leaves of other types."""
+        if leaves is None:
+            return "a number that the step uses is of another type"
         for guard in self.guards:
             if _compiled(Tape(self.entries, self.leaves, [guard]))(leaves) is None:
                 sources = (self.leaves[leaf] for leaf in self.leaves_of(guard[0]))
-                return ", ".join(sorted(getattr(source, "name", "in its batch") for source in sources))
-        return "its type"
+                names = ", ".join(sorted(getattr(source, "name", "in its batch") for source in sources))
+                return f"a number that it branches on, or hands to code that no plan follows, has changed ({names})"
+        return "a number has a value with which the plan was not compared with eager"
 
     @property
     def asked(self) -> frozenset[int]:
