@@ -199,7 +199,7 @@ class _Scales:
 
 @loop(planned=True)
 def weights_found_by_computed_names(model, optimizer, batches) -> Loop:
-    """What they are called stands in no attribute of the step's code, and in a tuple where a dict is spelled out."""
+    """Their names stand in no attribute of the step's code, and in a tuple where a dict is spelled out."""
     of_rate = operator.attrgetter("rate")  # made outside of the step
     weights, scales, own = _Weights(), type("Scales", (_Scales,), {"fit": 1.0, "size": 1.0}), _Scales()
     own.fit = own.size = 1.0
