@@ -381,8 +381,8 @@ class VariantPool:
         variant, guards = (variants[-1], variants[-1].guards) if variants else (None, None)
         if variant is None or guards is None:
             return ""
-        changes = guards.changes()
-        if guards.note_changes():
+        changes, are_followed = guards.note_changes()
+        if changes and are_followed:
             self._forget(variant)  # the next capture stands for every value of these numbers
         return named(changes)
 

@@ -120,11 +120,11 @@ class Guards:
         """Return all changes since the recording, for messages and to find numbers that change between steps."""
         return self._changes(self._watch.look())
 
-    def note_changes(self) -> bool:
-        """Have the watch note what others have changed. Return True if it can follow all of it, and there is any."""
+    def note_changes(self) -> tuple[list[Change], bool]:
+        """Have the watch note what others have changed. With the changes comes True if it can follow all of them."""
         now = self._watch.look()
         changes = self._changes(now)
-        return bool(changes) and not self._watch.note_between(changes, self._found, now)
+        return changes, not self._watch.note_between(changes, self._found, now)
 
     def unexpected(self) -> list[Change]:
         """After an eager step: all changes that are no output of the graph."""
