@@ -147,7 +147,7 @@ class _Through:
         try:
             return self.module(*args, **kwargs)
         finally:
-            del own["forward"]
+            own.pop("forward", None)  # another thread may have called the module, too
 
 
 def _forward_of(module: torch.nn.Module) -> Any:

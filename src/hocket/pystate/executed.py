@@ -116,9 +116,9 @@ class ExecutedCode:
         names: every name and attribute in that code, user code that it refers to included.
         user_names: those of code that is neither torch's nor Python's own.
         user_strings: names that such code spells as strings.
-        global_names: for each module (by its ``__dict__``), the global names that code uses.
-        imports: names of modules, perhaps, that such code imports or looks up.
-        torchs_names: the same for torch's own code, with those of other modules.
+        global_names: for each module (by its ``__dict__``), the global names that such code uses.
+        torchs_names: for each module, the names in it that torch's own code calls.
+        imports: names of modules, perhaps, that code of the user's imports or looks up.
         schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
         dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.

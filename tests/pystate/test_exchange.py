@@ -1,0 +1,27 @@
+"""Functions and modules that stand in the place of a step's own while it is planned."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from types import MethodType
+
+import torch
+from torch import nn
+
+from hocket.pystate.exchange import _Through
+
+
+def test_a_module_that_two_threads_call_at_once_has_its_own_forward_again():
+    both = Barrier(2, timeout=30)
+
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        both.wait()
+        return x + 1
+
+    module = nn.Identity()
+    through = _Through(module, MethodType(forward, module))
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(through, [torch.zeros(1), torch.ones(1)]))
+    assert [each.item() for each in found] == [1, 2]
+    assert "forward" not in vars(module)
