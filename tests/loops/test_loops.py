@@ -17,7 +17,7 @@ from loops.loop import CASES
 from loops.runner import STEPS, builder, problems, run
 
 # Loops with bookkeeping, of which nearly all are planned; they show numbers, which rounding would change.
-BOOKKEEPING = ("drawn", "forwards", "kept", "parted", "rates", "shown", "trainers")
+BOOKKEEPING = ("drawn", "forwards", "kept", "parted", "rates", "refilled", "shown", "trainers")
 KINDS = (
     *BOOKKEEPING,
     *(

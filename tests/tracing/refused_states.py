@@ -69,6 +69,18 @@ def exchanges_cured(p, batch):
     return p.train(p.loss(batch))
 
 
+def refills(p, batch):
+    p.table["n"] += 1
+    p.table["stats"] = {"loss": 0.5, "parity": "odd" if p.table["n"] % 2 else "even"}  # here
+    return p.train(p.loss(batch))
+
+
+def refills_cured(p, batch):
+    p.table["n"] += 1
+    p.table["stats"] = {"loss": 0.5, "parity": p.table["n"] % 2}
+    return p.train(p.loss(batch))
+
+
 # Steps that ask for what only Python knows.
 
 

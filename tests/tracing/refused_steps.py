@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
 from torch.testing._internal.two_tensor import TwoTensor
 
 import hocket
@@ -29,7 +28,6 @@ class Parts:
     def __init__(self) -> None:
         self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.scheduler = lr_scheduler.StepLR(self.optimizer, 100)
         self.table: dict[Any, Any] = {
             "loss": 0.5,
             "list": [],
@@ -38,6 +36,7 @@ class Parts:
             "deque": deque([0]),
             "kept": None,
             "names": {},
+            "stats": {"loss": 0.0},
         }
         self.numbers = iter(range(10_000))
 
@@ -293,6 +292,20 @@ def returns_unseen_cured(p, batch):
     return {"loss": loss}, [1, 2]
 
 
+def returns_replaced(p, batch):
+    before = p.table["stats"]
+    loss = p.train(p.loss(batch))
+    p.table["stats"] = {"loss": loss.item()}
+    return before  # here
+
+
+def returns_replaced_cured(p, batch):
+    before = dict(p.table["stats"])
+    loss = p.train(p.loss(batch))
+    p.table["stats"] = {"loss": loss.item()}
+    return before
+
+
 def returns_attributes(p, batch):
     loss = p.train(p.loss(batch))
     loss.tag = "main"
@@ -352,16 +365,6 @@ def runs_no_ops(p, batch):  # here
 
 
 def runs_no_ops_cured(p, batch):
-    return p.train(p.loss(batch))
-
-
-def steps_a_scheduler(p, batch):
-    loss = p.train(p.loss(batch))
-    p.scheduler.step()  # here
-    return loss
-
-
-def steps_a_scheduler_cured(p, batch):
     return p.train(p.loss(batch))
 
 

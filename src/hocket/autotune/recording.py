@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hocket.autotune.candidate import TunerConfig
-from hocket.pystate.changes import Change, differences, in_words
+from hocket.pystate.changes import Change, differences, in_words, parts_of
 from hocket.pystate.executed import NamesKnown
 from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.origins import step_line
@@ -134,7 +134,12 @@ def _judged(
         )
     if watch.executed.reads_text:
         trace.tape.settle_text()
-    unseen = [change for change in differences(seen.before, seen.after) if not _is_known(change, known)]
+    parts = parts_of(seen.before, watch.rebound)
+    unseen = [
+        change
+        for change in differences(seen.before, seen.after)
+        if not _is_known(change, known) and id(change.place.owner) not in parts
+    ]
     if not seen.settled:
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.
         unseen = [change for change in unseen if change.then is not ABSENT or _was_looked_at(change, seen, names)]

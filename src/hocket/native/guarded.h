@@ -4,6 +4,7 @@
 
 #include "objects.h"
 
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +14,8 @@ namespace hocket::guarded {
 namespace py = pybind11;
 
 // How a value is compared: the same object; equal and of one type; a number of one type; a tensor of one kind; a tuple,
-// list or dict of such tensors and of equal values; no value.
-enum Kind : int { kIdentity = 0, kEqual = 1, kNumber = 2, kTensor = 3, kTree = 4, kAbsent = 5 };
+// list or dict of such tensors and of equal values; no value; such a tree with numbers of one type.
+enum Kind : int { kIdentity = 0, kEqual, kNumber, kTensor, kTree, kAbsent, kTreeOfNumbers };
 
 constexpr size_t kAhead = 16;
 
@@ -38,31 +39,40 @@ struct Value {
   Kind kind;
   std::vector<Meta> meta;   // of a tensor of which only the kind is guarded
   std::vector<Value> parts;  // of a tree
+  std::vector<py::object> keys;  // of a tree that is a dict, as it was: it may be written later
 
   Value(py::object value, int how) : then(std::move(value)), kind(static_cast<Kind>(how)) {
-    if (kind == kTree && THPVariable_Check(then.ptr())) kind = kTensor;
+    if (is_tree() && THPVariable_Check(then.ptr())) kind = kTensor;
     if (kind == kTensor) {
       meta.emplace_back(THPVariable_Unpack(then.ptr()));
-    } else if (kind == kTree) {
+    } else if (is_tree()) {
       if (PyDict_Check(then.ptr())) {
-        for (const auto& item : py::reinterpret_borrow<py::dict>(then))
-          parts.emplace_back(py::reinterpret_borrow<py::object>(item.second), kTree);
-      } else if (PyTuple_Check(then.ptr()) || PyList_Check(then.ptr())) {
-        for (const auto& item : then) parts.emplace_back(py::reinterpret_borrow<py::object>(item), kTree);
+        for (const auto& item : py::reinterpret_borrow<py::dict>(then)) {
+          keys.emplace_back(py::reinterpret_borrow<py::object>(item.first));
+          parts.emplace_back(py::reinterpret_borrow<py::object>(item.second), kind);
+        }
+      } else if ((PyTuple_Check(then.ptr()) && !is_named("torch.Size")) || PyList_Check(then.ptr())) {
+        for (const auto& item : then) parts.emplace_back(py::reinterpret_borrow<py::object>(item), kind);
       } else {
-        kind = kEqual;
+        kind = kind == kTreeOfNumbers && is_number() ? kNumber : kEqual;
       }
     }
   }
+  bool is_tree() const { return kind == kTree || kind == kTreeOfNumbers; }
+  bool is_named(const char* name) const { return std::strcmp(Py_TYPE(then.ptr())->tp_name, name) == 0; }
+  bool is_number() const {
+    return PyLong_CheckExact(then.ptr()) || PyFloat_CheckExact(then.ptr()) || is_named("numpy.float64");
+  }
   bool holds(PyObject* now) const {
     if (now == nullptr) return kind == kAbsent;
-    if (now == then.ptr() && kind != kTensor && kind != kTree) return true;
+    if (now == then.ptr() && kind != kTensor && !is_tree()) return true;
     switch (kind) {
       case kIdentity: return false;
       case kEqual: return equal(now, then.ptr());
       case kNumber: return Py_TYPE(now) == Py_TYPE(then.ptr());
       case kTensor: return THPVariable_Check(now) && meta[0].holds(THPVariable_Unpack(now));
-      case kTree: return tree_holds(now);
+      case kTree:
+      case kTreeOfNumbers: return tree_holds(now);
       case kAbsent: return false;
     }
     return false;
@@ -71,12 +81,10 @@ struct Value {
     if (Py_TYPE(now) != Py_TYPE(then.ptr())) return false;
     if (PyDict_Check(now)) {
       if (static_cast<size_t>(PyDict_GET_SIZE(now)) != parts.size()) return false;
-      PyObject *key, *item, *key_then, *item_then;
-      Py_ssize_t at = 0, at_then = 0;
-      for (size_t i = 0; PyDict_Next(now, &at, &key, &item); i++) {
-        PyDict_Next(then.ptr(), &at_then, &key_then, &item_then);
-        if (!equal(key, key_then) || !parts[i].holds(item)) return false;
-      }
+      PyObject *key, *item;
+      Py_ssize_t at = 0;
+      for (size_t i = 0; PyDict_Next(now, &at, &key, &item); i++)
+        if (!equal(key, keys[i].ptr()) || !parts[i].holds(item)) return false;
       return true;
     }
     if (static_cast<size_t>(PySequence_Fast_GET_SIZE(now)) != parts.size()) return false;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -14,6 +14,7 @@ from hocket.pystate.places import (
     Group,
     Place,
     are_like,
+    containers_in,
     is_immutable,
     is_number,
     same,
@@ -97,18 +98,35 @@ def _hashable(key: Any) -> Any:
     return (type(key), key) if is_immutable(key) else id(key)
 
 
-def is_followed(change: Change, rebound: Iterable[Any], moving: Iterable[Any]) -> bool:
+def is_followed(
+    change: Change, rebound: Iterable[Any], moving: Iterable[Any], parts: Container[int], *, numbers: bool
+) -> bool:
     """Return whether a graph with the changed place as an input is valid for both values.
 
     Args:
         change: between two steps.
         rebound: identities of the places whose tensors the graph reads anew.
         moving: those of the places whose numbers it reads anew.
+        parts: addresses of the containers at `rebound` places (see `parts_of`).
+        numbers: the graph reads numbers anew in these containers, too.
     """
     identity = change.place.identity
     if identity in moving and is_number(change.then):
         return type(change.then) is type(change.now)
-    return identity in rebound and are_like(change.then, change.now)
+    is_read = identity in rebound or id(change.place.owner) in parts
+    return is_read and are_like(change.then, change.now, numbers=numbers)
+
+
+def parts_of(found: Reachable, rebound: Iterable[Any]) -> frozenset[int]:
+    """The addresses of the tuples, lists and dicts at these places (given by their identities), and of those within."""
+    return frozenset(
+        id(part)
+        for kind, owner, key in rebound
+        if (group := found.groups.get((owner, kind))) is not None
+        for each, value in zip(group.keys, group.values, strict=True)
+        if same(each, key)
+        for part in containers_in(value)
+    )
 
 
 def in_words(findings: Iterable[str]) -> str:

@@ -41,7 +41,6 @@ from hocket.pystate.strict import is_strict, reads_text, reads_text_by, strict_f
 from hocket.pystate.world import as_called, asked_of_the_world, is_quiet
 from hocket.sinks import Sink
 
-_SCHEDULERS = os.path.join(TORCH, "optim", "lr_scheduler.py")
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
@@ -81,7 +80,6 @@ class _CodeFacts:
         self.of_user = origin(_file_of(code, namespace)) in ("user", "library")
         self.is_added = False
         self.looks_on = code.co_filename.startswith(_LOOKING_ON)
-        self.steps_rates = code.co_name == "step" and code.co_filename == _SCHEDULERS
         self.seeds = code in _SEEDING
 
 
@@ -119,7 +117,6 @@ class ExecutedCode:
         global_names: for each module (by its ``__dict__``), the global names that such code uses.
         torchs_names: for each module, the names in it that torch's own code calls.
         imports: names of modules, perhaps, that code of the user's imports or looks up.
-        schedulers: those of rates that the last watched step stepped, with the user's line.
         world: clocks, files and the like that the last watched step asked, with the user's line.
         dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
         asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
@@ -141,7 +138,6 @@ class ExecutedCode:
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.torchs_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
-        self.schedulers: list[tuple[str, str]] = []
         self.dynamic: dict[str, None] = {}
         self.asks_types: dict[str, None] = {}
         self.strict: dict[str, None] = {}
@@ -163,7 +159,7 @@ class ExecutedCode:
             CaptureError: a profiler and a debugger own both of Python's hooks.
         """
         set_hook, hook = self._free_hook()
-        self.world, self.schedulers = {}, []
+        self.world = {}
         self.reads_text = self.reads_text or set_hook is sys.settrace  # which sees no C functions
         self.num_new_of_user = 0
         self.lines.begin(watching_frame())
@@ -290,8 +286,6 @@ class ExecutedCode:
                 return
             self._meet_function(code)
         self.seeds = self.seeds or facts.seeds
-        if facts.steps_rates:
-            self._note_scheduler(frame)
         if caller is not None and origin(caller.f_code.co_filename) == "stdlib" and not _is_for_user(caller):
             self._skipped = frame
         elif not facts.is_added:
@@ -335,11 +329,6 @@ class ExecutedCode:
         if not asked or (whose == "stdlib" and is_quiet(frame, asked)):
             return
         self.world[f"{as_called(asked, frame)} at {user_line(frame)}"] = None
-
-    def _note_scheduler(self, frame: FrameType) -> None:
-        line = user_line(frame)
-        if line not in [known for _, known in self.schedulers]:  # one of them may step others
-            self.schedulers.append((type(frame.f_locals.get("self")).__name__, line))
 
     def _meet(self, value: Any) -> None:
         if value is not None and not issubclass(type(value), _UNMET):  # isinstance asks proxies

@@ -26,7 +26,10 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "hands on": ("it changes {}, which takes plain ones only", "do that outside the step"),
     "grows": ("it changes {}", "return what is to be kept, and keep it outside the step"),
     "exchanges": ("it changes {}", "make it once, outside the step"),
-    "steps a scheduler": ("it calls the step() of a scheduler, {}", "call it after the training step, not inside it"),
+    "refills": (
+        "it changes {}",
+        "make it once, outside the step, or have it hold numbers and tensors alone, under the same keys",
+    ),
 }
 
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_NAME")

@@ -119,6 +119,8 @@ def _test(value: Any, kind: int) -> Callable[[Any], bool]:
         return lambda now: is_a(now, torch.Tensor) and _meta(now) == expected
     if kind == 4:
         return lambda now: are_like(value, now)
+    if kind == 6:
+        return lambda now: are_like(value, now, numbers=True)
     if kind == 5:
         return lambda now: now is ABSENT
     return lambda now: now is value

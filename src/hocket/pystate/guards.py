@@ -21,7 +21,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hocket import native
-from hocket.pystate.changes import Change, differences, is_followed
+from hocket.pystate.changes import Change, differences, is_followed, parts_of
 from hocket.pystate.guard_table import PythonTable
 from hocket.pystate.places import (
     ABSENT,
@@ -39,8 +39,8 @@ from hocket.pystate.torch_kinds import HOOK_TABLES
 from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import PurityWatch
 
-# How a value is compared; the numbers are those of native/guards.cpp.
-IDENTITY, EQUAL, NUMBER, TENSOR, TREE, NONE_THERE = range(6)
+# How a value is compared; the numbers are those of native/guarded.h.
+IDENTITY, EQUAL, NUMBER, TENSOR, TREE, NONE_THERE, TREE_OF_NUMBERS = range(7)
 # The effect of a step on a place where it puts a tensor.
 A_TENSOR = object()
 
@@ -65,10 +65,16 @@ class Guards:
         self._watch = watch
         self._moving = frozenset(watch.moving if watch.executed.follows_numbers else ())
         self._rebound = frozenset(watch.rebound)
-        self._refilled = _refilled(found, self._rebound)
+        self._numbers = watch.executed.follows_numbers
+        self._whole = frozenset(watch.written)
+        self._look_at_parts()
         self._lists = frozenset(watch.appended)
         self._effects = effects or {}
         self._make_table()
+
+    def _look_at_parts(self) -> None:
+        self._refilled = _refilled(self._found, self._rebound)
+        self._parts = parts_of(self._found, self._rebound)
 
     def _make_table(self) -> None:
         self._groups: list[Group] = []
@@ -107,12 +113,14 @@ class Guards:
         now = self._watch.look()
         keys = [key for key in self._found.groups if key not in self._refilled]
         gone = {key for key in keys if key not in now.groups}
-        if any(not self._found.groups[key].is_passing for key in gone) or self._changes(now):
+        if self._changes(now):
             return False
-        self._refilled = _refilled(now, self._rebound)
+        if any(not self._found.groups[key].is_passing and key[0] not in self._parts for key in gone):
+            return False
         passing = [key for key, group in now.groups.items() if group.is_passing]
-        kept = dict.fromkeys((*keys, *self._refilled, *passing))
+        kept = dict.fromkeys((*keys, *_refilled(now, self._rebound), *passing))
         self._found.groups = {key: now.groups[key] for key in kept if key not in gone}
+        self._look_at_parts()
         self._make_table()
         return self.hold()
 
@@ -136,7 +144,7 @@ class Guards:
             for change in differences(self._found, now)
             if change.place.kind != "state"
             and id(change.place.owner) not in self._lists
-            and not is_followed(change, self._rebound, self._moving)
+            and not is_followed(change, self._rebound, self._moving, self._parts, numbers=self._numbers)
         ]
 
     def _is_effect(self, change: Change) -> bool:
@@ -213,11 +221,15 @@ class Guards:
         if value is ABSENT:
             return NONE_THERE
         identity = (group.kind, id(group.owner), group.keys[position])
-        if is_plain(value):
-            return NUMBER if identity in self._moving and is_number(value) else EQUAL
+        is_read = identity in self._rebound or id(group.owner) in self._parts
+        if is_plain(value) and is_number(value):
+            return NUMBER if identity in self._moving or (is_read and self._numbers) else EQUAL
+        if is_plain(value) and (not is_read or identity in self._whole):
+            return EQUAL
         if is_a(value, torch.Tensor):
-            return TENSOR if group.rebindable or identity in self._rebound else IDENTITY
-        return TREE if identity in self._rebound else IDENTITY
+            return TENSOR if group.rebindable or is_read else IDENTITY
+        tree = TREE_OF_NUMBERS if self._numbers else TREE
+        return tree if is_read else IDENTITY
 
 
 def _refilled(found: Reachable, rebound: Iterable[Any]) -> tuple[Any, ...]:

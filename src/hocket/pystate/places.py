@@ -68,6 +68,19 @@ def is_immutable(value: Any) -> bool:
     return is_plain(value) and not issubclass(type(value), enum.Enum)
 
 
+def containers_in(value: Any) -> Iterator[Any]:
+    """The tuple, list or dict that the value is, and those in it, the outer ones first."""
+    if is_a(value, dict):
+        items: Any = dict.values(value)
+    elif is_a(value, (list, tuple)):
+        items = (list if is_a(value, list) else tuple).__iter__(value)
+    else:
+        return
+    yield value
+    for each in items:
+        yield from containers_in(each)
+
+
 def is_empty(value: Any) -> bool:
     """Return whether `value` is an empty list or dict of one of Python's own classes. A step may make it anew."""
     return type(value) in EMPTY_KINDS and not value
@@ -160,8 +173,13 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.dtype, tensor.device, tensor.shape, tensor.layout, *flags)
 
 
-def are_like(first: Any, second: Any) -> bool:
-    """Return whether two values are tensors of one kind, or tuples, lists and dicts of such in the same order."""
+def are_like(first: Any, second: Any, *, numbers: bool = False) -> bool:
+    """Return whether two values are tensors of one kind, or tuples, lists and dicts of such in the same order.
+
+    Of anything else in these they hold the same. Of `numbers`, if that is set, the type counts alone.
+    """
+    if numbers and is_number(first):
+        return type(first) is type(second)
     if is_a(first, torch.Tensor) and is_a(second, torch.Tensor):
         if kind_of(first) != kind_of(second) or isinstance(second, torch.nn.Parameter):
             return False
@@ -170,21 +188,20 @@ def are_like(first: Any, second: Any) -> bool:
         return False
     if type(first) is defaultdict and first.default_factory is not second.default_factory:
         return False
-    for base in (tuple, list, dict):
-        if is_a(first, base):
-            parts = [list(_items(base, each)) for each in (first, second)]
-            return len(parts[0]) == len(parts[1]) and all(map(are_like, *parts))
+    if is_a(first, dict):
+        items = [list(dict.items(each)) for each in (first, second)]  # no code of a class that is derived from it
+        if len(items[0]) != len(items[1]):
+            return False
+        return all(
+            same(one[0], other[0]) and are_like(one[1], other[1], numbers=numbers)
+            for one, other in zip(*items, strict=True)
+        )
+    for base in (tuple, list):
+        if is_a(first, base) and type(first) is not torch.Size:
+            parts = [list(base.__iter__(each)) for each in (first, second)]
+            like = functools.partial(are_like, numbers=numbers)
+            return len(parts[0]) == len(parts[1]) and all(map(like, *parts))
     return same(first, second)
-
-
-def _items(base: Any, value: Any) -> Iterator[Any]:
-    """The items of a container, without running code of a class that is derived from `base`."""
-    if base is not dict:
-        yield from base.__iter__(value)
-        return
-    for key, item in dict.items(value):
-        yield key
-        yield item
 
 
 def members_of(values: Iterable[Any]) -> frozenset[Any]:
@@ -280,12 +297,14 @@ class Place:
         owner: the dict, cell, list, object or class.
         key: where in it.
         path: how the step reaches it.
+        is_whole: the value counts as a whole, also where it is a tuple of numbers.
     """
 
     kind: str
     owner: Any
     key: Any
     path: Path
+    is_whole: bool = False
 
     @property
     def name(self) -> str:

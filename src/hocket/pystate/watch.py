@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
 from hocket.pystate.batches import batch_findings, held_by, kinds_in, reads_out_of_sight
-from hocket.pystate.changes import Change, differences
+from hocket.pystate.changes import Change, differences, parts_of
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.findings import finding, line_about
 from hocket.pystate.kinds import reachable
@@ -44,6 +44,8 @@ from hocket.pystate.places import (
 from hocket.pystate.tokens import DRAWING, GENERATORS, generator_of
 from hocket.pystate.walk import Reachable, restored
 
+# Numbers in a container that are read anew, one by one.
+MAX_PARTS = 100
 # A step that still runs new code after this number of calls is not watched any longer.
 MAX_WATCHED = 6
 
@@ -150,8 +152,6 @@ class PurityWatch:
         if before is not None:
             findings = [f"it asks {asked}: do that outside the step" for asked in self.executed.world]
             findings += self._findings(before, after, settled)
-            if self.executed.schedulers:  # all else that changes is its doing
-                findings = [finding("steps a scheduler", *each) for each in self.executed.schedulers]
         findings += list(after.opaque)
         findings += batch_findings(batch, leaves, spec, held, bool(self.executed.asks_types))
         if asked := reads_out_of_sight(batch, self.executed.codes):
@@ -168,14 +168,17 @@ class PurityWatch:
                     raise
             yield
 
-    def note_moving(self, changes: Iterable[Change]) -> list[Change]:
-        """Numbers and tensors that changed between two steps are read anew from now on. Return the other changes."""
+    def note_moving(self, changes: Iterable[Change], before: Reachable) -> list[Change]:
+        """Numbers and tensors that changed since `before` are read anew from now on. Return the other changes."""
+        parts, numbers = parts_of(before, self.rebound), self.executed.follows_numbers
         others = []
         for change in changes:
             is_number_moved = is_number(change.then) and type(change.then) is type(change.now)
-            if change.place.is_writable and is_number_moved and self.executed.follows_numbers:
+            if id(change.place.owner) in parts and are_like(change.then, change.now, numbers=numbers):
+                continue  # it is read by the place of its container
+            if change.place.is_writable and is_number_moved and numbers:
                 self.moving[change.place.identity] = change.place
-            elif _is_rebinding(change):
+            elif _is_rebinding(change, numbers):
                 self.rebound[change.place.identity] = change.place
             else:
                 others.append(change)
@@ -187,7 +190,7 @@ class PurityWatch:
         Should the step read one, see `look_at_lists`.
         """
         others = []
-        for change in self.note_moving(changes):
+        for change in self.note_moving(changes, before):
             found = None if self._looks_at_lists else _appended(change, before, after)
             if found is None:
                 others.append(change)
@@ -204,7 +207,7 @@ class PurityWatch:
         return bool(read)
 
     def _findings(self, before: Reachable, after: Reachable, settled: bool) -> Iterator[str]:
-        for change in self.note_moving(differences(before, after)):
+        for change in self.note_moving(differences(before, after), before):
             if change.place.kind == "setting" and is_a(generator_of(change.place.owner), GENERATORS):
                 continue  # it is a change of its state, too
             if (found := _appended(change, before, after)) is not None:
@@ -212,7 +215,7 @@ class PurityWatch:
             elif self._counts(change):
                 yield self._finding(change)
             elif _is_output(change) and (change.then is not ABSENT or self._is_known(change.place)):
-                self.written[change.place.identity] = change.place
+                self.written[change.place.identity] = replace(change.place, is_whole=True)
             elif settled or not (change.then is None or change.then is ABSENT):
                 yield self._finding(change)
 
@@ -252,19 +255,24 @@ def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedLi
     return AppendedList(target, tuple(holders)) if holders and all(place.is_writable for place in holders) else None
 
 
-def _is_rebinding(change: Change) -> bool:
+def _is_rebinding(change: Change, numbers: bool) -> bool:
     """Return whether tensors replaced others of their kind, without a graph of autograd that could still be used.
 
-    With such a graph only where a hook makes it anew before it is read: pruned and normed weights.
+    With such a graph only where a hook makes it anew before it is read: pruned and normed weights. With `numbers`, also
+    whether a tuple, list or dict of numbers replaced another one.
     """
-    return change.place.is_writable and are_like(change.then, change.now) and _may_be_kept(change)
+    is_like = are_like(change.then, change.now, numbers=numbers)
+    return change.place.is_writable and is_like and _may_be_kept(change)
 
 
 def _may_be_kept(change: Change) -> bool:
     if is_empty(change.now):
         return True  # made anew in each step
-    found = [leaf for leaf in tree_flatten(change.now)[0] if is_a(leaf, torch.Tensor)]
-    return bool(found) and not any(keeps_graph(leaf, change.place) for leaf in found)
+    leaves = tree_flatten(change.now)[0]
+    found = [leaf for leaf in leaves if is_a(leaf, torch.Tensor)]
+    if not found and not (len(leaves) <= MAX_PARTS and any(map(is_number, leaves))):
+        return False
+    return not any(keeps_graph(leaf, change.place) for leaf in found)
 
 
 def _is_output(change: Change) -> bool:
@@ -287,4 +295,5 @@ def _finding(change: Change, line: str) -> str:
         return finding("grows", change, line)
     if is_number(change.then) and is_number(change.now):
         return finding("counts", change, line)
-    return finding("exchanges", change, line)
+    is_container = type(change.then) is type(change.now) and is_a(change.now, (tuple, list, dict))
+    return finding("refills" if is_container else "exchanges", change, line)

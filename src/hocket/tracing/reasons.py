@@ -119,6 +119,10 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} returns (or keeps in a list) a {subject}, whose tensors cannot be seen",
         "return tensors and plain values, in lists, tuples and dicts",
     ),
+    "returns replaced": (
+        "the step at {line} returns (or keeps in a list) a list or dict that it has replaced by another one",
+        "return a copy of it",
+    ),
     "returns attributes": (
         "the step at {line} returns {subject}, which a planned step does not set",
         "return it beside the tensor",
@@ -161,8 +165,8 @@ class Reason:
         line: of the user's code, as ``train.py:12``.
 
     Example:
-        >>> print(Reason("steps a scheduler", "StepLR", "train.py:12"))
-        the step at train.py:12 calls the step() of a scheduler (StepLR); call it after the training step, not inside it
+        >>> print(Reason("replaces memory", "", "train.py:12"))
+        the step at train.py:12 gives a tensor other memory (tensor.data = new); write into it: tensor.data.copy_(new)
     """
 
     kind: str
@@ -190,7 +194,7 @@ class Reasons:
 
     def __init__(self, *, raises: bool = False) -> None:
         self.first: Reason | None = None
-        self._raises = raises
+        self.raises = raises
 
     def __bool__(self) -> bool:
         return self.first is not None
@@ -201,5 +205,5 @@ class Reasons:
             kind = "reads a rate"
         if self.first is None:
             self.first = Reason(kind, str(subject), user_line() if line is None else line)
-        if self._raises:
+        if self.raises:
             raise CaptureError(str(self.first))

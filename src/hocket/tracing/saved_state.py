@@ -58,6 +58,8 @@ class Saved:
                 raise CaptureError(f"{gradient.name} is of {tensor.dtype}, its parameter of {needed}: set it to None")
         made: dict[int, Any] = {}
         self._numbers = [(entry, as_it_stands(entry.get(), made)) for entry in (*places.numbers, *places.plain)]
+        parts = [entry for entry in (*places.tensors, *places.numbers) if entry.path]
+        self._containers = [(entry.table, entry.key, entry.whole()) for entry in parts]
         # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
@@ -65,10 +67,13 @@ class Saved:
 
     def restore(self) -> None:
         """Put every value back into the same tensors, and forget state that was made since."""
+        for table, key, container in self._containers:
+            if table[key] is not container:
+                table[key] = container
         with torch.no_grad():
             for entry, tensor, value in self._entries:
                 _put(tensor, value)
-                entry.set(tensor)
+                entry.put(tensor)
             for gradient, tensor, value in self._gradients:
                 if tensor is not None and value is not None:
                     _put(tensor, value)
@@ -77,7 +82,7 @@ class Saved:
                 _put(tensor, value)
         made: dict[int, Any] = {}
         for entry, number in self._numbers:
-            entry.set(as_it_stands(number, made))
+            entry.put(as_it_stands(number, made))
         self._known.restore()
 
     def values(self) -> Iterator[tuple[str, Any]]:

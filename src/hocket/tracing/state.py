@@ -48,11 +48,18 @@ class GroupOf:
         self.optimizer.param_groups[self.position][key] = value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ValueOf:
-    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry."""
+    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry.
+
+    Attributes:
+        place: the place.
+        in_place: the step writes into the list or dict that stands there, and makes no other one. Set when the step has
+            been recorded.
+    """
 
     place: Place
+    in_place: bool = False
 
     def __getitem__(self, key: Any) -> Any:
         return self.place.get()
@@ -73,7 +80,8 @@ class Entry:
 
     `kind` is ``parameter``, ``buffer``, ``state``, ``group``, or ``object`` for a value that belongs to neither model
     nor optimizer. `owner` names the parameter that a state belongs to. `path` leads to an element where the entry is a
-    tuple, list or dict (Adam's ``betas``, the hidden state of an LSTM): such a container is made anew by `set`.
+    tuple, list or dict (Adam's ``betas``, the hidden state of an LSTM): such a container is made anew by `set`, unless
+    the step writes into it, and written by `put`, unless it is a tuple.
     """
 
     kind: str
@@ -91,11 +99,28 @@ class Entry:
         return value
 
     def set(self, value: Any) -> None:
-        self.table[self.key] = _exchanged(self.table[self.key], self.path, value) if self.path else value
+        if self.path and type(self.table) is ValueOf and self.table.in_place:
+            self.put(value)
+        else:
+            self.table[self.key] = _exchanged(self.table[self.key], self.path, value) if self.path else value
+
+    def put(self, value: Any) -> None:
+        if self.get() is not value:
+            _put(self.table, (self.key, *self.path), value)
 
     def whole(self) -> Any:
         """The whole value at the place, of which this may be an element."""
         return self.table[self.key]
+
+
+def _put(container: Any, path: tuple[Any, ...], value: Any) -> None:
+    """Put a value at the end of `path`, and make anew only the tuples on the way."""
+    first, *rest = path
+    following = container[first] if rest else None
+    if isinstance(following, (list, dict)):
+        _put(following, tuple(rest), value)
+    else:
+        container[first] = _exchanged(following, tuple(rest), value)
 
 
 def _exchanged(container: Any, path: tuple[Any, ...], value: Any) -> Any:
@@ -320,7 +345,7 @@ def inventory(
     known = {id(entry.get()): entry for entry in (*parameters, *tensors)}
     for each in further:
         value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
-        for path, element in _leaves(value):
+        for path, element in [((), value)] if each.is_whole else _leaves(value, follows):
             one = replace(entry, name=entry.name + "".join(f"[{part!r}]" for part in path), path=path)
             if isinstance(element, torch.Tensor):
                 if id(element) in known:
@@ -328,7 +353,7 @@ def inventory(
                 else:
                     known[id(element)] = one
                     tensors.append(one)
-            elif follows and not path and isinstance(element, (int, float)) and not isinstance(element, bool):
+            elif follows and isinstance(element, (int, float)) and not isinstance(element, bool):
                 numbers.append(one)  # in a recording it is a live number
             elif not path:
                 plain.append(one)
@@ -355,11 +380,13 @@ def leaf_of(tensor: torch.Tensor, name: str) -> Entry:
     return Entry("parameter", name, {"tensor": tensor}, "tensor", name)
 
 
-def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The elements of nested tuples, lists and dicts with their paths, where there are tensors among them."""
-    if isinstance(value, (tuple, list, dict)) and any(isinstance(each, torch.Tensor) for each in tree_leaves(value)):
+def _leaves(value: Any, follows: bool, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The elements of nested tuples, lists and dicts with their paths, where tensors or numbers are among them."""
+    kinds = (torch.Tensor, int, float) if follows else (torch.Tensor,)
+    is_container = isinstance(value, (tuple, list, dict)) and type(value) is not torch.Size
+    if is_container and any(isinstance(each, kinds) and type(each) is not bool for each in tree_leaves(value)):
         for key, element in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(element, (*path, key))
+            yield from _leaves(element, follows, (*path, key))
     else:
         yield path, value
 

@@ -1,6 +1,6 @@
 """Functions that are exchanged while a step is recorded: those that leave the recorder's sight, and the random state's.
 
-A scheduler's `step`, the text of a tensor and DLPack note a reason not to capture the step, and do what they always do.
+The text of a tensor and DLPack note a reason not to capture the step, and do what they always do.
 `torch.save` saves plain numbers, which any reader knows.
 
 Reads and writes of the random state are ops, so that a graph holds them. A checkpoint reads the state before its
@@ -31,7 +31,6 @@ from hocket.tracing.scalars.plain import plain_of
 
 def exits_noted(reasons: Reasons) -> AbstractContextManager[None]:
     """Note calls of such methods by this thread while the block lasts."""
-    kinds = [kind for kind in vars(lr_scheduler).values() if isinstance(kind, type) and issubclass(kind, LRScheduler)]
 
     def schedules(scheduler: Any) -> None:
         reasons.add("steps a scheduler", type(scheduler).__name__)
@@ -40,8 +39,12 @@ def exits_noted(reasons: Reasons) -> AbstractContextManager[None]:
         reasons.add("leaves torch", "it is printed, or handed on by DLPack")
 
     methods: list[tuple[type, str, Callable[[Any], None]]]
-    methods = [(kind, "step", schedules) for kind in kinds if "step" in vars(kind)]
-    methods += [(torch.Tensor, "__repr__", leaves), (torch.Tensor, "__dlpack__", leaves)]
+    methods = [(torch.Tensor, "__repr__", leaves), (torch.Tensor, "__dlpack__", leaves)]
+    if reasons.raises:  # a step that is captured by itself: where they count has not been watched
+        kinds = [each for each in vars(lr_scheduler).values() if isinstance(each, type)]
+        methods += [
+            (each, "step", schedules) for each in kinds if issubclass(each, LRScheduler) and "step" in vars(each)
+        ]
     noted = [(kind, name, _noting(vars(kind)[name], note)) for kind, name, note in methods]
     return exchanged([*noted, *((module, "save", _saving(torch.save)) for module in (torch, torch.serialization))])
 

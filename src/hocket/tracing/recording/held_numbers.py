@@ -30,7 +30,7 @@ class HeldNumbers:
     def begin(self) -> None:
         """Put live numbers in their places."""
         for entry, value in self._before.items():
-            entry.set(self._tape.leaf(entry, value))
+            entry.put(self._tape.leaf(entry, value))
 
     @contextmanager
     def plain(self, note: Callable[[str], object]) -> Iterator[None]:
@@ -39,15 +39,15 @@ class HeldNumbers:
         Args:
             note: called with each place that it sets, and the number.
         """
-        live = {entry: value for entry in self._before if isinstance(value := entry.get(), (Live, Late))}
+        live = {entry: value for entry in self._before if isinstance(value := value_now(entry), (Live, Late))}
         for entry, value in live.items():
-            entry.set(value.plain)
+            entry.put(value.plain)
         try:
             yield
         finally:
             for entry, value in live.items():
-                if same(now := entry.get(), value.plain):
-                    entry.set(value)
+                if same(now := value_now(entry), value.plain):
+                    entry.put(value)
                 else:
                     note(f"{entry.name} to {shown(now)}")
 
@@ -66,11 +66,15 @@ class HeldNumbers:
         """Put plain numbers in the places of live ones. Tuples that held them come back if nothing changed."""
         changed: set[tuple[int, Any]] = set()
         for entry, before in self._before.items():
-            now = before if undoes else plain_of(entry.get())
-            entry.set(now)
-            if not same(now, before):
-                changed.add((id(entry.table), entry.key))
+            place = (id(entry.table), entry.key)
+            if undoes and entry.path and entry.whole() is not self._holders[place]:
+                entry.table[entry.key] = self._holders[place]
+            now = before if undoes else value_now(entry)
+            if undoes or isinstance(now, (Live, Late)):
+                entry.put(plain_of(now))
+            if not same(plain_of(now), before):
+                changed.add(place)
         for entry in self._before:
             place = (id(entry.table), entry.key)
-            if entry.path and place not in changed:
+            if entry.path and place not in changed and type(self._holders[place]) is tuple:
                 entry.table[entry.key] = self._holders[place]

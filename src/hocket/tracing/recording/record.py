@@ -32,6 +32,7 @@ from hocket.pystate.places import Place, as_it_stands, is_empty, is_number, is_p
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.recording.arrays import ArrayReads, plain_arrays
+from hocket.tracing.recording.containers import Containers
 from hocket.tracing.recording.exits import exits_noted, random_as_ops
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
 from hocket.tracing.recording.held_numbers import HeldNumbers
@@ -87,9 +88,9 @@ def record_step(
     Raises:
         Exception: whatever the step raises.
     """
-    recording = _Recording(inventory(model, optimizer, further, follows, leaves), batch, appended, live_leaves, undoes)
+    places = inventory(model, optimizer, further, follows, leaves)
+    recording = _Recording(places, batch, appended, live_leaves, undoes, owned)
     recording.tape.follows = not settles
-    recording.owned = owned
     for leaf in recording.leaves:
         if not isinstance(leaf, (torch.Tensor, *PLAIN)):
             recording.reasons.add("batch unseen", f"{type(leaf).__module__}.{type(leaf).__name__}", step_line(step))
@@ -111,20 +112,19 @@ class _Recording:
         appended: Sequence[AppendedList],
         live_leaves: Collection[int],
         undoes: bool,
+        owned: Collection[int],
     ) -> None:
-        self.appended, self.undoes = tuple(appended), undoes
+        self.appended, self.undoes, self.owned = tuple(appended), undoes, owned
         self.leaves, self.spec = tree_flatten(batch)
         self.batch = batch
         self.batch_before = batch if type(batch) is Unfolded else tree_unflatten(self.leaves, self.spec)
         self.live_leaves = live_leaves
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
-        self.owned: Collection[int] = ()
         self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
         self.late = LateTape(has_whole=places.follows)
         self.sinks: list[Sink] = []
-        self.calls: list[Any] = []
-        self.line_of_sinks = ""
+        self.calls, self.line_of_sinks = list[Any](), ""
         self.gradients = [Gradient(entry) for entry in places.parameters]
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
@@ -142,10 +142,14 @@ class _Recording:
         self.outside = OutsideLeaves(self.leaves, self.before)
         self.known = KnownState(places.optimizers, self.tensors)
 
-    def _line_of(self, entry: Entry) -> str:
-        """The line of the step that writes a place, or that of the step."""
-        place = getattr(entry.table, "place", None)
-        return (place is not None and line_about(place, codes_of(self.step))) or self.line
+    def _refuse(self, kind: str, subject: str, where: Entry | None) -> None:
+        """Note a reason with the line of the step that writes a place, or that returns."""
+        place = getattr(where and where.table, "place", None)
+        written = line_about(place, codes_of(self.step)) if place else ""
+        self.reasons.add(kind, subject, written or (self.line if where else step_line(self.step, returns=True)))
+
+    def _refuse_set(self, entry: Entry, value: Any) -> None:
+        self._refuse("sets a value", f"{entry.name} to {shown(plain_of(value))}", entry)
 
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
@@ -172,12 +176,12 @@ class _Recording:
             stack.callback(where.close)
             with followed_math(), exits_noted(self.reasons), python_functions_open():
                 self.numbers.begin()
-                note = partial(self.reasons.add, "reads an appended list")
+                self.containers = Containers(self.places, self.owned, self._refuse)
                 recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
                 sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
                 with (
                     sinks,
-                    recorded_lists(self.appended, note) as added,
+                    recorded_lists(self.appended, partial(self.reasons.add, "reads an appended list")) as added,
                     ops,
                     recorder,
                     random_as_ops(not self.known.random_cuda),
@@ -199,11 +203,8 @@ class _Recording:
             plain = plain_result(plain_arrays(result), self._is_leaf)
             return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before)
 
-    def _is_owned(self, value: Any) -> bool:
-        return id(value) in self.owned
-
     def _is_leaf(self, value: Any) -> bool:
-        return is_size(value) or self._is_owned(value)
+        return is_size(value) or self.containers.leaf(value) is not None
 
     def _note_sink(self, sink: Sink, make: Callable[..., object], args: Any, kwargs: Any) -> None:
         leaves, spec = tree_flatten((args, kwargs), is_size)
@@ -222,7 +223,7 @@ class _Recording:
         self.reasons.add("calls a sink", f"that sets {what}, where the step reads it", self.line_of_sinks)
 
     def _set_by_op(self, what: str) -> None:
-        self.reasons.add("counts in an op", what)  # a planned step runs the op, too
+        self.reasons.add("counts in an op", what)  # a planned step runs the op
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
@@ -247,6 +248,7 @@ class _Recording:
         return replace(self.batch, value=folded(self.batch.tree, iter(found), self.reads.watched))
 
     def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
+        self.containers.end()
         gradients, rebound = self._gradients(ops), self._rebound(ops)
         numbers = self._numbers()
         effects = self._effects()
@@ -306,10 +308,10 @@ class _Recording:
                 continue
             if isinstance(value, torch.Tensor):
                 if keeps_graph(value, getattr(entry.table, "place", None)):
-                    self.reasons.add("returns a graph", entry.name, self._line_of(entry))
+                    self._refuse("returns a graph", entry.name, entry)
                 found[entry] = self._node(ops, value)
             else:
-                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
+                self._refuse_set(entry, value)
         found |= {e: self._node(ops, v) for e in self.places.plain if isinstance(v := e.get(), torch.Tensor)}
         return found | {Memory(entry): self._node(ops, entry.get()) for entry in ops.given}
 
@@ -337,7 +339,7 @@ class _Recording:
             elif is_number(value):
                 found[entry] = self.tape.constant(value)
             elif not isinstance(value, Late) or self.undoes:
-                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
+                self._refuse_set(entry, value)
         return found
 
     def _effects(self) -> dict[Entry, Any]:
@@ -348,7 +350,7 @@ class _Recording:
             if isinstance(value, torch.Tensor):
                 continue
             if isinstance(value, (Live, Late)) or not (is_plain(value) or is_empty(value)):
-                self.reasons.add("sets a value", f"{entry.name} to {shown(plain_of(value))}", self._line_of(entry))
+                self._refuse_set(entry, value)
             elif not same(before, value):
                 found[entry] = as_it_stands(value, made)
         return found
@@ -374,8 +376,8 @@ class _Recording:
         for position, leaf in enumerate(flat):
             if self.reasons:
                 break
-            if self._is_owned(leaf):
-                leaves.append(("value", leaf))
+            if (known := self.containers.leaf(leaf)) is not None:
+                leaves.append(known)
                 continue
             kind, value, name = returned_leaf(ops, leaf, objects, step_line(self.step, returns=True), self.undoes)
             leaves.append((kind, value))

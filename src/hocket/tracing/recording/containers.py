@@ -1,0 +1,108 @@
+"""Tuples, lists and dicts at places, whose numbers and tensors are places of their own: ``self.stats = {"loss": 0.3}``.
+
+A step makes such a container anew, or writes into the one that stands there. A planned step has to do the same: others
+may hold the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hocket.pystate.places import Followed, exact, is_a, is_number, is_plain, shown
+from hocket.tracing.state import Entry, Inventory, ValueOf
+
+_Path = tuple[Any, ...]
+
+
+class Containers:
+    """The containers at places of one recorded step.
+
+    Args:
+        places: of the step. Live numbers stand in them by now.
+        owned: addresses of lists and dicts that outlive the step. A planned step returns these themselves.
+        add: notes a reason not to capture the step, of a kind and with a subject, and the entry that it is about.
+    """
+
+    def __init__(
+        self, places: Inventory, owned: Collection[int], add: Callable[[str, str, Entry | None], None]
+    ) -> None:
+        self._owned, self._add = owned, add
+        entries = [entry for entry in (*places.tensors, *places.numbers) if entry.path]
+        self._tables: tuple[ValueOf, ...] = tuple(
+            {id(entry.table): entry.table for entry in entries if type(entry.table) is ValueOf}.values()
+        )
+        self._before = {table: _Before.of(table.place.get()) for table in self._tables}
+        self._known = {address for before in self._before.values() for address in before.lists}
+        self._entries: dict[int, Entry] = {}
+
+    def end(self) -> None:
+        """See which ones the step has made anew, when it is over."""
+        for table in self._tables:
+            before, value = self._before[table], table.place.get()
+            now = _lists(value)
+            table.in_place = value is before.value
+            if table.in_place:
+                is_clear = list(now) == list(before.lists)
+            else:  # others may hold the one that is made anew
+                is_clear = self._known.isdisjoint(now) and self._entries.keys().isdisjoint(now)
+            if not is_clear or _layout(value) != before.layout:
+                entry = Entry("object", table.place.name, table, table.place.key)
+                self._add(
+                    "sets a value", f"{entry.name} to {shown(value)} of another layout, or that stands elsewhere", entry
+                )
+            for address, path in now.items():
+                entry = Entry("object", table.place.name, table, table.place.key, path=path)
+                self._entries.setdefault(address, entry)
+
+    def leaf(self, value: Any) -> tuple[str, Any] | None:
+        """A leaf of the result (see `Result`) for a list or dict that a planned step returns as it stands, or None."""
+        if (entry := self._entries.get(id(value))) is not None:
+            return "place", entry
+        if id(value) in self._known:
+            self._add("returns replaced", "", None)
+        return ("value", value) if id(value) in self._owned else None
+
+
+@dataclass(frozen=True)
+class _Before:
+    """A value at the begin of the step, its lists and dicts, and its layout."""
+
+    value: Any
+    lists: dict[int, _Path]
+    layout: Any
+
+    @staticmethod
+    def of(value: Any) -> _Before:
+        return _Before(value, _lists(value), _layout(value))
+
+
+def _lists(value: Any, path: _Path = ()) -> dict[int, _Path]:
+    """The lists and dicts in a value, by address, with their paths."""
+    found = {id(value): path} if isinstance(value, (list, dict)) else {}
+    for key, element in _items(value):
+        found |= _lists(element, (*path, key))
+    return found
+
+
+def _items(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, (tuple, list)) and type(value) is not torch.Size:
+        yield from enumerate(value)
+
+
+def _layout(value: Any) -> Any:
+    """All but the numbers and the tensors of a container."""
+    if isinstance(value, (tuple, list, dict)) and type(value) is not torch.Size:
+        return type(value), tuple([(_key(key), _layout(element)) for key, element in _items(value)])
+    if is_a(value, Followed) or is_number(value):
+        return "number"
+    return "tensor" if is_a(value, torch.Tensor) else _key(value)
+
+
+def _key(value: Any) -> Any:
+    return (type(value), exact(value)) if is_plain(value) else id(value)
