@@ -42,7 +42,11 @@ def adversaries(between, begin=None, step_rates=None) -> Loop:
         return other.detach() if result is None else result
 
     def state():
-        rates = {} if scheduler is None else {"rates": scheduler.get_last_lr(), "epoch": getattr(scheduler, "last_epoch", 0)}
+        rates = (
+            {}
+            if scheduler is None
+            else {"rates": scheduler.get_last_lr(), "epoch": getattr(scheduler, "last_epoch", 0)}
+        )
         return {**copy.deepcopy(vars(trainer)), "is_one": trainer.other is trainer.stats, **rates}
 
     return Loop(step, [makes, judges], optimizers, lambda n: torch.randn(12, 8), state)

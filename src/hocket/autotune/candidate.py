@@ -19,7 +19,8 @@ from hocket.planning.critical_path.memory import lasting_bytes, serial_peak_byte
 from hocket.pystate.watch import PurityWatch
 from hocket.reporting import lower_quartile
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Entry, Inventory
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import Inventory
 
 
 @dataclass(frozen=True)

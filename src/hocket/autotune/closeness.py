@@ -43,7 +43,7 @@ from hocket.sinks import sinks_held
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
 from hocket.tracing.saved_state import Saved
-from hocket.tracing.state import Entry
+from hocket.tracing.sources import Entry
 
 # How many times eager's own distance a form may be away, and what it may be at least, in units in the last place.
 MAX_RATIO = 4.0

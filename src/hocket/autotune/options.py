@@ -12,7 +12,8 @@ from hocket.errors import InputError
 from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.ir import Machine, Plan
 from hocket.planning import planners
-from hocket.tracing.state import Entry, Inventory
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import Inventory
 
 # What a plan may compute: eager's bits, what another number of threads makes of them, or what is as close to the
 # float64 step.

@@ -21,7 +21,8 @@ from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.record import record_step
 from hocket.tracing.recording.trace import Recorded, Trace
 from hocket.tracing.signature import signature_of
-from hocket.tracing.state import Entry, inventory, leaf_of
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import inventory, leaf_of
 from hocket.tracing.variants import in_form
 
 # Tensors outside of models and optimizers that may get gradients, and those that may stand at one place, one after the

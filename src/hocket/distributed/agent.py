@@ -27,7 +27,8 @@ from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import cut
 from hocket.tracing.division import Arrival
-from hocket.tracing.state import Entry, inventory
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import inventory
 
 
 class Agent:

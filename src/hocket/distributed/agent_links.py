@@ -47,7 +47,7 @@ from hocket.distributed.store import meet_at, opened, waited
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError, VersionGoneError
 from hocket.execution.channels import Done
-from hocket.tracing.state import Entry
+from hocket.tracing.sources import Entry
 
 
 class AgentLinks:

@@ -32,7 +32,7 @@ from hocket.distributed.store import POLL_S, meet_at
 from hocket.distributed.wire import Wire
 from hocket.errors import HocketError, PeerError
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Entry
+from hocket.tracing.sources import Entry
 
 KEPT_VERSIONS = 2
 NEWEST = -1

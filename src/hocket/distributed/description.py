@@ -13,7 +13,7 @@ from hocket.distributed.staging import bytes_of
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.scalars.tape import TapeRef
-from hocket.tracing.state import Constant
+from hocket.tracing.sources import Constant
 
 # The description of values that a rank does not have: they are those of rank 0.
 OF_RANK_0 = "that of rank 0"

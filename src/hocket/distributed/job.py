@@ -34,7 +34,8 @@ from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
-from hocket.tracing.state import Entry, inventory
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import inventory
 
 # The parts of `signature_of`, as a user knows them.
 PARTS = (

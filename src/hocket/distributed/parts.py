@@ -25,7 +25,7 @@ from hocket.ir import Graph
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import cut
 from hocket.tracing.division import Arrival, Departure, is_of_batch, references
-from hocket.tracing.state import Constant, ItemOf
+from hocket.tracing.sources import Constant, ItemOf
 
 # The other end of the servers' channels: all workers together.
 WORKERS = "workers"

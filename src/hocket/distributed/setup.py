@@ -26,7 +26,7 @@ from hocket.distributed.state import ShardState, begin_from_zeros, shard_state
 from hocket.distributed.wire import Wire
 from hocket.errors import InputError, PeerError
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Entry
+from hocket.tracing.sources import Entry
 
 
 @dataclass(frozen=True)

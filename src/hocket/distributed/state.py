@@ -21,7 +21,8 @@ from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
-from hocket.tracing.state import Entry, inventory
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import inventory
 
 # Tolerances of the planned first step against the eager one, by the bytes of an element. 1e-2 for smaller ones.
 TOLERANCES = {8: 1e-9, 4: 1e-4}

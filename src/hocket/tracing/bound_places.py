@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.tracing.state import Entry, Gradient, GroupOf, StateOf, ValueOf
+from hocket.tracing.sources import Entry, Gradient, GroupOf, StateOf, ValueOf
 
 
 class BoundPlaces:

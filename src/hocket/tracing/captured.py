@@ -23,9 +23,9 @@ from hocket.tracing.program import Program, compile_action
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.recording.trace import Trace
 from hocket.tracing.signature import signature_of
+from hocket.tracing.sources import BatchLeaf, Entry, Gradient, LiveLeaf
 from hocket.tracing.spent_graphs import with_spent_graph
 from hocket.tracing.standing import Standing, value_now
-from hocket.tracing.state import BatchLeaf, Entry, Gradient, LiveLeaf
 
 # Tracing replaces functions of torch and of `math` for the whole process, and puts back what it found.
 _ONE_AT_A_TIME = threading.RLock()

@@ -18,7 +18,8 @@ from hocket.tracing.recording.record import record_step
 from hocket.tracing.recording.trace import Recorded
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.signature import signature_of
-from hocket.tracing.state import Entry, Gradient, Inventory, inventory, leaf_of
+from hocket.tracing.sources import Entry, Gradient
+from hocket.tracing.state import Inventory, inventory, leaf_of
 
 
 def capture_step(

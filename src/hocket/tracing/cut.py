@@ -29,7 +29,7 @@ from hocket.tracing.program import Action, Program, Transfer
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.trace import Trace
 from hocket.tracing.scalars.tape import Tape, TapeRef
-from hocket.tracing.state import BatchLeaf, Entry, ItemOf
+from hocket.tracing.sources import BatchLeaf, Entry, ItemOf
 
 
 def cut(

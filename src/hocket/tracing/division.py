@@ -26,7 +26,7 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.scalars.tape import Tape, TapeRef
-from hocket.tracing.state import LiveLeaf
+from hocket.tracing.sources import LiveLeaf
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.sources import BatchLeaf, Memory
 from hocket.tracing.spill import ValueMemory
-from hocket.tracing.state import BatchLeaf, Memory
 
 _aten = torch.ops.aten
 WIDE = {

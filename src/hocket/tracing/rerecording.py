@@ -33,8 +33,8 @@ from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.trace import Trace, UpdateCall
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import wrap
+from hocket.tracing.sources import BatchLeaf, Entry
 from hocket.tracing.standing import TensorKind, value_now
-from hocket.tracing.state import BatchLeaf, Entry
 
 CHANNELS_LAST, FUSED_UPDATE = "channels-last", "fused-update"
 

@@ -9,7 +9,8 @@ import torch
 
 from hocket.errors import CaptureError
 from hocket.pystate.places import as_it_stands
-from hocket.tracing.state import Gradient, Inventory
+from hocket.tracing.sources import Gradient
+from hocket.tracing.state import Inventory
 
 # What torch answers where a stride is 0.
 _OVERLAPS = 1

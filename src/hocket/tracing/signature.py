@@ -17,7 +17,8 @@ from hocket import native
 from hocket.pystate.layout import instance_dict
 from hocket.pystate.places import exact, is_a, is_plain, kind_of
 from hocket.tracing.bound_places import BoundPlaces
-from hocket.tracing.state import PLAIN, Inventory
+from hocket.tracing.sources import PLAIN
+from hocket.tracing.state import Inventory
 from hocket.tracing.switches import switches
 
 # Leaves of a batch that are followed where each batch has another one.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from hocket.tracing.state import BatchLeaf, Entry, Gradient
+from hocket.tracing.sources import BatchLeaf, Entry, Gradient
 
 if TYPE_CHECKING:
     from hocket.tracing.recording.trace import Trace

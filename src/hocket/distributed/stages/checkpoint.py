@@ -19,7 +19,8 @@ import torch
 
 from hocket.distributed.description import digest
 from hocket.errors import InputError
-from hocket.tracing.state import Entry, Inventory, inventory
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import Inventory, inventory
 
 LOADED = "loaded"
 

@@ -28,7 +28,8 @@ from hocket.loading.landing import bytes_of
 from hocket.loading.targets import find_targets, named_tensors
 from hocket.loading.weights import DTYPES, StoredTensor
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Entry, as_tuple, inventory
+from hocket.tracing.sources import Entry
+from hocket.tracing.state import as_tuple, inventory
 
 # Bytes at the start of each tensor that tell one checkpoint from another.
 BEGINNING_BYTES = 4096

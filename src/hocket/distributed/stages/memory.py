@@ -30,8 +30,9 @@ from torch.utils import _foreach_utils
 from hocket.distributed.job import captured_for
 from hocket.errors import CaptureError, InputError
 from hocket.tracing.captured import Captured
+from hocket.tracing.sources import Entry
 from hocket.tracing.standing import TensorKind
-from hocket.tracing.state import Entry, inventory
+from hocket.tracing.state import inventory
 
 
 class PartMemory:

@@ -24,7 +24,7 @@ from hocket.execution import executor
 from hocket.execution.channels import Channel, Done
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
-from hocket.tracing.state import Entry
+from hocket.tracing.sources import Entry
 
 RANDOM = "random state"
 

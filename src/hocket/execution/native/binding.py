@@ -17,9 +17,9 @@ from hocket.tracing.bound_places import BoundPlaces
 from hocket.tracing.captured import Captured
 from hocket.tracing.recording.batch_reads import BatchNumber
 from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.sources import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
 from hocket.tracing.spent_graphs import SPENT, with_spent_graph
 from hocket.tracing.standing import TensorKind
-from hocket.tracing.state import BatchLeaf, Constant, Entry, Gradient, ItemOf, LiveLeaf
 
 _SIGNS = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/"}
 _KINDS = {"tensor": "d", "item": "i", "number": "n"}

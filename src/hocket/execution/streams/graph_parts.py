@@ -23,7 +23,7 @@ from hocket.execution.streams.device import StreamDevice
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Call
 from hocket.tracing.scalars.tape import TapeRef
-from hocket.tracing.state import BatchLeaf
+from hocket.tracing.sources import BatchLeaf
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from hocket.execution.streams.lanes import Launch, StreamLanes
 from hocket.execution.streams.launch_plan import launch_plan_of
 from hocket.ir import Machine, Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
-from hocket.tracing.state import BatchLeaf
+from hocket.tracing.sources import BatchLeaf
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from hocket.pystate.places import Followed, exact, is_a, is_number, is_plain, shown
-from hocket.tracing.state import Entry, Inventory, ValueOf
+from hocket.tracing.sources import Entry, ValueOf
+from hocket.tracing.state import Inventory
 
 _Path = tuple[Any, ...]
 

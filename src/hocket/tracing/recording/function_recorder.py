@@ -37,7 +37,7 @@ from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.late import LateTape, follow, late_number
 from hocket.tracing.scalars.live import Late, Live, plain_tree
 from hocket.tracing.scalars.tape import Tape
-from hocket.tracing.state import Entry, ItemOf
+from hocket.tracing.sources import Entry, ItemOf
 
 # More values than these are data: a guard on them would not hold for another batch.
 MAX_VALUES = 1024

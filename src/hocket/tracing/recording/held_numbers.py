@@ -10,8 +10,8 @@ from hocket.pystate.places import same, shown
 from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.plain import plain_of
 from hocket.tracing.scalars.tape import Tape
+from hocket.tracing.sources import Entry
 from hocket.tracing.standing import value_now
-from hocket.tracing.state import Entry
 
 
 class HeldNumbers:

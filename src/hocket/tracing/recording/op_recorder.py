@@ -33,7 +33,7 @@ from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, w
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
-from hocket.tracing.state import Constant, Entry
+from hocket.tracing.sources import Constant, Entry
 
 # Ops with a bool as their result, and the tensor that it is in.
 _QUESTIONS: dict[Any, Callable[..., torch.Tensor]] = {

@@ -35,8 +35,8 @@ from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import Late, Live
+from hocket.tracing.sources import BatchLeaf, Gradient
 from hocket.tracing.standing import value_now
-from hocket.tracing.state import BatchLeaf, Gradient
 
 # What is kept in each step before a check, at the most.
 MAX_KEPT_BYTES = 2**20

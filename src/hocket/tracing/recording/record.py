@@ -49,8 +49,9 @@ from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.sources import PLAIN, BatchLeaf, Entry, Gradient, LiveLeaf, Memory
 from hocket.tracing.standing import TensorKind, value_now
-from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Memory, inventory
+from hocket.tracing.state import Inventory, inventory
 
 
 def record_step(
@@ -251,8 +252,7 @@ class _Recording:
         self.containers.end()
         gradients, rebound = self._gradients(ops), self._rebound(ops)
         numbers = self._numbers()
-        effects = self._effects()
-        late_numbers = self._late_numbers()
+        effects, late_numbers = self._effects(), self._late_numbers()
         found = self._result(ops, result, added, late_numbers)
         if self.made:
             self.reasons.add("makes state", ", ".join(sorted(name for name, _ in self.made)[:3]), self.line)

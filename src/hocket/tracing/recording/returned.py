@@ -13,7 +13,7 @@ from hocket.pystate.places import is_spent
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.tape import TapeRef
-from hocket.tracing.state import PLAIN
+from hocket.tracing.sources import PLAIN
 
 
 def returned_leaf(

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.tape import Tape
-from hocket.tracing.state import Constant, Entry, ItemOf
+from hocket.tracing.sources import Constant, Entry, ItemOf
 
 
 class StepCounts:

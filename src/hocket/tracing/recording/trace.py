@@ -19,8 +19,9 @@ from hocket.tracing.recording.op_recorder import Note
 from hocket.tracing.recording.outcomes import Undo
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.sources import Entry, Gradient
 from hocket.tracing.standing import TensorKind
-from hocket.tracing.state import Entry, Gradient, Inventory
+from hocket.tracing.state import Inventory
 
 
 @dataclass(frozen=True)
