@@ -11,17 +11,17 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from loops.loop import CASES, Case, Loop, loop
+from loops.loop import CASES, Case, Loop, loop, nothing
 
 Shown = namedtuple("Shown", "loss count")
 
 
-def adversaries(between, begin=None, step_rates=None) -> Loop:
+def adversaries(between, begin=None, step_rates=None, watched=None) -> Loop:
     """A generator and a discriminator. `between` their updates it is given the trainer and the first loss."""
     makes, judges = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), nn.Linear(8, 1)
     optimizers = [torch.optim.Adam(each.parameters(), 1e-3) for each in (makes, judges)]
     criterion = nn.BCEWithLogitsLoss()
-    trainer = SimpleNamespace(stats=begin, other=None, n=0, log=[])
+    trainer = SimpleNamespace(stats=copy.deepcopy(begin), other=None, n=0, log=[])
     scheduler = None if step_rates is None else step_rates(optimizers[1])
 
     def step(batch):
@@ -49,7 +49,8 @@ def adversaries(between, begin=None, step_rates=None) -> Loop:
         )
         return {**copy.deepcopy(vars(trainer)), "is_one": trainer.other is trainer.stats, **rates}
 
-    return Loop(step, [makes, judges], optimizers, lambda n: torch.randn(12, 8), state)
+    after = None if watched is None else functools.partial(watched, trainer)
+    return Loop(step, [makes, judges], optimizers, lambda n: torch.randn(12, 8), state, after or nothing)
 
 
 def nests(trainer, loss):
@@ -104,6 +105,13 @@ def shows_it(trainer, loss):
     print(trainer.stats[0], f"{trainer.stats[1].item():.3f}")
 
 
+def sums_it(trainer, loss):
+    trainer.other = sum(trainer.stats.values())
+    if trainer.n % 30 == 0:
+        trainer.stats = {"loss": 0.0, "n": 1}
+    trainer.stats["loss"] += loss.item()
+
+
 def adds_a_key(trainer, loss):
     trainer.stats = {"loss": loss.item()}
     if trainer.n % 7 == 0:
@@ -124,7 +132,7 @@ for _name, _between, _begin in (
     ("stats_shown", shows_it, None),
     ("key_added_now_and_then", adds_a_key, None),
 ):
-    CASES[_name] = Case(_name, functools.partial(adversaries, _between, copy.deepcopy(_begin)), planned=True)
+    CASES[_name] = Case(_name, functools.partial(adversaries, _between, _begin), planned=True)
 
 
 for _name, _make in {
@@ -152,15 +160,30 @@ def stats_under_two_names() -> Loop:
     return adversaries(names_both)
 
 
+@loop(word="written the one before")
+def stats_written_and_replaced() -> Loop:
+    def writes(trainer, loss):
+        trainer.stats["loss"] += 1.0
+        trainer.stats = {"loss": loss.item()}
+
+    return adversaries(writes, {"loss": 0.0}, watched=lambda trainer, n, _: trainer.log.append(trainer.stats))
+
+
+@loop(planned=True)
+def stats_read_as_a_whole() -> Loop:
+    def after(trainer, n, result):
+        if n in (60, 90):
+            trainer.stats[n] = 1.0
+
+    return adversaries(sums_it, {"loss": 0.0, "n": 1}, watched=after)
+
+
 @loop(planned=True)
 def stats_written_between_steps() -> Loop:
-    made = adversaries(lambda t, loss: setattr(t, "stats", {"loss": loss.item(), "n": t.n}))
-    trainer = made.step.__closure__[[*made.step.__code__.co_freevars].index("trainer")].cell_contents
-
-    def after(n, result):
+    def after(trainer, n, result):
         if n % 9 == 0:
             trainer.stats["n"] = -n
         if n == 80:
             trainer.stats["more"] = 1.0
 
-    return Loop(made.step, made.model, made.optimizer, made.batches, made.state, after)
+    return adversaries(lambda t, loss: setattr(t, "stats", {"loss": loss.item(), "n": t.n}), watched=after)

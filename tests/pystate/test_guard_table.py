@@ -14,7 +14,7 @@ from torch import nn
 import hocket
 from hocket import native
 from hocket.pystate.guard_table import PythonTable
-from hocket.pystate.guards import EQUAL, IDENTITY, NONE_THERE, NUMBER, TENSOR
+from hocket.pystate.guards import EQUAL, IDENTITY, NONE_THERE, NUMBER, TENSOR, TREE_OF_NUMBERS
 from hocket.pystate.places import ABSENT
 from support.steps import update
 
@@ -23,6 +23,10 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="the native core 
 
 def _function(value: int = 1) -> int:
     return value
+
+
+def _stats(loss: float, num: int) -> dict[str, Any]:
+    return {"loss": loss, "of": [num, torch.ones(2)], "name": "a", "size": torch.Size([2]), "double": np.float64(loss)}
 
 
 class Things:
@@ -47,6 +51,7 @@ class Things:
         self.derived = type("Derived", (type("Base", (), {}),), {})
         self.slots = Slots()
         self.empty = types.CellType()
+        self.holder = {"stats": _stats(0.5, 1)}
         self.zeros = [0.0, 0j, np.float32(0.0), np.float64(0.0), (1, 0.0), float("nan"), np.float32("nan")]
 
     def fill(self, table: Any) -> None:
@@ -68,7 +73,12 @@ class Things:
         table.add_slot(self.slots, "later", ABSENT, NONE_THERE)
         table.add_cell(self.empty, ABSENT, NONE_THERE)
         table.add_list(self.zeros, list(self.zeros), [EQUAL] * len(self.zeros))
+        table.add_dict(self.holder, ["stats"], [self.holder["stats"]], [TREE_OF_NUMBERS], False, False)
         table.finish()
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return self.holder["stats"]
 
 
 class Slots:
@@ -137,7 +147,32 @@ CHANGES: dict[str, tuple[Any, int]] = {
     "True for 1 in a tuple": (_zero(4, (True, 0.0)), 17),
     "NaN again": (_zero(5, float("nan")), -1),
     "numpy's NaN again": (_zero(6, np.float32("nan")), -1),
+    "another tree of such numbers": (lambda t: t.holder.update(stats=_stats(0.25, 2)), -1),
+    "a number in a tree": (lambda t: t.stats.update(loss=0.7), -1),
+    "numpy's number in a tree": (lambda t: t.stats.update(double=np.float64(0.7)), -1),
+    "the type of a number in a tree": (lambda t: t.stats.update(loss=1), 18),
+    "the type of a number within a list in a tree": (lambda t: t.stats["of"].__setitem__(0, 1.0), 18),
+    "a text in a tree": (lambda t: t.stats.update(name="b"), 18),
+    "a size in a tree": (lambda t: t.stats.update(size=torch.Size([3])), 18),
+    "a key in a tree": (lambda t: t.stats.update(more=1.0), 18),
+    "a key of a tree that is gone": (lambda t: t.stats.pop("loss"), 18),
+    "the order of a tree": (lambda t: t.stats.update(loss=t.stats.pop("loss")), 18),
+    "a tree that is written after it has come": (
+        lambda t: (t.holder.update(stats={**t.stats}), t.stats.pop("name")),
+        18,
+    ),
+    "a tree that is no dict": (lambda t: t.holder.update(stats=[0.5]), 18),
+    "no tree": (lambda t: t.holder.clear(), 18),
 }
+
+
+def test_a_tree_that_is_written_later_is_looked_at_again():
+    things, table = Things(), native.load().GuardTable()
+    things.fill(table)
+    things.holder["stats"] = _stats(0.1, 3)
+    assert table.check() == -1
+    things.stats["more"] = 1.0  # the dict that holds it has not changed
+    assert table.check() == 18
 
 
 @pytest.mark.parametrize("make", [PythonTable, lambda: native.load().GuardTable()], ids=["python", "native"])

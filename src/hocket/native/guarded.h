@@ -139,6 +139,11 @@ struct Dict {
     }
     return !whole || order_holds();
   }
+  bool trees_hold() const {
+    for (size_t i = 0; i < keys.size(); i++)
+      if (values[i].is_tree() && !values[i].holds(PyDict_GetItem(dict.ptr(), keys[i].ptr()))) return false;
+    return true;
+  }
 };
 
 struct Tagged {

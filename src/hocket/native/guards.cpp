@@ -36,6 +36,11 @@ class Table : public hocket::Condition {
     Dict made{dict, {}, values_of(values, kinds), PyDict_GET_SIZE(dict.ptr()), whole, ordered, groups_};
     for (const auto& key : keys) made.keys.push_back(py::reinterpret_borrow<py::object>(key));
     tagged_.push_back({dict.ptr(), tag_of(dict.ptr())});
+    for (const auto& value : made.values)
+      if (value.is_tree()) {  // may be written in place, which leaves the tag of this dict as it is
+        trees_.push_back(dicts_.size());
+        break;
+      }
     dicts_.push_back(std::move(made));
     return groups_++;
   }
@@ -123,6 +128,8 @@ class Table : public hocket::Condition {
     if (const int failed = first(tests_); failed >= 0) return failed;
     for (const size_t i : ordered_)
       if (!dicts_[i].order_holds()) return dicts_[i].group;
+    for (const size_t i : trees_)
+      if (!dicts_[i].trees_hold()) return dicts_[i].group;
     return -1;
   }
   bool holds(PyObject*) override { return check() == -1; }
@@ -165,6 +172,7 @@ class Table : public hocket::Condition {
   std::vector<Buffer> buffers_;
   std::vector<Test> tests_;
   std::vector<size_t> ordered_;
+  std::vector<size_t> trees_;  // dicts that hold any
 };
 
 }  // namespace

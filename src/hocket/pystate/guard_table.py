@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -117,13 +118,23 @@ def _test(value: Any, kind: int) -> Callable[[Any], bool]:
     if kind == 3:
         expected = _meta(value)
         return lambda now: is_a(now, torch.Tensor) and _meta(now) == expected
-    if kind == 4:
-        return lambda now: are_like(value, now)
-    if kind == 6:
-        return lambda now: are_like(value, now, numbers=True)
+    if kind in (4, 6):
+        kept = _kept(value)
+        return lambda now: are_like(kept, now, numbers=kind == 6)
     if kind == 5:
         return lambda now: now is ABSENT
     return lambda now: now is value
+
+
+def _kept(value: Any) -> Any:
+    """The tree with lists and dicts of its own: others may write those that are guarded."""
+    if is_a(value, dict):
+        made = copy(value)
+        made.update({key: _kept(each) for key, each in value.items()})
+        return made
+    if is_a(value, list):
+        return [_kept(each) for each in value]
+    return tuple(map(_kept, value)) if type(value) is tuple else value
 
 
 def _meta(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -7,12 +7,13 @@ may hold the old one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hocket.pystate.places import Followed, exact, is_a, is_number, is_plain, shown
+from hocket.pystate.places import Followed, containers_in, exact, is_a, is_number, is_plain, shown
 from hocket.tracing.sources import Entry, ValueOf
 from hocket.tracing.state import Inventory
 
@@ -48,13 +49,13 @@ class Containers:
             table.in_place = value is before.value
             if table.in_place:
                 is_clear = list(now) == list(before.lists)
-            else:  # others may hold the one that is made anew
-                is_clear = self._known.isdisjoint(now) and self._entries.keys().isdisjoint(now)
+            else:  # others may hold the one that is made anew, and the one that stood there
+                is_one = self._known.isdisjoint(now) and self._entries.keys().isdisjoint(now)
+                is_clear = is_one and not before.is_written
             if not is_clear or _layout(value) != before.layout:
                 entry = Entry("object", table.place.name, table, table.place.key)
-                self._add(
-                    "sets a value", f"{entry.name} to {shown(value)} of another layout, or that stands elsewhere", entry
-                )
+                of = "of another layout, that stands elsewhere, or after it has written the one before"
+                self._add("sets a value", f"{entry.name} to {shown(value)} {of}", entry)
             for address, path in now.items():
                 entry = Entry("object", table.place.name, table, table.place.key, path=path)
                 self._entries.setdefault(address, entry)
@@ -74,11 +75,22 @@ class _Before:
 
     value: Any
     lists: dict[int, _Path]
+    copies: tuple[tuple[Any, Any], ...]
     layout: Any
 
     @staticmethod
     def of(value: Any) -> _Before:
-        return _Before(value, _lists(value), _layout(value))
+        copies = [(each, copy(each)) for each in containers_in(value) if isinstance(each, (list, dict))]
+        return _Before(value, _lists(value), tuple(copies), _layout(value))
+
+    @property
+    def is_written(self) -> bool:
+        """True if the step has written one of the lists and dicts."""
+        return any(_identities(each) != _identities(was) for each, was in self.copies)
+
+
+def _identities(value: Any) -> list[int]:
+    return [*map(id, value), *(map(id, value.values()) if isinstance(value, dict) else ())]
 
 
 def _lists(value: Any, path: _Path = ()) -> dict[int, _Path]:
