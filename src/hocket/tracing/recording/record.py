@@ -47,7 +47,7 @@ from hocket.tracing.saved_state import KnownState
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import Late, Live
-from hocket.tracing.scalars.plain import plain_of, plain_result
+from hocket.tracing.scalars.plain import plain_of, plain_result, settled_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.sources import PLAIN, BatchLeaf, Entry, Gradient, LiveLeaf, Memory
 from hocket.tracing.standing import TensorKind, value_now
@@ -201,7 +201,7 @@ class _Recording:
             self.made = self.places.again().state_keys() ^ self.keys
             found = self._trace(ops, result, added)
             trace = None if leaves else found  # else it is recorded again, with those leaves in their places
-            plain = plain_result(plain_arrays(result), self._is_leaf)
+            plain = settled_result(plain_arrays(result))
             return Recorded(plain, trace, self.reasons.first, leaves, bool(self.made), self.batch_before)
 
     def _is_leaf(self, value: Any) -> bool:

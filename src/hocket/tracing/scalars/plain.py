@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import operator
 import types
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,9 +13,12 @@ from typing import Any
 
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from hocket.arguments import is_size
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a
 from hocket.tracing.scalars.live import Late, Live
+
+_WRITABLE = (list, dict, collections.OrderedDict, collections.defaultdict)
 
 
 def plain_of(value: Any) -> Any:
@@ -28,6 +32,19 @@ def plain_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:
     if not any(isinstance(leaf, (Live, Late)) for leaf in flat):
         return result
     return tree_map_only((Live, Late), plain_of, result, is_leaf)
+
+
+def settled_result(result: Any) -> Any:
+    """The result of a step that is over, with plain numbers in place of live ones, in the same lists and dicts."""
+    if type(result) in _WRITABLE:
+        for key, value in list(result.items() if isinstance(result, dict) else enumerate(result)):
+            if (plain := settled_result(value)) is not value:
+                result[key] = plain
+        return result
+    if type(result) is tuple:
+        elements = tuple(map(settled_result, result))
+        return result if all(map(operator.is_, elements, result)) else elements
+    return plain_result(result, is_size)
 
 
 def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
