@@ -48,6 +48,7 @@ from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.plain import plain_of, plain_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.signature import is_live
 from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import PLAIN, BatchLeaf, Entry, Gradient, Inventory, LiveLeaf, Memory, inventory
 
@@ -240,7 +241,7 @@ class _Recording:
             return self.batch
         found = list(self.leaves)
         others = [place for place, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)]
-        for place in [place for number, place in enumerate(others) if number in self.live_leaves]:
+        for place in [each for n, each in enumerate(others) if is_live(found[each], n, self.live_leaves)]:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
         if not holds_arrays(self.batch):
             return tree_unflatten(found, self.spec)
