@@ -62,7 +62,7 @@ BROAD = {
     *("generator_of_batches", "hidden_state_in_the_module", "history_of_lists", "imagenet_meters"),
     *("iterator_begun_again", "iterator_that_ends", "list_under_two_names", "logs_by_logging"),
     *("mask_that_selects", "mixed_precision", "noise_on_gradients", "nothing_for_a_batch_now_and_then"),
-    *("functions_of_torch_exchanged", "module_imported_in_the_step"),
+    *("flag_raised_before_every_other_step", "functions_of_torch_exchanged", "module_imported_in_the_step"),
     "numbers_of_objects_that_convert",
     *("numbers_read_before_their_tensors_are_written", "weights_found_by_computed_names"),
     *("order_by_numpy", "partial", "q_learning", "quasi_newton", "raises_before_the_middle"),
