@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import operator
+import warnings
 from dataclasses import asdict, dataclass
 
 import torch
@@ -313,3 +314,22 @@ def positions_made_anew_after_an_evaluation() -> Loop:
                 model(torch.ones(2, 8))
 
     return supervised(model, torch.optim.SGD(model.parameters(), lr=0.05), after)
+
+
+@loop(planned=True)
+def warned_of_as_filters_say(model, optimizer, batches) -> Loop:
+    """Torch warns of shapes that differ: in no step, in each, in each by an error, and in no step again."""
+    shown: list[str] = []
+    caught = warnings.catch_warnings()
+    caught.__enter__()
+    warnings.showwarning = lambda message, *_args, **_kwargs: shown.append(str(message))
+    warnings.simplefilter("ignore")
+
+    def step(batch):
+        return update(optimizer, F.mse_loss(model(batch[0]), batch[1].float()[:, None]))
+
+    def after(n, _):
+        if action := {CHANGE - 40: "always", CHANGE - 20: "error", CHANGE: "ignore"}.get(n):
+            warnings.simplefilter(action)
+
+    return Loop(step, model, optimizer, batches, lambda: {"shown": shown}, after, close=lambda: caught.__exit__())

@@ -68,7 +68,7 @@ BROAD = {
     *("order_by_numpy", "partial", "q_learning", "quasi_newton", "raises_before_the_middle"),
     *("several_sinks_in_order", "smoothing_chosen_at_random", "step_of_an_optimizer_that_is_left_out"),
     *("step_that_fails_on_some_batches", "tasks_in_turn", "throughput_by_the_clock"),
-    *("transitions_sampled_from_a_memory", "vectors_quantized"),
+    *("transitions_sampled_from_a_memory", "vectors_quantized", "warned_of_as_filters_say"),
 }
 
 QUICK_STEPS = 110
