@@ -83,6 +83,7 @@ CASES = {
     "hands on": Case(r"table\['n'\] \(\d -> \d\), and hands numbers to datetime"),
     "grows": Case(r"table\['names'\]"),
     "exchanges": Case(r"table\['object'\]"),
+    "marks a tensor": Case(r"0\.weight\.requires_grad \((True|False) -> (True|False)\)"),
 }
 
 

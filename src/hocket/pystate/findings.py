@@ -26,6 +26,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "hands on": ("it changes {}, which takes plain ones only", "do that outside the step"),
     "grows": ("it changes {}", "return what is to be kept, and keep it outside the step"),
     "exchanges": ("it changes {}", "make it once, outside the step"),
+    "marks a tensor": ("it changes {}", "set it outside the step, or take it back at the end of the step"),
     "steps a scheduler": ("it calls the step() of a scheduler, {}", "call it after the training step, not inside it"),
 }
 
