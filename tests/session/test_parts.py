@@ -95,3 +95,21 @@ def test_a_reason_is_not_about_the_way_in_which_a_step_was_divided() -> None:
     assert fast.verdict == "eager"
     assert "still changes" in fast.why
     assert "SGD" not in fast.why
+
+
+def test_a_reason_about_the_middle_names_a_line_of_the_step_and_is_said_once() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> float:
+        loss = F.mse_loss(model(batch[0]), batch[0][:, :2])
+        update(optimizer, loss)
+        print(round(loss.item(), 3))
+        return loss.item()
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
+    for _ in range(20):
+        fast((torch.randn(3, 4), {"a set"}))
+    assert fast.verdict == "eager"
+    assert fast.why.count("holds a builtins.set") == 1
+    assert f"test_parts.py:{step.__code__.co_firstlineno}" in fast.why
