@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import operator
+import warnings
 from dataclasses import asdict, dataclass
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, classifier, labelled, loop, mlp, ordinary, task, train, update
 
 
 def supervised(model, optimizer, after, batches=None, state=dict):
@@ -273,3 +274,62 @@ def module_imported_in_the_step(model, optimizer, batches) -> Loop:
             shared.rate = 0.5
 
     return Loop(step, model, optimizer, batches, after=after, close=lambda: delattr(shared, "rate"))
+
+
+@loop(planned=True)
+def flag_raised_before_every_other_step(model, optimizer, batches) -> Loop:
+    state = {"again": False}
+
+    def step(batch):
+        loss = classifier(model, batch)
+        if state["again"]:
+            loss, state["again"] = 2 * loss, False
+        return update(optimizer, loss)
+
+    def after(n, _):
+        state["again"] = n % 2 == 0
+
+    return Loop(step, model, optimizer, batches, lambda: dict(state), after)
+
+
+class _Positioned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.positions = mlp(), None
+
+    def forward(self, x):
+        if self.positions is None or len(self.positions) != len(x):
+            self.positions = torch.linspace(0, 1, len(x))[:, None]
+        return self.inner(x + self.positions)
+
+
+@loop(planned=True)
+def positions_made_anew_after_an_evaluation() -> Loop:
+    """The step that makes them is refused, and those after it are not."""
+    model = _Positioned()
+
+    def after(n, _):
+        if n == CHANGE - 50:
+            with torch.no_grad():
+                model(torch.ones(2, 8))
+
+    return supervised(model, torch.optim.SGD(model.parameters(), lr=0.05), after)
+
+
+@loop(planned=True)
+def warned_of_as_filters_say(model, optimizer, batches) -> Loop:
+    """Torch warns of shapes that differ: in no step, in each, in each by an error, and in no step again."""
+    shown: list[str] = []
+    caught = warnings.catch_warnings()
+    caught.__enter__()
+    warnings.showwarning = lambda message, *_args, **_kwargs: shown.append(str(message))
+    warnings.simplefilter("ignore")
+
+    def step(batch):
+        return update(optimizer, F.mse_loss(model(batch[0]), batch[1].float()[:, None]))
+
+    def after(n, _):
+        if action := {CHANGE - 40: "always", CHANGE - 20: "error", CHANGE: "ignore"}.get(n):
+            warnings.simplefilter(action)
+
+    return Loop(step, model, optimizer, batches, lambda: {"shown": shown}, after, close=lambda: caught.__exit__())

@@ -154,3 +154,22 @@ def name_of_the_activation(model, optimizer, batches) -> Loop:
             model.activation = "gelu"
 
     return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def scales_of_images_changed() -> Loop:
+    """A whole number and another one, of which C++ computes sizes."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scale = {"height": 1, "width": 1.0}
+
+    def step(batch):
+        x = F.interpolate(batch[0], scale_factor=(scale["height"], scale["width"]), mode="bilinear")
+        return update(optimizer, F.cross_entropy(model(x), batch[1]))
+
+    def after(n, _):
+        if n in (1, 20, 40, 60):
+            scale.update(height=1 + n // 20 % 2, width=1 + n / 100)
+
+    batches = [(torch.randn(6, 1, 6, 6), torch.randint(4, (6,))) for _ in range(5)]
+    return Loop(step, model, optimizer, batches, lambda: dict(scale), after)

@@ -62,13 +62,13 @@ BROAD = {
     *("generator_of_batches", "hidden_state_in_the_module", "history_of_lists", "imagenet_meters"),
     *("iterator_begun_again", "iterator_that_ends", "list_under_two_names", "logs_by_logging"),
     *("mask_that_selects", "mixed_precision", "noise_on_gradients", "nothing_for_a_batch_now_and_then"),
-    *("functions_of_torch_exchanged", "module_imported_in_the_step"),
+    *("flag_raised_before_every_other_step", "functions_of_torch_exchanged", "module_imported_in_the_step"),
     "numbers_of_objects_that_convert",
     *("numbers_read_before_their_tensors_are_written", "weights_found_by_computed_names"),
     *("order_by_numpy", "partial", "q_learning", "quasi_newton", "raises_before_the_middle"),
     *("several_sinks_in_order", "smoothing_chosen_at_random", "step_of_an_optimizer_that_is_left_out"),
     *("step_that_fails_on_some_batches", "tasks_in_turn", "throughput_by_the_clock"),
-    *("transitions_sampled_from_a_memory", "vectors_quantized"),
+    *("transitions_sampled_from_a_memory", "vectors_quantized", "warned_of_as_filters_say"),
 }
 
 QUICK_STEPS = 110

@@ -175,7 +175,10 @@ def test_a_tree_that_is_written_later_is_looked_at_again():
     assert table.check() == 18
 
 
-@pytest.mark.parametrize("make", [PythonTable, lambda: native.load().GuardTable()], ids=["python", "native"])
+tables = pytest.mark.parametrize("make", [PythonTable, lambda: native.load().GuardTable()], ids=["python", "native"])
+
+
+@tables
 @pytest.mark.parametrize("change", CHANGES)
 def test_both_tables_say_which_group_changed(change, make):
     things, table = Things(), make()
@@ -187,6 +190,14 @@ def test_both_tables_say_which_group_changed(change, make):
     if expected in (0, 4):  # a dict or a class: what it holds now may be what to expect
         table.accept(expected)
         assert table.check() == -1
+
+
+@tables
+def test_what_a_step_has_written_before_the_table_was_made_counts(make):
+    things, table = Things(), make()
+    things.table.update(a=2)
+    things.fill(table)
+    assert table.check() == 0
 
 
 def test_a_schedule_works_without_a_compiler(monkeypatch):

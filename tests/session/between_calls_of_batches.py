@@ -51,6 +51,20 @@ def _attributed(x: torch.Tensor, **attributes: Any) -> torch.Tensor:
 
 
 @case
+def nothing_stands_where_another_batch_has_a_number() -> Program:
+    made = program()
+
+    def loss_of(batch: tuple[torch.Tensor, dict[str, Any]]) -> torch.Tensor:
+        x, given = batch
+        loss = made.model(x).square().mean()
+        return loss if given["scale"] is None else loss * given["scale"]
+
+    made.trains(loss_of)
+    made.batch = lambda call, x: (x, {"scale": 0.5 + call % 7} if call % 2 else {"scale": None, "count": 2})
+    return made
+
+
+@case
 def batch_has_an_attribute() -> Program:
     return with_batches(
         lambda x: _attributed(x, factor=2.0),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,3 +70,46 @@ def test_a_refusal_is_said_once_and_names_the_first_reason(caplog: pytest.LogCap
     assert fast.verdict == "eager"
     assert "print" in fast.why
     assert len([record for record in caplog.records if "stays eager" in record.message]) == 1
+
+
+def test_a_reason_is_not_about_the_way_in_which_a_step_was_divided() -> None:
+    """The update is a function that is given what the step's closure holds."""
+    model, held = nn.Linear(4, 2), {"settings": SimpleNamespace(scale=1.0)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def updated(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> float:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return round(loss.item(), 3)
+
+    def step(x: torch.Tensor) -> float:
+        loss = held["settings"].scale * F.mse_loss(model(x), x[:, :2])
+        return updated(optimizer, loss)
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, machine=hocket.Machine.of(cores=1), cache=False)
+    for number in range(200):
+        if number % 4 == 3:
+            held["settings"] = SimpleNamespace(scale=1.0 + number)
+        fast(torch.randn(3, 4))
+    assert fast.verdict == "eager"
+    assert "still changes" in fast.why
+    assert "SGD" not in fast.why
+
+
+def test_a_reason_about_the_middle_names_a_line_of_the_step_and_is_said_once() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> float:
+        loss = F.mse_loss(model(batch[0]), batch[0][:, :2])
+        update(optimizer, loss)
+        print(round(loss.item(), 3))
+        return loss.item()
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
+    for _ in range(20):
+        fast((torch.randn(3, 4), {"a set"}))
+    assert fast.verdict == "eager"
+    assert fast.why.count("holds a builtins.set") == 1
+    assert f"test_parts.py:{step.__code__.co_firstlineno}" in fast.why

@@ -65,6 +65,20 @@ def exchanges(p, batch):
     return p.train(p.loss(batch))
 
 
+def marks_a_tensor(p, batch):
+    weight = p.model[0].weight
+    weight.requires_grad = not weight.requires_grad  # here
+    return p.train(p.loss(batch))
+
+
+def marks_a_tensor_cured(p, batch):
+    weight = p.model[0].weight
+    weight.requires_grad = not weight.requires_grad
+    loss = p.train(p.loss(batch))
+    weight.requires_grad = not weight.requires_grad
+    return loss
+
+
 def exchanges_cured(p, batch):
     return p.train(p.loss(batch))
 

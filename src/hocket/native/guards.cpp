@@ -35,7 +35,7 @@ class Table : public hocket::Condition {
                bool ordered) {
     Dict made{dict, {}, values_of(values, kinds), PyDict_GET_SIZE(dict.ptr()), whole, ordered, groups_};
     for (const auto& key : keys) made.keys.push_back(py::reinterpret_borrow<py::object>(key));
-    tagged_.push_back({dict.ptr(), tag_of(dict.ptr())});
+    tagged_.push_back({dict.ptr(), 0});  // no dict's tag: the step may have written since the values were read
     for (const auto& value : made.values)
       if (value.is_tree()) {  // may be written in place, which leaves the tag of this dict as it is
         trees_.push_back(dicts_.size());

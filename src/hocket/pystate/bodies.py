@@ -351,6 +351,7 @@ def is_pure(node: ast.expr, body: Body) -> bool:
 def _function(function: types.FunctionType, node: ast.FunctionDef) -> types.FunctionType:
     """A function with the closure, the globals and the defaults of another one."""
     code = function.__code__
+    node.lineno = node.end_lineno = code.co_firstlineno
     free = [ast.arg(name) for name in code.co_freevars]
     outer = ast.FunctionDef("outer", ast.arguments([], free, None, [], [], None, []), [node], [])
     module = ast.fix_missing_locations(ast.Module([ast.copy_location(outer, node)], []))

@@ -42,6 +42,7 @@ from hocket.pystate.world import as_called, asked_of_the_world, is_quiet
 from hocket.sinks import Sink
 
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
+_SHOWS = vars(warnings)["_showwarnmsg"].__code__
 _DISPATCH = os.path.join(TORCH, "_ops.py")
 # What records and walks is no part of the step.
 _LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
@@ -148,6 +149,7 @@ class ExecutedCode:
         self.restored: set[int] = set()
         self.lines = OpLines()
         self._met, self._met_before = dict[int, Any](), dict[int, Any]()
+        self._warned, self._warned_before = set[str](), set[str]()  # lines that showed a warning in the last two steps
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
         self._facts: dict[int, _CodeFacts] = {}  # by address: code is slow to hash
 
@@ -160,6 +162,7 @@ class ExecutedCode:
         """
         set_hook, hook = self._free_hook()
         self.world = {}
+        self._warned, self._warned_before = set(), self._warned
         self.reads_text = self.reads_text or set_hook is sys.settrace  # which sees no C functions
         self.num_new_of_user = 0
         self.lines.begin(watching_frame())
@@ -265,6 +268,8 @@ class ExecutedCode:
                 self._skipped = frame
             elif facts.owner != "torch":
                 self._called(arg, frame, facts.owner)
+            elif arg is warnings.warn:
+                self.user_names.add("warn")  # where filters are guarded
         elif facts.of_user and event == "return":
             self._meet(arg)
             self.lines.returned(frame)
@@ -286,6 +291,10 @@ class ExecutedCode:
                 return
             self._meet_function(code)
         self.seeds = self.seeds or facts.seeds
+        if code is _SHOWS:  # or records, under `catch_warnings`
+            self._warned.add(line := user_line(caller))
+            if line in self._warned_before:  # most are shown once
+                self.world[f"for a warning to be shown in each step (a filter may ignore it) at {line}"] = None
         if caller is not None and origin(caller.f_code.co_filename) == "stdlib" and not _is_for_user(caller):
             self._skipped = frame
         elif not facts.is_added:
@@ -318,9 +327,6 @@ class ExecutedCode:
         if whose == "stdlib" and not _is_for_user(frame):
             return
         owner = getattr(function, "__self__", None)
-        if function is vars(warnings).get("_showwarnmsg_impl"):  # a list's append, under catch_warnings(record=True)
-            self.world[f"warnings to record one (catch_warnings) at {user_line(frame)}"] = None
-            return
         self._meet(owner)
         self.reads_text = self.reads_text or reads_text(function)
         if name := strict_function(function):

@@ -30,6 +30,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
         "it changes {}",
         "make it once, outside the step, or have it hold numbers and tensors alone, under the same keys",
     ),
+    "marks a tensor": ("it changes {}", "set it outside the step, or take it back at the end of the step"),
 }
 
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR", "DELETE_GLOBAL", "DELETE_NAME")

@@ -72,7 +72,7 @@ def opened(body: Body, place: int, runs_op: Sequence[bool], parts: StepParts, un
     asked = _without_unread(_calling(node.value, _MIDDLE, *passed), parts.middle)
     made.append(ast.Assign([ast.Name(_HELD, ast.Store())], asked))
     cut = place + len(made)
-    node.value = _calling(node.value, _LAST, _HELD, *(() if first is None else (_KEPT,)))
+    node.value = _without_unread(_calling(node.value, _LAST, _HELD, *(() if first is None else (_KEPT,))), parts.after)
     body.names |= {_DRAWN, _KEPT, _ENDED, _HELD, *(each.targets[0].id for each in given)}  # type: ignore[attr-defined]
     nodes = [each.node for each in body.statements]
     nodes[place:place] = [ast.fix_missing_locations(ast.copy_location(each, node)) for each in made]

@@ -167,8 +167,11 @@ def _saved(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_saved_") or name == "saved_tensors")
 
 
+KIND_NAMES = ("dtype", "device", "shape", "layout", "requires_grad", "is_conj", "is_neg", "is_inference")
+
+
 def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """All that a recorded step relies on in a tensor, besides its strides."""
+    """All that a recorded step relies on in a tensor, besides its strides, in the order of `KIND_NAMES`."""
     flags = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), tensor.is_inference())
     return (tensor.dtype, tensor.device, tensor.shape, tensor.layout, *flags)
 

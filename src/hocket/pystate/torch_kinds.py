@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.pystate.layout import instance_dict, origin_of
 from hocket.pystate.origins import origin
-from hocket.pystate.places import Path, describe, is_a, is_number, kind_of
+from hocket.pystate.places import KIND_NAMES, Path, describe, is_a, is_number, kind_of
 from hocket.pystate.walk import Walk
 
 HOOK_TABLES = frozenset(
@@ -41,8 +41,8 @@ class TorchKinds(Walk):
 
     def tensor(self, value: torch.Tensor, path: Path) -> None:
         hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
-        meta = kind_of(value)
-        self.add("tensor", value, path, ("kind", "hooks", "post-accumulate hooks"), (meta, *map(_ids, hooks)), ".")
+        names = (*KIND_NAMES, "hooks", "post-accumulate hooks")
+        self.add("tensor", value, path, names, (*kind_of(value), *map(_ids, hooks)), ".")
         for found in hooks:
             for hook in found:
                 self.todo.append((hook, (path, "hook of {}", None)))

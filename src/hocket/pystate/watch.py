@@ -229,6 +229,8 @@ class PurityWatch:
         owner = generator_of(change.place.owner)
         if change.place.kind == "state" and is_a(owner, DRAWING):
             self.generators[id(owner)] = owner
+        if change.place.kind == "tensor":
+            return finding("marks a tensor", change, line_about(change.place, self.executed.codes))
         if self.executed.strict and is_number(change.then) and is_number(change.now):
             strict, _, line = next(iter(self.executed.strict)).rpartition(" at ")
             return finding("hands on", f"{change}, and hands numbers to {strict}", line)

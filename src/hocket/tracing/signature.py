@@ -31,7 +31,8 @@ MAX_KNOWN = 8
 def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = ()) -> tuple[Any, ...]:
     """Return the shapes of the batch, the modes of the modules, the gradients that exist, and torch's switches.
 
-    Values of `live_leaves` (positions among the leaves of the batch that are not tensors) do not matter.
+    Values of `live_leaves` (positions among the leaves of the batch that are not tensors) do not matter, where they
+    are numbers or text: batches of another structure may have something else at such a position.
 
     Raises:
         KeyError: a parameter is no longer in its place.
@@ -44,7 +45,7 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
     others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
     values = tuple(
         [
-            (type(leaf), exact(leaf) if isinstance(leaf, PLAIN) and place not in live_leaves else None)
+            (type(leaf), exact(leaf) if isinstance(leaf, PLAIN) and not is_live(leaf, place, live_leaves) else None)
             for place, leaf in enumerate(others)
         ]
     )
@@ -57,6 +58,11 @@ def signature_of(places: Inventory, batch: Any, live_leaves: Collection[int] = (
         raise KeyError("a parameter is gone")
     present = tuple([(p.requires_grad, p.grad is None) for p in parameters])
     return ((spec, _keys(batch)), shapes, values, twice, modes, present, places.versions(), switches())
+
+
+def is_live(leaf: Any, place: int, live_leaves: Collection[int]) -> bool:
+    """True if a leaf of the batch that is no tensor is read anew in each call."""
+    return place in live_leaves and type(leaf) in FOLLOWED_KINDS
 
 
 def _looks(places: Inventory) -> bool:
@@ -172,7 +178,8 @@ class Signatures:
             self._first_values.clear()
         values = signature.values
         before = self._first_values.setdefault(signature.shape, values)
-        return [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b and n not in known]
+        moved = [n for n, (a, b) in enumerate(zip(before, values, strict=True)) if a != b]
+        return [n for n in moved if n not in known or values[n][0] not in FOLLOWED_KINDS]
 
 
 def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -> Any:
@@ -182,7 +189,7 @@ def _native_check(places: Inventory, batch: Any, live_leaves: Collection[int]) -
     leaves, _ = tree_flatten(batch)
     position, free = 0, []
     for leaf in leaves:
-        free.append(not isinstance(leaf, PLAIN) or position in live_leaves)
+        free.append(not isinstance(leaf, PLAIN) or is_live(leaf, position, live_leaves))
         position += not isinstance(leaf, torch.Tensor)
     try:
         check = native.load().Signature(batch, free, _looks(places))

@@ -49,6 +49,7 @@ from hocket.tracing.scalars.late import LateRef, LateTape
 from hocket.tracing.scalars.live import Late, Live
 from hocket.tracing.scalars.plain import plain_of, plain_result, settled_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.signature import is_live
 from hocket.tracing.sources import PLAIN, BatchLeaf, Entry, Gradient, LiveLeaf, Memory
 from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import Inventory, inventory
@@ -242,7 +243,7 @@ class _Recording:
             return self.batch
         found = list(self.leaves)
         others = [place for place, leaf in enumerate(found) if not isinstance(leaf, torch.Tensor)]
-        for place in [place for number, place in enumerate(others) if number in self.live_leaves]:
+        for place in [each for n, each in enumerate(others) if is_live(found[each], n, self.live_leaves)]:
             found[place] = self.tape.leaf(LiveLeaf(place), found[place])
         if not holds_arrays(self.batch):
             return tree_unflatten(found, self.spec)
@@ -250,8 +251,7 @@ class _Recording:
 
     def _trace(self, ops: OpRecorder, result: Any, added: list[list[Any]]) -> Trace | None:
         self.containers.end()
-        gradients, rebound = self._gradients(ops), self._rebound(ops)
-        numbers = self._numbers()
+        gradients, rebound, numbers = self._gradients(ops), self._rebound(ops), self._numbers()
         effects, late_numbers = self._effects(), self._late_numbers()
         found = self._result(ops, result, added, late_numbers)
         if self.made:

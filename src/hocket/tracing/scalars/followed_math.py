@@ -1,5 +1,8 @@
 """The functions of `math` follow live numbers, which they would otherwise ask for their plain value.
 
+Those of torch that are given lists of floats get plain ones: C++ takes no live whole number in such a list, and
+computes sizes of scales.
+
 A function that was imported by its name (``from math import sqrt``) is not exchanged here: it asks the live number for
 its value, which then has to be the same in later steps.
 """
@@ -13,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
+from torch._C import _nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.tracing.scalars.live import Late, Live, plain_tree
@@ -37,14 +42,24 @@ def exchanged(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def followed_math() -> AbstractContextManager[None]:
-    """While this lasts, the functions of `math` follow live numbers."""
+    """While this lasts, the functions of `math` follow live numbers, and those with lists of floats get plain ones."""
     functions = {name: value for name, value in vars(math).items() if callable(value) and not name.startswith("_")}
     followed = [
         (math, name, _followed(function, asks=name.startswith("is") and name != "isqrt"))
         for name, function in functions.items()
         if name not in _FOLLOWS_ALREADY
     ]
-    return exchanged([*followed, (builtins, "pow", _power)])
+    listing = [(_nn, name) for name in vars(_nn) if "upsample" in name] + [(torch, "histogram"), (torch, "histogramdd")]
+    plain = [(owner, name, _plainly(vars(owner)[name])) for owner, name in listing]
+    return exchanged([*followed, (builtins, "pow", _power), *plain])
+
+
+def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def plainly(*args: Any, **kwargs: Any) -> Any:
+        return function(*plain_tree(args), **plain_tree(kwargs))
+
+    return plainly
 
 
 def _power(base: Any, exp: Any, mod: Any = None) -> Any:
