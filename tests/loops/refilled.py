@@ -179,6 +179,20 @@ def stats_read_as_a_whole() -> Loop:
 
 
 @loop(planned=True)
+def stats_swapped_between_steps() -> Loop:
+    def writes(trainer, loss):
+        trainer.stats["sum"] += loss.item()
+        trainer.stats["n"] += 1
+        trainer.seen = trainer.stats["n"] + (trainer.other["n"] * 2 if trainer.other else 0)
+
+    def after(trainer, n, result):
+        trainer.other = trainer.other or {"sum": 5.0, "n": 100}
+        trainer.stats, trainer.other = trainer.other, trainer.stats
+
+    return adversaries(writes, {"sum": 0.0, "n": 0}, watched=after)
+
+
+@loop(planned=True)
 def stats_written_between_steps() -> Loop:
     def after(trainer, n, result):
         if n % 9 == 0:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from hocket.errors import InputError
-from hocket.pystate.places import Place
+from hocket.pystate.places import Place, containers_in
 from hocket.tracing.sources import Entry, Gradient, GroupOf, StateOf, ValueOf
 
 
@@ -135,7 +135,10 @@ def inventory(
     kept = tuple([leaf for leaf in leaves if id(leaf.get()) not in names])
     parameters += kept
     known = {id(entry.get()): entry for entry in (*parameters, *tensors)}
+    inner = {id(container) for each in further for container in containers_in(each.get())}
     for each in further:
+        if id(each.owner) in inner:
+            continue  # a part of what stands at another one
         value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
         for path, element in [((), value)] if each.is_whole else _leaves(value, follows):
             one = replace(entry, name=entry.name + "".join(f"[{part!r}]" for part in path), path=path)
