@@ -6,6 +6,7 @@ import inspect
 import re
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
+import hocket
 from equivalence.compare import assert_same, check_twins, copied
 from equivalence.test_steps import adam, mlp, mse, pairs
 from hocket.errors import CaptureError, HocketError
@@ -248,3 +250,23 @@ def test_what_looks_like_a_refusal_but_can_be_followed_is_captured():
     job = job_of(body)
     job.step(job.batch(0))
     assert len(capture(job.step, job.model, job.optimizer, job.batch(0)).graph) > 10
+
+
+def test_code_that_is_new_in_each_step_is_named():
+    model, calls = mlp(), {"n": 0}
+    optimizer = adam(model)
+
+    def step(batch):
+        made: dict[str, Any] = {}
+        calls["n"] += 1
+        exec(f"def scaled(loss): return loss * {calls['n']}.5", made)
+        loss = made["scaled"](mse(model, batch))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    job = Job(step, model, optimizer, pairs())
+    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
+    for number in range(12):
+        fast(job.batch(number))
+    assert re.search(r"for the first time in each .* scaled at <string>:1\): make functions once", fast.why), fast.why

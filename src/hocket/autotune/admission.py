@@ -133,7 +133,11 @@ class Admission:
                 raise RefusedError(in_words(seen.findings))
             if seen.settled and watch.num_watched >= WATCHED_STEPS:
                 return
-        raise RefusedError(f"it ran code for the first time in each of {MAX_WATCHED} steps")
+        newest = watch.executed.newest or "of torch's own"
+        raise RefusedError(
+            f"it ran code for the first time in each of {MAX_WATCHED} steps (the last time {newest}): "
+            "make functions once, outside the step, or give it more steps to warm up"
+        )
 
     def _recorded(self, form: str) -> Generator[Item, Any, RecordedForm]:
         found: RecordedForm = yield RecordedStep(form)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hocket.autotune.candidate import TunerConfig
-from hocket.pystate.changes import Change, differences, in_words, parts_of
+from hocket.pystate.changes import Change, differences, in_words, named, parts_of
 from hocket.pystate.executed import NamesKnown
 from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.origins import step_line
@@ -145,7 +145,9 @@ def _judged(
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.
         unseen = [change for change in unseen if change.then is not ABSENT or _was_looked_at(change, seen, names)]
     if unseen or watch.executed.num_new_of_user:
-        return RecordedForm(seen.result, guards, is_settled=False, reason="it did something new in each recorded step")
+        what = f"changes {named(unseen)}" if unseen else f"runs {watch.executed.newest} for the first time"
+        why = f"it did something new in each recorded step: the last one {what}; make it once, outside the step"
+        return RecordedForm(seen.result, guards, is_settled=False, reason=why)
     return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, recorded.batch))
 
 

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -128,6 +129,7 @@ class ExecutedCode:
         restored: generators of which it was seen that the step leaves them as it finds them, by their address.
         asks_draws: what draws or seeds is asked otherwise (see `hocket.pystate.drawn`).
         num_new, num_new_of_user: pieces of code that the last watched step ran for the first time, all and the user's.
+        newest: the last such piece of the user's, in words.
     """
 
     def __init__(self, divided: tuple[CodeType, ...] = ()) -> None:
@@ -145,6 +147,7 @@ class ExecutedCode:
         self.persistent: dict[int, Any] = {}
         self.codes: set[CodeType] = set()
         self.num_new = self.num_new_of_user = 0
+        self.newest = ""
         self.calls_sinks = self.reads_text = self.seeds = self.asks_draws = False
         self.restored: set[int] = set()
         self.lines = OpLines()
@@ -217,6 +220,8 @@ class ExecutedCode:
         whose = origin(file)
         is_users = whose in ("user", "library")
         self.num_new_of_user += is_users
+        if is_users:
+            self.newest = f"{code.co_qualname} at {Path(file).name}:{code.co_firstlineno}"
         if is_users and code.co_name in _CONVERSIONS and "hash" not in code.co_names:
             self.strict[f"{code.co_qualname} at {user_line()}"] = None
         if whose == "stdlib" and is_strict(sys.modules.get(namespace.get("__name__", ""))):
