@@ -8,6 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # Two test processes share two cores: an idle OpenMP thread that spins holds up the other one a hundredfold. libgomp
@@ -103,12 +104,24 @@ def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "here", staticmethod(lambda: alone))
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Eager, the serial plan and every lane are one thread wide: then they take the same kernels."""
+@contextmanager
+def threads(count: int) -> Iterator[None]:
     import torch
 
     usual = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     yield
     torch.set_num_threads(usual)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Eager, the serial plan and every lane are one thread wide: then they take the same kernels."""
+    with threads(1):
+        yield
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    with threads(2):
+        yield

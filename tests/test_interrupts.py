@@ -135,14 +135,6 @@ def interrupted(seed: int, expected, interrupts: int) -> int:
     return caught
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def sweep(count: int) -> None:
     expected = eager_states()
     caught, seed = 0, 0

@@ -6,7 +6,8 @@ import re
 import sys
 
 import pytest
-from tests.search.pieces import LR, SPACE, random_study, searched, train
+from tests.search.pieces import LR, SPACE, train
+from tests.search.searches import random_study, searched
 
 import hocket
 from hocket.errors import MissingDependencyError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -119,14 +118,3 @@ def test_it_runs_from_the_root_of_the_repository(words):
 def test_hocket_does_not_import_the_benchmarks():
     program = "import sys, hocket, hocket.cli.parser\nassert not [m for m in sys.modules if m.startswith('benchmarks')]"
     subprocess.run([sys.executable, "-c", program], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-
-
-@pytest.mark.slow
-def test_versions_of_the_same_sources_are_compared_in_turns(bench, tmp_path):
-    found = bench("versions", ROOT / "src", "digits-cnn", "--rounds", 2, "-o", "versions.json")
-    assert found.status == 0
-    assert found.out.startswith("another version's steps")
-    row = json.loads((tmp_path / "versions.json").read_text())["targets"]["digits-cnn"]
-    assert row["other"].keys() == row["this"].keys() == {"calls", "verdict", "why", "step_ms", "eager_ms"}
-    assert row["ratio"] == row["other"]["step_ms"] / row["this"]["step_ms"]
-    assert 0 < row["low"] <= row["high"]

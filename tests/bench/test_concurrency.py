@@ -15,23 +15,12 @@ from hocket import native, zoo
 from hocket.errors import InputError
 from hocket.ir import Machine
 from hocket.tracing.compiling.request import request_of
+from support.refusals import refused
 
 
 def test_a_target_that_it_does_not_have_is_named_before_anything_is_measured():
     with pytest.raises(InputError, match=r"expected some of bert-tiny, dcgan, .*resnet20/64.*, got 'lenet'"):
         concurrency.run(targets=("mlp", "lenet"))
-
-
-def test_a_large_target_is_measured_with_another_batch(monkeypatch):
-    measured = []
-    row = {"scheduled": "all", "speedup": {"all": 2.0}, "to_bound": {"all": 1.0}}
-    monkeypatch.setattr(concurrency, "measure", lambda name, size, **_: measured.append((name, size)) or row)
-    found = concurrency.run(targets=("resnet20/64", "mlp", "resnet50/2"))
-    assert measured == [("mlp", {}), ("resnet20", {"batch_size": 64}), ("resnet50", {"batch_size": 2})]
-    assert list(found["large"]) == ["resnet20/64", "resnet50/2"]
-    for wrong in ("resnet50/0", "resnet50/", "mlp/2", "resnet50/x"):
-        with pytest.raises(InputError, match=f"got '{wrong}'"):
-            concurrency.run(targets=(wrong,))
 
 
 def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
@@ -59,8 +48,7 @@ def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(
 
 @pytest.mark.parametrize("bench", [promises, compiling])
 def test_an_unknown_target_is_named(bench) -> None:
-    with pytest.raises(InputError, match="unheard-of"):
-        bench.measure("unheard-of/4")
+    refused("unheard-of", bench.measure, "unheard-of/4")
 
 
 @pytest.mark.slow

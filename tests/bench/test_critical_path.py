@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.critical_path.measured import on_cores
-from benchmarks.critical_path.simulated import PAPER, Setting, _Graphs, measure, sensitivity
+from benchmarks.critical_path.simulated import PAPER, Setting, _Graphs, measure
 from hocket.ir import Machine
 
 SETTING = Setting(Machine.preset("p100"))
@@ -28,24 +28,6 @@ def test_every_method_adds_something_and_nothing_beats_the_bound():
     assert found["peak_ratio"] <= 1.1
     assert 1 < found["streams"] <= 8
     assert found["events"] < found["edges_across"]
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("caffenet", (16, 64)), pytest.param("alexnet", (8, 32, 128), marks=pytest.mark.slow)]
-)
-def test_the_gain_shrinks_with_the_batch(name, sizes):
-    gains = [row(name, size)["speedup"]["full"] for size in sizes]
-    assert gains == sorted(gains, reverse=True)
-    assert gains[0] > 1.05
-
-
-@pytest.mark.slow
-def test_each_assumption_is_varied_alone():
-    found = sensitivity({"alexnet": CAPTURED("alexnet", 32)}, SETTING)
-    assert found["as it is"] == pytest.approx(row("alexnet", 32)["speedup"]["full"], rel=1e-12)
-    assert found["a barrier takes 5 us"] < found["a barrier takes 20 us"] < found["a barrier takes 50 us"]
-    assert found["kernels leave 50% of what they fill to others"] > found["as it is"]
-    assert len(set(found.values())) > 10
 
 
 @pytest.mark.slow

@@ -23,10 +23,9 @@ from benchmarks.bench import Budget
 from benchmarks.cli import main, make_parser
 from benchmarks.critical_path import measured
 from benchmarks.gpu import PARTS, Part
-from benchmarks.gpu_papers import NOT_MEASURED, busy_by_tenths, occupancy_of
-from hocket import zoo
+from benchmarks.gpu_papers import NOT_MEASURED, occupancy_of
 from hocket.backends import StreamBackend
-from hocket.ir import Costs, Device, Machine, Share, Span, Timeline
+from hocket.ir import Device, Machine
 from support.strict_cuda import CaptureRefusedError, StrictCuda
 
 CONTENDERS = {"eager", "eager graph", "graph", "layers", "asynchronous", "full", "compile", "autotuned"}
@@ -140,25 +139,6 @@ def test_streams_are_measured_in_small_batches_first_and_what_is_left_out_is_nam
     assert short["geomean"]["large"] == {}, "of nothing there is no mean, and JSON has no word for NaN"
 
 
-def test_a_network_that_fails_costs_itself_alone(monkeypatch):
-    """A package that is not there, or any other error of one network."""
-    load = zoo.load
-
-    def broken(name, **settings):
-        if name == "mlp":
-            raise RuntimeError("mlp needs a package that is not here")
-        return load(name, **settings)
-
-    monkeypatch.setattr(zoo, "load", broken)
-    monkeypatch.setattr(measured, "_compiled", uncompiled)
-    networks = {"mlp": (2, 4), "lenet": (2, 4)}
-    found = measured.on_streams(nowhere(), "cpu", networks, 1, 1, Budget(), lambda _: None)
-    assert list(found["networks"]) == ["lenet/2", "lenet/4"]
-    assert found["left_out"] == {
-        label: f"{label}: mlp needs a package that is not here" for label in ("mlp/2", "mlp/4")
-    }
-
-
 def test_a_contender_that_fails_costs_itself_alone(monkeypatch):
     """A graph that cannot be captured is not timed as one, and a step that cannot be compiled is named."""
     device = StrictCuda(lambda capture, op: (_ for _ in ()).throw(CaptureRefusedError("out of memory")))
@@ -174,49 +154,6 @@ def test_a_contender_that_fails_costs_itself_alone(monkeypatch):
     assert found["left_out"]["lenet/2: autotuned"].endswith("no compiler for max-autotune")
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def spend(budget: Budget, clock: Clock, what: str, took_s: float, **options) -> bool:
-    with budget.item(what, **options) as begun:
-        if begun:
-            clock.now_s += took_s
-    return begun
-
-
-def test_an_item_is_guessed_by_the_dearest_of_its_kind():
-    clock = Clock()
-    budget = Budget(100.0, clock)
-    assert spend(budget, clock, "a", 10.0, units=2)
-    assert spend(budget, clock, "b", 8.0)  # 8 s per unit
-    assert not spend(budget, clock, "c", 1.0, units=11), "88 s are more than the 82 that are left"
-    assert spend(budget, clock, "d", 1.0, units=10)
-    assert budget.left_out == {"c": "c: no time: expected 88 s, 82 s left of 100"}
-    assert budget.left_s() == 81.0
-
-
-def test_the_first_of_a_kind_begins_while_any_time_is_left():
-    clock = Clock()
-    budget = Budget(10.0, clock)
-    assert spend(budget, clock, "a", 9.0)
-    assert not spend(budget, clock, "b", 1.0)
-    assert spend(budget, clock, "c", 5.0, kind="other")
-    assert not spend(budget, clock, "d", 0.0, kind="third")
-    assert budget.left_s() == 0.0
-
-
-def test_a_kind_may_be_held_to_a_share():
-    clock = Clock()
-    budget = Budget(90.0, clock)
-    assert spend(budget, clock, "a", 20.0, kind="compile", share=1 / 3)
-    assert not spend(budget, clock, "b", 20.0, kind="compile", share=1 / 3)
-    assert "expected 20 s, 10 s left" in budget.left_out["b"]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_every_row_says_so(tmp_path, capsys):
     path = tmp_path / "rows.json"
@@ -227,15 +164,6 @@ def test_without_a_gpu_every_row_says_so(tmp_path, capsys):
     said = capsys.readouterr().out
     for label in ("co-run: two small products", "blocks and threads", "occupancy: lenet/64"):
         assert f"{label}: {NOT_MEASURED}" in said
-
-
-def test_occupancy_over_a_step_is_that_of_the_ops_that_run():
-    spans = (Span("a", "s", 10.0, 15.0), Span("b", "t", 10.0, 20.0), Span("c", "t", 20.0, 20.0))
-    shares = {"a": {"gpu0": Share(0.75)}, "b": {"gpu0": Share(0.5)}}
-    costs = Costs({op: {"gpu0": 1.0} for op in "abc"}, shares=shares)
-    line = Timeline(spans, ("s", "t"), "measured")
-    assert busy_by_tenths(line, costs, "gpu0") == [1.0] * 5 + [0.5] * 5
-    assert busy_by_tenths(Timeline((), (), "measured"), costs, "gpu0") == [0.0] * 10
 
 
 def test_occupancy_of_a_network_on_the_strict_device():

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from benchmarks.curves import Curve, Curves
-from benchmarks.regression import evaluate, sampled_widths
-from benchmarks.regression_tables import INTERVALS, PAPER_TABLE_IV, SAMPLES, Table, table_iv, table_v
+from benchmarks.regression_tables import INTERVALS, PAPER_TABLE_IV, Table, table_iv, table_v
 
-ROOT = Path(__file__).parents[2]
 LINEAR = Curves(
     tuple(Curve("Mul", str(n), float(n), float(n), (4.0 * n, 2.0 * n, 1.0 * n, 3.0 * n)) for n in range(1, 41))
 )
@@ -25,29 +20,6 @@ def text(table: Table) -> str:
     with console.capture() as shown:
         console.print(table)
     return shown.get()
-
-
-@pytest.mark.parametrize(("n", "widths"), [(1, (34,)), (2, (17, 51)), (4, (9, 26, 43, 60)), (68, tuple(range(1, 69)))])
-def test_samples_are_spread_evenly(n: int, widths: tuple[int, ...]) -> None:
-    assert sampled_widths(n, 68) == widths
-    assert [len(set(sampled_widths(n, 68))) for n in SAMPLES] == list(SAMPLES)
-
-
-def test_accuracy_and_r2_are_what_the_paper_says() -> None:
-    """Nearest neighbours with every op of the training set as a neighbour predict the mean: all can be worked out."""
-    known = [Curve("Mul", str(t), 0.0, 0.0, (1.0, t)) for t in (2.0, 4.0)]
-    asked = [Curve("Mul", str(t), 0.0, 0.0, (1.0, t)) for t in (1.0, 2.0, 6.0)]
-    score = evaluate(Curves(tuple(known)), "K-Neighbors", 1, test=Curves(tuple(asked)))
-    assert score.accuracy == pytest.approx(1 - (2 / 1 + 1 / 2 + 3 / 6) / 3)
-    assert score.r2 == pytest.approx(1 - (4 + 1 + 9) / (4 + 1 + 9))
-
-
-def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
-    code = (
-        "import sys, benchmarks.regression_tables\nprint([m for m in ('torch', 'sklearn', 'rich') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_table_iv_sets_the_papers_figures_beside_ours() -> None:

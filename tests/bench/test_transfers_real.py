@@ -1,7 +1,4 @@
-"""Real ranks in network namespaces; skipped, with the reason, where there can be none.
-
-Paced workers: what they do is a recorded step, and what is said of their steps is counted right.
-"""
+"""Real ranks in network namespaces; skipped, with the reason, where there can be none. Paced workers, in small."""
 
 from __future__ import annotations
 
@@ -11,10 +8,9 @@ import pytest
 
 from benchmarks import paced
 from benchmarks.namespaces import linked, unavailable_reason
-from benchmarks.paced.ranks import StepRecord, Workload, recorded
+from benchmarks.paced.ranks import recorded
 from benchmarks.transfers_rank import WARM_UP_STEPS
 from benchmarks.transfers_real import run
-from hocket.planning.transfers.receives import Receives
 
 REASON = unavailable_reason()
 needs_namespaces = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -58,10 +54,6 @@ def test_agents_that_pull_in_every_call():
         assert row["orders"][order]["steps_in_order"] == row["orders"][order]["steps"] == 3
 
 
-# Two values of one second; a second of work needs the first, another one both.
-TWO = Receives(("a", "b"), (1e6, 1e6), (0, 0), (1,), (1, 3), (1e6, 1e6), (0, 1))
-
-
 def test_a_recorded_step_computes_as_long_as_it_receives():
     work = recorded("lenet", 1, 1e6, 0.5, batch_size=2)
     assert sum(work.receives.works_us) == pytest.approx(0.5e6)
@@ -70,27 +62,6 @@ def test_a_recorded_step_computes_as_long_as_it_receives():
     assert work.receives.makespan_us(work.planned) <= work.upper_us
     assert work.efficiency(work.upper_us) == 0.0
     assert work.efficiency(work.lower_us) == 1.0
-
-
-def test_what_is_said_of_steps():
-    work = Workload(TWO, (1, 1), (0, 1), 1.0)
-    assert (work.upper_us, work.lower_us) == (4e6, 2e6)
-
-    def step(is_planned, order, *ends_s):
-        return [StepRecord(order, is_planned, 0, int(end * 1e9)) for end in ends_s]
-
-    steps = [
-        *(step(True, (0, 1), 3.0, 3.0), step(True, (0, 1), 3.0, 3.0)),
-        *(step(False, (1, 0), 4.0, 3.0), step(False, (1, 0), 4.0, 2.0)),
-    ]
-    row = paced._summary(work, steps, (1.0, 2.0))
-    assert row["r2_of_efficiency"] == pytest.approx(1.0)
-    assert row["planned"]["predicted_us"] == row["planned"]["step_us"] == 3e6
-    assert row["random"]["predicted_us"] == row["random"]["step_us"] == 4e6
-    assert row["planned"]["normalised_p95"] == 1.0
-    assert row["planned"]["straggler_share"] == 0.0
-    assert row["random"]["straggler_share"] == pytest.approx(0.375)
-    assert row["throughput"] == pytest.approx(4 / 3)
 
 
 @pytest.mark.slow

@@ -52,8 +52,8 @@ def test_deadlocks_between_lanes_are_named():
     graph = Graph(tuple(Op(name) for name in "abcd"), (Edge("a", "b"), Edge("c", "d")))
     with pytest.raises(PlanError, match="deadlock: ") as caught:
         check(graph, Plan((Lane("x", ("d", "a")), Lane("y", ("b", "c")))))
-    assert "op 'd' depends on 'c'" in str(caught.value)
-    assert "op 'a' comes after 'd' on lane 'x'" in str(caught.value)
+    for part in ("b' depends on 'a'", "c' comes after 'b' on lane 'y'", "d' depends on 'c'", "a' comes after 'd' on"):
+        assert f"op '{part}" in str(caught.value)
     with pytest.raises(PlanError, match="op 'a' is told to wait for 'b'"):
         check(AB, Plan((Lane("x", ("a",)), Lane("y", ("b",))), {"a": ("b",)}))
     with pytest.raises(PlanError, match="op 'a' is told to wait for 'a'"):

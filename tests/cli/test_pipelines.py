@@ -21,6 +21,7 @@ from .conftest import TINY
 TARGETS = """
 import torch
 import hocket
+from support.steps import update
 
 
 def job_of(model, step_of, rows=8, models=None):
@@ -31,11 +32,7 @@ def job_of(model, step_of, rows=8, models=None):
 
 def plain(model, optimizer):
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
     return step
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.distributed import TCPStore
 
 from cli.conftest import TINY
+from distributed.ranks import listening
 from hocket.cli import ranks
 
 
@@ -156,11 +157,7 @@ def make():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).square().mean())
 
     return hocket.Job(step, model, optimizer, Batches(), name="killed")
 """
@@ -214,7 +211,7 @@ def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
         while not (tmp_path / "killed").exists():
             assert job.poll() is None
             there = _below(job.pid)
-            ports.update(*(_listening(process) for process in there))
+            ports.update(*(listening(process) for process in there))
             seen.update(there)
             time.sleep(0.02)
         said = job.communicate(timeout=120)[1]
@@ -229,20 +226,7 @@ def test_processes_and_ports_are_gone_after_a_fault(tmp_path):
     assert len(seen) >= 3
     assert len(ports) >= 3
     assert not [process for process in seen if Path(f"/proc/{process}").exists()]
-    assert not ports & _listening(None)
-
-
-def _listening(process: int | None) -> set[str]:
-    """The addresses that a process listens at, or any process does."""
-    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
-    sockets = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
-    if process is None:
-        return set(sockets.values())
-    try:
-        links = [os.readlink(f"/proc/{process}/fd/{name}") for name in os.listdir(f"/proc/{process}/fd")]
-    except OSError:  # it has ended meanwhile
-        return set()
-    return {sockets[link] for link in links if link in sockets}
+    assert not ports & listening(None)
 
 
 def _below(process: int) -> list[int]:

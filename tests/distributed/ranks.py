@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
@@ -82,6 +84,20 @@ class Ranks:
             self._listen(rank, 0.1)
         return self.ends[rank]
 
+    def raised(self, rank: int, timeout_s: float = 60.0) -> str:
+        """The error that a rank ended with."""
+        kind, text = self.end(rank, timeout_s)
+        assert kind == "raised", (kind, text)
+        return text
+
+    def check_lost(self, victim: int, names: Sequence[str] = (), timeout_s: float = 30.0) -> None:
+        """All others ended with an error that says who lost whom."""
+        names = names or [f"rank {rank}" for rank in range(self._world)]
+        for rank in set(range(self._world)) - {victim}:
+            text = self.raised(rank, timeout_s)
+            assert text.startswith(f"PeerError: {names[rank]}"), text
+            assert f"lost {names[victim]}" in text, text
+
     def returned(self, timeout_s: float = 60.0) -> list[Any]:
         """What all ranks return."""
         ends = [self.end(rank, timeout_s) for rank in range(len(self.processes))]
@@ -114,6 +130,20 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return taken.getsockname()[1]
+
+
+def listening(process: int | str | None = "self") -> set[str]:
+    """The addresses and ports at which a process listens, or any process does, as the kernel writes them."""
+    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
+    sockets = {f"socket:[{row[9]}]": row[1] for row in rows if row[3] == "0A"}
+    if process is None:
+        return set(sockets.values())
+    found = set()
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for name in os.listdir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                found.add(sockets.get(os.readlink(f"/proc/{process}/fd/{name}"), ""))
+    return found - {""}
 
 
 def ended(pipe: Any, timeout_s: float = 60.0) -> tuple[str, Any]:

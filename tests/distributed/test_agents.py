@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -24,6 +25,21 @@ def address(ranks: Ranks) -> str:
     return f"127.0.0.1:{ranks.store.port}"
 
 
+@contextmanager
+def publishing(stages, agent, *given, workers=1, servers=1, count=1, timeout_s=TIMEOUT_S):
+    """Ranks that have begun to publish, and agents of them."""
+    with Ranks(rank_that_publishes, workers + servers, workers, servers, stages, timeout_s) as ranks:
+        ranks.store.set("begin", "")
+        with Ranks(agent, count, address(ranks), *given) as agents:
+            yield ranks, agents
+
+
+def ended(ranks: Ranks) -> list:
+    """What ranks return that wait for their end only."""
+    ranks.store.set("end", "")
+    return ranks.returned()
+
+
 @pytest.mark.parametrize(
     ("workers", "servers", "options"),
     [(1, 2, {"order": "reverse", "executor": "python"}), (2, 1, {"order": "layer", "ahead": False})],
@@ -31,15 +47,13 @@ def address(ranks: Ranks) -> str:
 )
 def test_a_call_has_one_version(workers, servers, options):
     stages = [("begin", 1), ("go on", None if workers == 1 else 40), ("end", 0)]
-    with Ranks(rank_that_publishes, workers + servers, workers, servers, stages) as ranks:
-        ranks.store.set("begin", "")
-        with Ranks(versions_seen, 2, address(ranks), 40, options) as agents:
-            for agent in range(2):
-                agents.heard(agent, "first")
-            ranks.store.set("go on", "")
-            found = agents.returned(120)
-            ranks.store.set("end", "")
-        published = ranks.returned()[0]
+    ways = {"workers": workers, "servers": servers, "count": 2}
+    with publishing(stages, versions_seen, 40, options, **ways) as (ranks, agents):
+        for agent in range(2):
+            agents.heard(agent, "first")
+        ranks.store.set("go on", "")
+        found = agents.returned(120)
+        published = ended(ranks)[0]
     for seen, arrivals, text in found:
         assert seen == sorted(seen)
         assert set(seen) <= set(published)
@@ -84,8 +98,7 @@ def test_versions_are_held_and_what_is_gone_is_named(servers):
             agents.heard(0, "waits")
             ranks.store.set("again", "")
             assert agents.returned() == [9]
-        ranks.store.set("end", "")
-        assert ranks.returned()[0] == list(range(1, 10))
+        assert ended(ranks)[0] == list(range(1, 10))
 
 
 def rest_between_calls(rank, say, address, seconds):
@@ -100,14 +113,11 @@ def rest_between_calls(rank, say, address, seconds):
 
 def test_an_agent_that_is_idle_stays():
     stages = [("begin", 1), ("go on", 1), ("end", 0)]
-    with Ranks(rank_that_publishes, 2, 1, 1, stages, 3.0) as ranks:
-        ranks.store.set("begin", "")
-        with Ranks(rest_between_calls, 1, address(ranks), 4.5) as agents:
-            agents.heard(0, "rests")
-            ranks.store.set("go on", "")
-            assert agents.returned() == [([-1.0] * 9, [-2.0] * 9)]
-        ranks.store.set("end", "")
-        ranks.returned()
+    with publishing(stages, rest_between_calls, 4.5, timeout_s=3.0) as (ranks, agents):
+        agents.heard(0, "rests")
+        ranks.store.set("go on", "")
+        assert agents.returned() == [([-1.0] * 9, [-2.0] * 9)]
+        ended(ranks)
 
 
 def wait_for_a_version(rank, say, address):
@@ -120,8 +130,7 @@ def test_a_job_that_publishes_nothing_is_said():
         ranks.heard(0, "there")
         with Ranks(wait_for_a_version, 1, address(ranks)) as agents:
             agents.returned()
-        ranks.store.set("end", "")
-        ranks.returned()
+        ended(ranks)
 
 
 def call_until_lost(rank, say, address):
@@ -134,26 +143,20 @@ def call_until_lost(rank, say, address):
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_an_agent_that_is_lost_does_not_disturb_the_training(number):
     stages = [("begin", None), ("end", 3)]
-    with Ranks(rank_that_publishes, 2, 1, 1, stages) as ranks:
-        ranks.store.set("begin", "")
-        with Ranks(call_until_lost, 1, address(ranks)) as agents:
-            agents.heard(0, "called")
-            agents.signal(0, number)
-            with Ranks(versions_seen, 1, address(ranks), 2, {"executor": "python"}) as others:
-                others.returned()
-            ranks.store.set("end", "")
-            versions, steps = ranks.returned()
+    with publishing(stages, call_until_lost) as (ranks, agents):
+        agents.heard(0, "called")
+        agents.signal(0, number)
+        with Ranks(versions_seen, 1, address(ranks), 2, {"executor": "python"}) as others:
+            others.returned()
+        versions, steps = ended(ranks)
     assert steps == len(versions) >= 5
 
 
 def test_agents_end_with_their_servers():
-    with Ranks(rank_that_publishes, 3, 1, 2, [("begin", None), ("never", 0)]) as ranks:
-        ranks.store.set("begin", "")
-        with Ranks(call_until_lost, 1, address(ranks)) as agents:
-            agents.heard(0, "called")
-            ranks.signal(2, signal.SIGKILL)
-            kind, text = agents.end(0)
-    assert kind == "raised"
+    with publishing([("begin", None), ("never", 0)], call_until_lost, servers=2) as (ranks, agents):
+        agents.heard(0, "called")
+        ranks.signal(2, signal.SIGKILL)
+        text = agents.raised(0)
     assert text.startswith("PeerError: agent 1 lost server1: "), text
 
 
@@ -197,12 +200,9 @@ class Returning(Counting):
 
 
 def test_what_cannot_be_is_refused_by_name():
-    with Ranks(rank_that_publishes, 2, 1, 1, [("begin", 1), ("end", 0)]) as ranks:
-        ranks.store.set("begin", "")
-        with Ranks(refused, 1, address(ranks)) as agents:
-            assert agents.returned() == [2]
-        ranks.store.set("end", "")
-        ranks.returned()
+    with publishing([("begin", 1), ("end", 0)], refused) as (ranks, agents):
+        assert agents.returned() == [2]
+        ended(ranks)
 
 
 def test_nobody_at_the_address_is_said():

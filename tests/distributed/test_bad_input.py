@@ -14,7 +14,7 @@ from torch import nn
 from distributed.agents import TIMEOUT_S, Counting, rank_that_publishes
 from distributed.faulty import serve, work
 from distributed.ranks import Ranks
-from distributed.training import OPTIMIZERS, Net, Training, batches, tensors_of, together, training
+from distributed.training import OPTIMIZERS, Net, Training, batches, check_as_together, tensors_of, training
 from hocket import distribute
 from hocket.distributed.agent_server import JOB_KEY
 from hocket.errors import PeerError, StaleCaptureError
@@ -55,13 +55,8 @@ def test_tied_and_zero_byte_parameters_train_as_in_one_process():
     with Ranks(train, 3, 4, None) as ranks:
         (_, found), _, steps = ranks.returned()
     assert steps == 4
-    one = unusual()
-    together(one, 2, 4)
-    expected = tensors_of(one)
-    assert found.keys() == expected.keys()
+    check_as_together(found, unusual(), 2, 4)
     assert found["nothing"].shape == (0, 40)
-    for name, value in expected.items():
-        assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
 
 
 @pytest.mark.slow
@@ -89,10 +84,8 @@ def too_many_servers(rank, say):
 @pytest.mark.slow
 def test_more_servers_than_shards_are_refused_at_all_ranks():
     with Ranks(too_many_servers, 3) as ranks:
-        ends = [ranks.end(rank) for rank in range(3)]
-    for kind, text in ends:
-        assert kind == "raised"
-        assert "2 servers, and the step has 1 shards for them" in text, text
+        for rank in range(3):
+            assert "2 servers, and the step has 1 shards for them" in ranks.raised(rank)
 
 
 def branching(rank, say):
@@ -120,11 +113,8 @@ def branching(rank, say):
 def test_a_step_that_is_refused_for_its_batch_was_ordered_of_nobody():
     with Ranks(branching, 2) as ranks:
         (losses, found), steps = ranks.returned()
-    one = training(width=20)
     assert steps == 3
-    assert np.allclose(losses, together(one, 1, 3)[0], rtol=1e-12, atol=0)
-    for name, value in tensors_of(one).items():
-        assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
+    assert np.allclose(losses, check_as_together(found, training(width=20), 1, 3)[0], rtol=1e-12, atol=0)
 
 
 def meet_a_liar(rank, say, address, message):

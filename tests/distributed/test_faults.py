@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks.namespaces import switched, unavailable_reason
 from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
-from distributed.ranks import Ranks
-from distributed.training import batches, tensors_of, together, training
+from distributed.ranks import Ranks, listening
+from distributed.training import batches, check_as_together, tensors_of, training
 from hocket import distribute
 from hocket.distributed import server, setup, worker
 from hocket.errors import PeerError, StaleCaptureError
 
 NO_LINKS = unavailable_reason()
+NAMES = ["worker 0 (rank 0)", "worker 1 (rank 1)", "server 0 (rank 2)"]
 
 
 def until_lost(rank, say, victim, place, timeout_s):
@@ -71,30 +69,19 @@ def test_ranks_end_and_name_who_is_lost(victim, place, number):
     with Ranks(until_lost, 3, victim, place, TIMEOUT_S) as ranks:
         ranks.heard(victim, place)
         ranks.signal(victim, number)
-        names = ["worker 0 (rank 0)", "worker 1 (rank 1)", "server 0 (rank 2)"]
-        for rank in range(3):
-            if rank != victim:
-                kind, text = ranks.end(rank, 30)
-                assert kind == "raised"
-                assert text.startswith(f"PeerError: {names[rank]}"), text
-                assert f"lost {names[victim]}" in text, text
+        ranks.check_lost(victim, NAMES)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(NO_LINKS is not None, reason=str(NO_LINKS))
 @pytest.mark.parametrize("victim", [1, 2], ids=["of a worker", "of the server"])
 def test_a_link_that_goes_down_ends_the_job_within_the_timeout_and_names_who_is_lost(victim):
-    names = ["worker 0 (rank 0)", "worker 1 (rank 1)", "server 0 (rank 2)"]
     with switched([1000] * 3) as (address, ends):
         place = "served" if victim == 2 else "before its request"
         with Ranks(until_lost, 3, victim, place, TIMEOUT_S, host=address, ends=ends) as ranks:
             ranks.heard(victim, place)
             subprocess.run(ends[victim].command("ip", "link", "set", ends[victim].interface, "down"), check=True)
-            for rank in {0, 1, 2} - {victim}:
-                kind, text = ranks.end(rank, 5 * TIMEOUT_S)  # a receive, and what the lost store is asked and told
-                assert kind == "raised"
-                assert text.startswith(f"PeerError: {names[rank]}"), text
-                assert f"lost {names[victim]}" in text, text
+            ranks.check_lost(victim, NAMES, 5 * TIMEOUT_S)  # a receive, and what the lost store is asked and told
 
 
 def late(rank, say):
@@ -114,10 +101,7 @@ def test_a_worker_that_comes_late_takes_part_from_the_first_step():
     with Ranks(late, 3) as ranks:
         found = ranks.returned()
     assert found[2] == 3
-    one = training("adam")
-    together(one, 2, 3)
-    for name, value in tensors_of(one).items():
-        assert np.allclose(found[0][name], value, rtol=1e-12, atol=1e-12), name
+    check_as_together(found[0], training("adam"), 2, 3)
 
 
 def disagree(rank, say, what):
@@ -154,12 +138,11 @@ def disagree(rank, say, what):
     ],
 )
 def test_who_trains_something_else_is_refused_by_name(what, message):
+    message = f"worker 1 (rank 1) trains something else: {message}"
     with Ranks(disagree, 3, what) as ranks:
-        ends = [ranks.end(rank) for rank in range(3)]
-    assert all(kind == "raised" for kind, _ in ends), ends
-    assert ends[1][1].startswith(f"PeerError: worker 1 (rank 1) trains something else: {message}"), ends
-    for _, text in (ends[0], ends[2]):
-        assert f"worker 1 (rank 1) trains something else: {message}" in text
+        ends = [ranks.raised(rank) for rank in range(3)]
+    assert ends[1].startswith(f"PeerError: {message}"), ends
+    assert all(message in text for text in ends), ends
 
 
 def impure(rank, say, how):
@@ -194,9 +177,7 @@ def impure(rank, say, how):
 
 def test_a_step_that_writes_python_state_is_refused():
     with Ranks(impure, 3, "writes") as ranks:
-        kind, text = ranks.end(0)
-    assert kind == "raised"
-    assert "the step cannot be divided: it" in text
+        assert "the step cannot be divided: it" in ranks.raised(0)
 
 
 def test_what_a_step_reads_stays_as_it_was():
@@ -216,8 +197,7 @@ def absent(rank, say):
 def test_a_rank_that_does_not_come_is_named():
     with Ranks(absent, 3) as ranks:
         for rank in (0, 2):
-            kind, text = ranks.end(rank)
-            assert kind == "raised"
+            text = ranks.raised(rank)
             assert "has waited 4 s for worker 1 (rank 1)" in text or "lost" in text, text
 
 
@@ -253,12 +233,7 @@ def test_a_restart_from_the_plain_models_checkpoint_goes_on_where_it_was(tmp_pat
     with Ranks(again, 3, "checkpoint.pt", 4, 4) as ranks:
         found = ranks.returned()
     assert found[2] == 4
-    one = training("adam")
-    together(one, 2, 8)
-    expected = tensors_of(one)
-    assert found[0].keys() == expected.keys()
-    for name, value in expected.items():
-        assert np.allclose(found[0][name], value, rtol=1e-12, atol=1e-12), name
+    check_as_together(found[0], training("adam"), 2, 8)
 
 
 def go_on(rank, say):
@@ -274,18 +249,11 @@ def go_on(rank, say):
 
 def leave_nothing(rank, say):
     """Train until worker 1 is killed; which threads and ports are left then."""
-    ports = listening_ports()
+    places = listening()
     with pytest.raises(PeerError, match=r"lost worker 1 \(rank 1\)"):
         go_on(rank, say)
     gc.collect()
-    return [each.name for each in threading.enumerate() if "hocket" in each.name], listening_ports() - ports
-
-
-def listening_ports():
-    """The ports that this process listens at."""
-    links = {os.path.realpath(entry.path).rpartition("/")[2] for entry in os.scandir("/proc/self/fd")}
-    rows = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()]
-    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links}
+    return [each.name for each in threading.enumerate() if "hocket" in each.name], listening() - places
 
 
 def test_threads_and_ports_are_gone_after_a_fault():

@@ -23,9 +23,8 @@ def test_ranks_that_never_come_are_named_by_all_others():
     port = free_port()
     with Ranks(waiting, 3, port, 2.0) as ranks:
         ranks.signal(2)
-        ends = [ranks.end(rank, 30) for rank in (0, 1)]
-    for rank, (kind, text) in enumerate(ends):
-        assert kind == "raised"
+        ends = [ranks.raised(rank, 30) for rank in (0, 1)]
+    for rank, text in enumerate(ends):
         assert text.startswith(f"PeerError: rank {rank} "), text
         assert "rank 2" in text
         assert "\n" not in text
@@ -54,8 +53,7 @@ def test_a_port_that_another_program_has_is_named_in_time(is_torchruns):
         other.listen()
         port = other.getsockname()[1]
         with Ranks(waiting, 2, port, 1.0, is_torchruns) as ranks:
-            ends = [ranks.end(rank, 20) for rank in (0, 1)]
-    for rank, (kind, text) in enumerate(ends):
-        assert kind == "raised"
+            ends = [ranks.raised(rank, 20) for rank in (0, 1)]
+    for rank, text in enumerate(ends):
         assert text.startswith(f"PeerError: rank {rank} "), text
         assert f"the store of the job at 127.0.0.1:{port}: " in text

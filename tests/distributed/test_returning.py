@@ -10,8 +10,7 @@ import pytest
 
 from distributed.faulty import Stops, serve, work
 from distributed.ranks import Ranks, ended
-from distributed.test_survivors import assert_near
-from distributed.training import batches, tensors_of, together, training
+from distributed.training import batches, check_as_together, tensors_of, training
 
 STEPS = 150
 
@@ -59,9 +58,7 @@ def assert_whole(ranks, servers):
     assert found["0.step"] == STEPS
     assert 2 < first < STEPS
     assert all(arrivals.values())
-    one = training("adam", width=100)
-    together(one, 2, STEPS, alone=range(2, first))
-    assert_near(found, tensors_of(one))
+    check_as_together(found, training("adam", width=100), 2, STEPS, alone=range(2, first))
     for name in its:
         assert (its[name] == found[name]).all(), name
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch._dynamo  # an optimizer imports it (4 s); the process that ranks are forked from has it then
 from torch import nn
@@ -103,6 +104,20 @@ def tensors_of(of: Training) -> dict[str, Any]:
     model = {name: value.cpu().numpy().copy() for name, value in of.model.state_dict().items()}
     state = of.optimizer.state_dict()["state"]
     return model | {f"{n}.{key}": v.cpu().numpy().copy() for n, values in state.items() for key, v in values.items()}
+
+
+def assert_near(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Two checkpoints, but for rounding."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert np.allclose(found[name], value, rtol=1e-12, atol=1e-12), name
+
+
+def check_as_together(found: dict[str, Any], of: Training, *given: Any, **options: Any) -> list[list[float]]:
+    """A checkpoint is that of `together`; returns its losses."""
+    losses = together(of, *given, **options)
+    assert_near(found, tensors_of(of))
+    return losses
 
 
 def rank_of_job(rank, say, servers, steps, optimizer="sgd", clip=False, order="auto", executor="python", rates=False):

@@ -15,7 +15,6 @@ from torch._higher_order_ops import map as mapped
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._pytree import tree_leaves
 
-import hocket
 from hocket.profiling.exact_widths import same_bits
 from support.regions import made_regions
 
@@ -74,29 +73,6 @@ def test_what_cannot_be_planned_is_eagers(name: str, numerics: str) -> None:
         for _ in range(NUM_CALLS):
             found, expected = compiled(argument()), run(argument())
             assert all(map(_alike, tree_leaves(found), tree_leaves(expected)))
-
-
-def test_a_schedule_that_is_compiled_makes_its_steps() -> None:
-    def trained(backend: str) -> list[Any]:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = _model()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-        def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        run: Any = step
-        if backend:
-            scheduled = hocket.schedule(step, model, optimizer, cache=False, guard=False)
-            run = torch.compile(scheduled, backend=backend)
-        return [run(torch.full((2, 4), number / 10)).item() for number in range(2 * NUM_CALLS)]
-
-    assert trained("hocket") == trained("")
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ import hocket
 from equivalence.compare import assert_same, everything
 from execution.test_binding import CHANGES, Pair, small
 from hocket.autotune import variant
-from hocket.errors import ExecutionError
 from hocket.native import available
 from hocket.tracing.signature import Signatures
 
@@ -101,35 +99,6 @@ def test_a_schedule_calls_directly_between_audits():
         fast(job.batch(number))
     fast._pool.active._end_direct()
     assert audit.num_steps == before + 3 * variant.MAX_DIRECT
-    fast.close()
-
-
-def test_two_threads_cannot_run_one_step_at_once():
-    fast, job = _decided()
-    refused, stop = [], threading.Event()
-
-    def others() -> None:
-        while not stop.is_set():
-            try:
-                fast(job.batch(0))
-            except ExecutionError:
-                refused.append(True)
-
-    thread = threading.Thread(target=others)
-    thread.start()
-    try:
-        for number in range(3000):
-            try:
-                fast(job.batch(number))
-            except ExecutionError:
-                refused.append(True)
-            if refused:
-                break
-    finally:
-        stop.set()
-        thread.join()
-    assert refused
-    assert torch.isfinite(fast(job.batch(0))["loss"])
     fast.close()
 
 

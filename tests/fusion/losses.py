@@ -43,12 +43,15 @@ def plain(losses: Tensor) -> Tensor:
 
 
 class Runs:
-    """An array that trains by `losses`, beside plain models that train alone.
+    """An array that trains by `losses`, or by `loss` of its outputs, beside plain models that train alone.
 
     After each step the plain models get the array's numbers, so that each step is compared from the same start.
     """
 
-    def __init__(self, models: list[nn.Module], optimizer: str = "SGD", net: str = "", **options: Any) -> None:
+    def __init__(
+        self, models: list[nn.Module], optimizer: str = "SGD", net: str = "", by_outputs: bool = False, **options: Any
+    ) -> None:
+        self.by_outputs = by_outputs
         self.left_out = LEFT_OUT.get(net, {})
         self.vanishing = VANISHING.get(net, frozenset())
         self.array = hocket.fuse(copy.deepcopy(models), **options)
@@ -62,7 +65,10 @@ class Runs:
     ) -> None:
         """`own_inputs` and `own_targets` give what model i takes; by default all models take the same."""
         self.optimizer.zero_grad()
-        losses = self.array.losses(fn, inputs, *targets)
+        if self.by_outputs:
+            losses = self.array.loss(fn, self.array(inputs), *targets)
+        else:
+            losses = self.array.losses(fn, inputs, *targets)
         assert losses.shape == (len(self.models),)
         losses.backward()
         for index, (model, optimizer) in enumerate(zip(self.models, self.alone, strict=True)):

@@ -8,7 +8,7 @@ that element, so an error relative to each element alone would say more about ca
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +51,19 @@ def assert_close(fused: Tensor, plain: Tensor, what: str) -> None:
     scale = plain.abs().nan_to_num().max().item() if plain.numel() else 0.0
     error = (fused - plain).abs().nan_to_num().max().item() if plain.numel() else 0.0
     assert error <= TOLERANCE * scale, f"{what}: off by {error:.3e}, of {scale:.3e}"
+
+
+def assert_each(fused: Tensor, alone: Iterable[Tensor], what: str = "output") -> None:
+    """Each model's part of a fused tensor is what the model gives alone."""
+    for index, (part, plain) in enumerate(zip(fused.detach().as_subclass(Tensor), alone, strict=True)):
+        assert_close(part, plain.detach(), f"{what} of model {index}")
+
+
+def assert_same_parameters(array: Any, models: list[nn.Module]) -> None:
+    """The models of an array are where plain ones are."""
+    for index, (fused, plain) in enumerate(zip(array.unfuse(), models, strict=True)):
+        for (name, parameter), own in zip(fused.named_parameters(), plain.parameters(), strict=True):
+            assert_close(parameter.detach(), own.detach(), f"{name} of model {index}")
 
 
 def weighted(outputs: Any, weights: list[Tensor]) -> Tensor:
@@ -106,6 +119,8 @@ def check(
         for index in range(num_models):
             for number, (fused, expected) in enumerate(zip(flat, pytree.tree_leaves(own[index]), strict=True)):
                 assert_close(fused[index], expected, f"output {number} of model {index}")
+        for each, given in zip(fused_inputs, inputs, strict=True):
+            assert torch.equal(each, given), "an input was written to"
         weights = [torch.randn_like(each) for each in floats(out)]
         if any(each.requires_grad for each in floats(out)):
             weighted(out, weights).backward()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, made
+from tests.fusion.oracle import assert_each, made
 from torch import nn
 from torch.nn import functional as F
 
 import hocket
 from hocket.errors import InputError
+from support.refusals import refused
 
 D = torch.float64
 
@@ -18,22 +19,15 @@ def linears(num_models: int = 8) -> list[nn.Module]:
     return made(lambda: nn.Linear(6, 3), num_models)
 
 
-def assert_shared(array, models, x) -> None:
-    out = array(x)
-    for index, model in enumerate(models):
-        assert_close(out[index], model(x), "output")
-
-
 def test_a_shorter_last_batch_is_read_as_those_before_it():
     models = linears()
     array = hocket.fuse(models)
     for size in (16, 16, 8, 3, 8):
-        assert_shared(array, models, torch.randn(size, 5, 6, dtype=D))
+        x = torch.randn(size, 5, 6, dtype=D)
+        assert_each(array(x), [model(x) for model in models])
     own = torch.randn(8, 4, 5, 6, dtype=D)
     for _ in range(2):
-        out = array(own)
-    for index, model in enumerate(models):
-        assert_close(out[index], model(own[index]), "output")
+        assert_each(array(own), [model(x) for model, x in zip(models, own, strict=True)])
 
 
 def test_losses_of_a_shorter_last_batch_are_those_of_plain_models():
@@ -42,8 +36,7 @@ def test_losses_of_a_shorter_last_batch_are_those_of_plain_models():
     for size in (16, 8):
         x, y = torch.randn(size, 5, 6, dtype=D), torch.randn(size, 5, 3, dtype=D)
         for losses in (array.losses(F.mse_loss, x, y), array.loss(F.mse_loss, array(x), y)):
-            for index, model in enumerate(models):
-                assert_close(losses[index].as_subclass(torch.Tensor).detach(), F.mse_loss(model(x), y).detach(), "loss")
+            assert_each(losses, [F.mse_loss(model(x), y) for model in models])
 
 
 @pytest.mark.parametrize("backend", ["auto", "rule", "vmap", "loop"])
@@ -64,8 +57,7 @@ class Sums(nn.Module):
 
 
 def test_a_net_that_nobody_can_trace_asks_too():
-    with pytest.raises(InputError, match="no reading runs on tensors without data"):
-        hocket.fuse([Sums() for _ in range(4)])(torch.randn(4, 6))
+    refused("no reading runs on tensors without data", hocket.fuse([Sums() for _ in range(4)]), torch.randn(4, 6))
 
 
 def test_what_only_works_in_one_way_is_not_asked_for():
@@ -73,15 +65,15 @@ def test_what_only_works_in_one_way_is_not_asked_for():
     array = hocket.fuse(models, backend="rule")
     assert array(torch.randn(4, 3, 4, 4, dtype=D)).shape == (4, 4, 2), "four images, one batch for all"
     assert hocket.fuse(models, backend="rule")(torch.randn(4, 4, 3, 4, 4, dtype=D)).shape == (4, 4, 2)
-    assert_shared(hocket.fuse(linears(4), backend="rule"), linears(4), torch.randn(4, 6, dtype=D))
+    models, x = linears(4), torch.randn(4, 6, dtype=D)
+    assert_each(hocket.fuse(models, backend="rule")(x), [model(x) for model in models])
 
 
 def test_both_ranks_in_use_leave_a_call_open():
     array = hocket.fuse(linears(4), backend="rule")
     array(torch.randn(5, 6, dtype=D))
     array(torch.randn(7, 5, 6, dtype=D))
-    with pytest.raises(InputError, match="of all 4 models, or of each"):
-        array(torch.randn(4, 5, 6, dtype=D))
+    refused("of all 4 models, or of each", array, torch.randn(4, 5, 6, dtype=D))
 
 
 class Two(nn.Module):
@@ -100,11 +92,8 @@ def test_arguments_can_be_named():
     x, mask = torch.randn(4, 5, 6, dtype=D), torch.rand(4, 5, 6, dtype=D)[0]
     array = hocket.fuse(models, shared={"x": False, "mask": True})
     for _ in range(2):
-        out = array(x, mask)
-        for index, model in enumerate(models):
-            assert_close(out[index], model(x[index], mask), "output")
-    with pytest.raises(InputError, match="shared: no argument is called 'y'; there are x, mask"):
-        hocket.fuse(models, shared={"y": True})(x, mask)
+        assert_each(array(x, mask), [model(own, mask) for model, own in zip(models, x, strict=True)])
+    refused("shared: no argument is called 'y'; there are x, mask", hocket.fuse(models, shared={"y": True}), x, mask)
 
 
 def per_sample(out, y):
@@ -118,9 +107,8 @@ def test_targets_follow_what_was_said(shared):
     array = hocket.fuse(models, backend="rule", shared=shared)
     x, y = torch.randn(*([] if shared else [4]), 4, 6, dtype=D), torch.randn(4, 4, dtype=D)
     losses = array.loss(per_sample, array(x), y)
-    for index, model in enumerate(models):
-        expected = per_sample(model(x if shared else x[index]), y if shared else y[index])
-        assert_close(losses[index].as_subclass(torch.Tensor).detach(), expected.detach(), "loss")
+    given = [(x, y)] * 4 if shared else zip(x, y, strict=True)
+    assert_each(losses, [per_sample(model(x), y) for model, (x, y) in zip(models, given, strict=True)])
 
 
 def test_targets_that_nothing_settles_are_asked_for():
@@ -134,10 +122,8 @@ def test_a_target_that_the_loss_takes_in_one_way_only_is_settled_by_that():
     models = made(lambda: nn.Linear(6, 3), 4)
     array = hocket.fuse(models, backend="rule")
     x, y = torch.randn(4, 6, dtype=D), torch.randint(0, 3, (4, 4))
-    losses = array.loss(F.cross_entropy, array(x), y)
-    for index, model in enumerate(models):
-        expected = F.cross_entropy(model(x), y[index]).detach()
-        assert_close(losses[index].as_subclass(torch.Tensor).detach(), expected, "loss")
+    expected = [F.cross_entropy(model(x), own) for model, own in zip(models, y, strict=True)]
+    assert_each(array.loss(F.cross_entropy, array(x), y), expected)
 
 
 def test_weights_of_each_model_stay_that_when_the_batch_is_as_long_as_the_array():
@@ -149,7 +135,5 @@ def test_weights_of_each_model_stay_that_when_the_batch_is_as_long_as_the_array(
     weights = torch.rand(4, dtype=D)
     for size in (7, 4):
         x, y = torch.randn(size, 6, dtype=D), torch.randn(size, 3, dtype=D)
-        losses = array.loss(weighted, array(x), y, weights)
-        for index, model in enumerate(models):
-            expected = weighted(model(x), y, weights[index]).detach()
-            assert_close(losses[index].as_subclass(torch.Tensor).detach(), expected, "loss")
+        expected = [weighted(model(x), y, weight) for model, weight in zip(models, weights, strict=True)]
+        assert_each(array.loss(weighted, array(x), y, weights), expected)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, made
+from tests.fusion.oracle import assert_each, assert_same_parameters, made
 from tests.fusion.prefer import winner
 from torch import nn
 from torch.nn import functional as F
@@ -158,18 +158,17 @@ def test_training_while_plans_have_their_turns_is_that_of_plain_models(monkeypat
         losses = array.losses(F.cross_entropy, X, Y)
         losses.backward()
         optimizer.step()
-        for index, (model, each) in enumerate(zip(models, own, strict=True)):
+        alone = []
+        for model, each in zip(models, own, strict=True):
             each.zero_grad()
-            loss = F.cross_entropy(model(X), Y)
-            loss.backward()
+            alone.append(F.cross_entropy(model(X), Y))
+            alone[-1].backward()
             each.step()
-            assert_close(losses[index].detach().as_subclass(torch.Tensor), loss.detach(), "loss")
+        assert_each(losses, alone, "loss")
     assert ran == {"_losses_of_all", "losses"}
     assert len(array.choices) == 1
     assert winner(array) in ("all", "1 at a time with backward")
-    for index, model in enumerate(models):
-        for name, parameter in model.named_parameters():
-            assert_close(array.unfuse()[index].get_parameter(name), parameter, name)
+    assert_same_parameters(array, models)
 
 
 def test_a_loss_that_trains_more_is_found_before_the_second_plan_has_its_turn():

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, check, made
+from tests.fusion.oracle import assert_close, assert_each, check, made
 from torch import nn
 from torch.nn import functional as F
 
@@ -154,9 +154,7 @@ def test_a_global_that_changes_between_calls_is_seen(backend, monkeypatch):
     x = torch.randn(5, 4, dtype=D)
     for by in (2.0, 2.0, 3.0, 3.0, 2.0):
         monkeypatch.setattr(GLOBAL, "by", by)
-        out = array(x)
-        for index, model in enumerate(models):
-            assert_close(out[index], model(x), f"by {by}")
+        assert_each(array(x), [model(x) for model in models])
 
 
 DRAWS = [lambda: torch.rand(4), random.random, np.random.rand]

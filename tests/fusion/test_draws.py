@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.fusion.oracle import assert_close
+from tests.fusion.oracle import assert_close, assert_each
 from tests.fusion.prefer import prefer
 from torch import nn
 from torch.nn import functional as F
@@ -145,8 +145,7 @@ def test_recurrent_layers_in_evaluation_drop_nothing():
     models = [nn.LSTM(4, 3, num_layers=2, dropout=0.4).double().eval() for _ in range(2)]
     x = torch.randn(5, 2, 4).double()
     out, _ = hocket.fuse(models, backend="rule", strict=True, shared=True)(x)
-    for index, model in enumerate(models):
-        assert_close(out[index], model(x)[0], f"model {index}")
+    assert_each(out, [model(x)[0] for model in models])
 
 
 @pytest.mark.parametrize(("name", "backend"), covering(DRAWS, BACKENDS))

@@ -26,41 +26,29 @@ ALL, ONE, LAST = ExecutionPlan(B), ExecutionPlan(1), ExecutionPlan(1, channels_l
 GO = ExecutionPlan(1, per_group_backward=True)
 
 
-def timed(times_us) -> Choice:
-    return Choice(("forward", True), min(times_us, key=times_us.get, default=ALL), times_us)
+def timed(times_us, winner=None, is_settled=True) -> Choice:
+    return Choice(("forward", True), winner or min(times_us, key=times_us.get, default=ALL), times_us, is_settled)
 
 
 @pytest.mark.parametrize(
-    ("times_us", "forms"),
+    ("choices", "forms"),
     [
-        ({ALL: 1.0, ONE: 2.0}, ("rule", "loop")),
-        ({ALL: 2.0, LAST: 1.0}, ("loop", "rule")),
-        ({ALL: 1.0, ONE: 5.0}, ("rule",)),
-        ({ALL: 9.0, ONE: 1.0}, ("loop",)),
-        ({GO: 1.2}, ("loop",)),  # the other plan has had no turn
-        ({}, ("rule",)),
+        ([timed({ALL: 1.0, ONE: 2.0})], ("rule", "loop")),
+        ([timed({ALL: 2.0, LAST: 1.0})], ("loop", "rule")),
+        ([timed({ALL: 1.0, ONE: 5.0})], ("rule",)),
+        ([timed({ALL: 9.0, ONE: 1.0})], ("loop",)),
+        ([timed({GO: 1.2})], ("loop",)),  # the other plan has had no turn
+        ([timed({})], ("rule",)),
+        ([timed({ALL: 1.0, ONE: 4.0}), timed({ALL: 1.5, ONE: 1.0})], ("rule", "loop")),  # the best of several counts
+        ([timed({ONE: 1.0, ALL: 7.0}, ONE, is_settled=False)], ("loop", "rule")),  # rules nothing out
+        ([timed({ONE: 1.0, ALL: 7.0}, ALL)], ("rule", "loop")),
+        ([timed({ONE: 1.0, ALL: 7.0}, ONE)], ("loop",)),
     ],
 )
-def test_what_was_not_far_behind_is_worth_a_try(times_us, forms):
+def test_what_was_not_far_behind_is_worth_a_try(choices, forms):
     array = make(backend="auto")
     assert array._hocket_forms() == ("rule",)
-    array.choices.append(timed(times_us))
-    assert array._hocket_forms() == forms
-
-
-def test_the_best_of_several_choices_counts():
-    array = make(backend="auto")
-    array.choices.extend([timed({ALL: 1.0, ONE: 4.0}), timed({ALL: 1.5, ONE: 1.0})])
-    assert array._hocket_forms() == ("rule", "loop")
-
-
-@pytest.mark.parametrize(
-    ("winner", "is_settled", "forms"),
-    [(ONE, False, ("loop", "rule")), (ALL, True, ("rule", "loop")), (ONE, True, ("loop",))],
-)
-def test_a_choice_that_is_not_settled_rules_nothing_out(winner, is_settled, forms):
-    array = make(backend="auto")
-    array.choices.append(Choice(("forward", True), winner, {ONE: 1.0, ALL: 7.0}, is_settled))
+    array.choices.extend(choices)
     assert array._hocket_forms() == forms
 
 

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, made
+from tests.fusion.oracle import assert_close, assert_same_parameters, made
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,6 +14,9 @@ import hocket
 from hocket.fusion.gradients import Parts
 
 pytestmark = pytest.mark.filterwarnings("ignore:hocket.fuse")
+
+
+D = torch.float64
 
 
 def _parts(whole):
@@ -40,25 +43,9 @@ def test_gradients_can_be_differentiated_again():
     assert torch.equal(whole.grad, 6 * whole.detach())
 
 
-def _pair(**options):
-    """A plain model in double precision, and the same alone in an array that runs it as it is."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).double()
-    return model, hocket.fuse([copy.deepcopy(model)], **options)
-
-
-def _own(wholes):
-    """The only group's tensors."""
-    [own] = Parts().of(wholes)
-    return own
-
-
-X = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3)
-
-
 def test_a_gradient_is_handed_over_without_a_copy():
     weight = nn.Parameter(torch.ones(1, 4))
-    own = _own({"weight": weight})["weight"]
+    [own] = _parts(weight)
     seen = []
     (own * 2).register_hook(lambda grad: None)
     own.register_hook(lambda grad: seen.append(grad.data_ptr()))
@@ -69,9 +56,10 @@ def test_a_gradient_is_handed_over_without_a_copy():
 @pytest.mark.parametrize("backend", ["auto", "rule", "vmap", "loop"])
 @pytest.mark.parametrize("num_models", [1, 3])
 def test_an_update_between_forward_and_backward_is_an_error(num_models, backend):
-    array = hocket.fuse([_pair()[0] for _ in range(num_models)], backend=backend, shared=True)
+    models = made(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), num_models)
+    array = hocket.fuse(models, backend=backend, shared=True)
     for _ in range(3):
-        loss = array(X).sum()
+        loss = array(torch.randn(5, 3, dtype=D)).sum()
         with torch.no_grad():
             for parameter in array.parameters():
                 parameter.add_(1)
@@ -79,26 +67,6 @@ def test_an_update_between_forward_and_backward_is_an_error(num_models, backend)
             loss.backward()
 
 
-@pytest.mark.parametrize("change", ["data", "requires_grad", "other"])
-def test_tensors_follow_what_becomes_of_the_stacked_ones(change):
-    weight = nn.Parameter(torch.ones(1, 2))
-    single = Parts()
-    single.of({"weight": weight})
-    if change == "data":
-        weight.data = torch.full((1, 2), 5.0)
-    elif change == "requires_grad":
-        weight.requires_grad_(False)
-    else:
-        weight = nn.Parameter(torch.full((1, 2), 7.0))
-    own = single.of({"weight": weight})[0]["weight"]
-    assert torch.equal(own, weight.detach()[0])
-    assert own.requires_grad == weight.requires_grad
-    if own.requires_grad:
-        own.sum().backward()
-        assert torch.equal(weight.grad, torch.ones(1, 2))
-
-
-D = torch.float64
 RATES = [0.01, 0.02, 0.03]
 
 
@@ -152,9 +120,7 @@ def trained_alone_and_fused(kind, optimizer, options, calls, set_to_none, schedu
             for x, y in batches:
                 F.cross_entropy(model(x), y).backward()
             optim.step()
-    for index, (model, found) in enumerate(zip(plain, array.unfuse(), strict=True)):
-        for name, parameter in found.named_parameters():
-            assert_close(parameter, model.get_parameter(name), f"{name} of model {index}")
+    assert_same_parameters(array, plain)
     for mine, theirs in zip(fused.unfuse(), own, strict=True):
         for number, entries in theirs.state_dict()["state"].items():
             for key, value in entries.items():
@@ -222,6 +188,4 @@ def test_a_part_that_is_left_out_now_and_again_counts_its_own_steps():
             own.zero_grad()
             model(x, takes_part).square().sum().backward()
             own.step()
-    for one, model in zip(array.unfuse(), models, strict=True):
-        for (name, own), expected in zip(one.named_parameters(), model.parameters(), strict=True):
-            assert_close(own.detach(), expected.detach(), name)
+    assert_same_parameters(array, models)

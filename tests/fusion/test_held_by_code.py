@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hocket
-from hocket.errors import InputError
 from hocket.optim import SGD
+from support.refusals import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:hocket.fuse")
 
@@ -258,5 +258,4 @@ def test_what_copies_take_along_trains_as_one_by_one(kind, backend):
 @pytest.mark.parametrize("backend", ["auto", "loop"])
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_no_copy_takes_along_is_refused_by_name(kind, backend):
-    with pytest.raises(InputError, match=r"model \d[,:].*(layer|inner|calls|model|forward|copied)"):
-        trained_fused(kind, backend=backend)
+    refused(r"model \d[,:].*(layer|inner|calls|model|forward|copied)", trained_fused, kind, backend=backend)

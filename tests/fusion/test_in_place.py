@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, made
+from tests.fusion.oracle import assert_each, check, check_state, made
 from torch import nn
 from torch.nn import functional
 
@@ -63,26 +61,9 @@ KINDS = ("linear", "norm", "residual", "input", "two readers", "exp", "mask", "r
 @pytest.mark.parametrize("backend", ["rule", "auto"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_and_gradients_are_the_models_own(kind, backend, num_models):
-    torch.manual_seed(0)
-    models = [Net(kind).double() for _ in range(num_models)]
-    array = hocket.fuse([copy.deepcopy(model) for model in models], backend=backend, shared=True)
-    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
-    before = x.detach().clone()
-    for _ in range(3):
-        outs = array(x)
-        expected = [model(x) for model in models]
-        for place in range(2):
-            wanted = torch.stack([each[place] for each in expected])
-            torch.testing.assert_close(outs[place], wanted, rtol=1e-12, atol=1e-14)
-    sum(out.square().sum() for out in outs).backward()
-    grad, x.grad = x.grad, None
-    sum(out.square().sum() for each in expected for out in each).backward()
-    torch.testing.assert_close(grad, x.grad, rtol=1e-11, atol=1e-13)
-    assert torch.equal(x, before)
-    for index, model in enumerate(models):
-        for (name, p), q in zip(model.named_parameters(), array.parameters(), strict=True):
-            if p.grad is not None:
-                torch.testing.assert_close(q.grad[index], p.grad, rtol=1e-10, atol=1e-13, msg=name)
+    vanishing = {"fc.bias"} if kind == "norm" else set()
+    models, x = made(lambda: Net(kind), num_models), torch.randn(5, 4, dtype=D)
+    check(models, x, shared=True, backend=backend, steps=3, vanishing=vanishing)
 
 
 @pytest.mark.parametrize("num_models", [1, 2])
@@ -132,8 +113,8 @@ def test_a_model_that_writes_over_its_input_does_so_once(backend, shared, num_mo
         given = x.clone()
         out = array(given)
         assert torch.equal(given, functional.leaky_relu(x, 0.5))
-        for index, model in enumerate(models):
-            assert_close(out[index], model((x if shared else x[index]).clone()), "output")
+        own = [x] * num_models if shared else x
+        assert_each(out, [model(each.clone()) for model, each in zip(models, own, strict=True)])
 
 
 @pytest.mark.parametrize("num_models", [1, 3])
@@ -150,6 +131,6 @@ def test_a_model_that_writes_over_its_input_trains(way, num_models):
         else:
             array.losses(functional.mse_loss, given, y).backward()
         assert torch.equal(given, functional.leaky_relu(x, 0.5))
-    for index, model in enumerate(models):
+    for model in models:
         functional.mse_loss(model(x.clone()), y).backward()
-        torch.testing.assert_close(array.get_parameter("fused.fc.weight").grad[index], model.fc.weight.grad)
+    check_state(array, models)

@@ -9,7 +9,8 @@ from types import CodeType, ModuleType
 import numpy as np
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, made
+from tests.fusion.losses import GO, Runs
+from tests.fusion.oracle import assert_each, made
 from tests.fusion.prefer import ALL, prefer, winners
 from torch import nn
 from torch.nn import functional as F
@@ -50,9 +51,7 @@ def test_forwards_of_many_lengths_go_as_most_of_them_did(way, monkeypatch):
     for length in LENGTHS:
         x = batch(length)
         for _ in range(2):
-            out = array(x)
-            for index, model in enumerate(models):
-                assert_close(out[index], model(x), "output")
+            assert_each(array(x), [model(x) for model in models])
     assert winners(array) == [way]
     for length in (3, 60):  # LIKE times as many numbers may have another plan that is the fastest
         array(batch(length))
@@ -63,28 +62,17 @@ def test_forwards_of_many_lengths_go_as_most_of_them_did(way, monkeypatch):
     assert winners(array) == [way] * 3, "without gradients it is another matter"
 
 
-@pytest.mark.parametrize("way", [ALL, "1 at a time with backward"])
+@pytest.mark.parametrize("way", [ALL, GO])
 def test_losses_of_many_lengths_go_as_most_of_them_did(way, monkeypatch):
     prefer(monkeypatch, way)
-    models = made(Words, 4)
-    array = hocket.fuse(copy.deepcopy(models), shared=True)
+    runs = Runs(made(Words, 4), shared=True)
     for length in LENGTHS:
-        x = batch(length)
-        array.zero_grad()
-        losses = array.losses(F.cross_entropy, x, Y)
-        losses.backward()
-        for index, model in enumerate(models):
-            model.zero_grad()
-            loss = F.cross_entropy(model(x), Y)
-            loss.backward()
-            assert_close(losses[index].detach(), loss.detach(), "loss")
-            for name, parameter in model.named_parameters():
-                assert_close(dict(array.fused.named_parameters())[name].grad[index], parameter.grad, name)
-    assert winners(array) == [way]
+        runs.step(F.cross_entropy, batch(length), (Y,))
+    assert winners(runs.array) == [way]
 
 
 def test_models_that_come_and_differ_in_more_than_values_have_turns_anew(monkeypatch):
-    prefer(monkeypatch, "1 at a time with backward")
+    prefer(monkeypatch, GO)
     array = hocket.fuse(made(Words, 2), shared=True)
     for length in LENGTHS:
         array(batch(length))

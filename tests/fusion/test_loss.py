@@ -6,68 +6,13 @@ import random
 
 import pytest
 import torch
-from tests.fusion.losses import GO, D, X, Y, linears, plain
-from tests.fusion.oracle import assert_close, made
+from tests.fusion.losses import GO, D, X, Y, linears
+from tests.fusion.oracle import assert_close, assert_each, made
 from tests.fusion.prefer import ALL, prefer
 from torch import nn
 from torch.nn import functional as F
 
 import hocket
-
-
-def weighted_sum(out, target):
-    return ((out - target) ** 2 * torch.arange(1, 4)).sum()
-
-
-LOSSES = {
-    "cross_entropy": (F.cross_entropy, "labels"),
-    "cross entropy module": (nn.CrossEntropyLoss(), "labels"),
-    "label smoothing": (nn.CrossEntropyLoss(label_smoothing=0.1), "labels"),
-    "class weights": (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]).double()), "labels"),
-    "summed": (nn.CrossEntropyLoss(reduction="sum"), "labels"),
-    "not reduced": (nn.CrossEntropyLoss(reduction="none"), "labels"),
-    "nll": (lambda out, target: F.nll_loss(out.log_softmax(1), target), "labels"),
-    "multi_margin": (F.multi_margin_loss, "labels"),
-    "mse_loss": (F.mse_loss, "values"),
-    "mse module": (nn.MSELoss(), "values"),
-    "huber": (nn.HuberLoss(), "values"),
-    "bce": (F.binary_cross_entropy_with_logits, "shares"),
-    "my own": (weighted_sum, "values"),
-}
-
-
-@pytest.mark.parametrize("num_models", [1, 2, 5])  # 5 is also the number of examples
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", LOSSES)
-def test_each_model_sees_its_own_gradient(name, shared, num_models):
-    fn, kind = LOSSES[name]
-    models = made(lambda: nn.Linear(4, 3), num_models)
-    array = hocket.fuse(models, backend="rule")
-    lead = () if shared else (num_models,)
-    make = {
-        "labels": lambda: torch.randint(0, 3, (*lead, 5)),
-        "values": lambda: torch.randn(*lead, 5, 3).double(),
-        "shares": lambda: torch.rand(*lead, 5, 3).double(),
-    }[kind]
-    x, target = torch.randn(5, 4).double(), make()
-    loss = array.loss(fn, array(x), target)
-    assert loss.shape == (num_models,)
-    loss.backward()
-    for index, model in enumerate(models):
-        own = fn(model(x), target if shared else target[index])
-        own.sum().backward()
-        assert_close(loss[index].detach().as_subclass(torch.Tensor), own.detach().sum(), f"loss of model {index}")
-        for name_, parameter in model.named_parameters():
-            assert_close(array.get_parameter(f"fused.{name_}").grad[index], parameter.grad, f"{name_} of {index}")
-
-
-def test_ignored_labels_do_not_count():
-    models = made(lambda: nn.Linear(4, 3), 2)
-    array = hocket.fuse(models, backend="rule")
-    x, target = torch.randn(5, 4).double(), torch.tensor([[0, 1, -100, 2, -100], [1, -100, -100, -100, 0]])
-    loss = array.loss(F.cross_entropy, array(x), target)
-    for index, model in enumerate(models):
-        assert_close(loss[index].detach().as_subclass(torch.Tensor), F.cross_entropy(model(x), target[index]), "loss")
 
 
 def test_a_sum_a_scale_and_a_model_that_is_not_finite():
@@ -166,8 +111,7 @@ def test_a_loss_is_called_for_each_model_where_it_leaves_a_trace(act, way, monke
         losses = [array.losses(of_all, X, Y)]
     losses += [array.losses(of_all, X, Y) for _ in range(2)]
     for each in losses:
-        for index, model in enumerate(models):
-            assert_close(plain(each)[index], of_one(model(X), Y).detach(), f"loss of model {index}")
+        assert_each(each, [of_one(model(X), Y) for model in models], "loss")
     assert_close(torch.tensor(fused.log, dtype=D), torch.tensor(alone.log, dtype=D), "log")
     for name in ("total", "mean"):
         assert_close(getattr(fused, name), getattr(alone, name), name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from tests.fusion.losses import GO, D, Runs
+from tests.fusion.losses import GO, D, Runs, linears
 from tests.fusion.nets import NETS, VANISHING, Residual
 from tests.fusion.oracle import made
 from tests.fusion.prefer import ALL, in_one_go, prefer, ways, winner, winners
@@ -68,12 +69,20 @@ LOSSES: dict[str, tuple[Any, str]] = {
     "module with a buffer": (Smooth, "labels"),
     "summed": (lambda: nn.CrossEntropyLoss(reduction="sum"), "labels"),
     "not reduced": (lambda: nn.CrossEntropyLoss(reduction="none"), "labels"),
+    "label smoothing": (lambda: nn.CrossEntropyLoss(label_smoothing=0.1), "labels"),
+    "class weights": (lambda: nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0], dtype=D)), "labels"),
+    "nll": (lambda: lambda out, target: F.nll_loss(out.log_softmax(1), target), "labels"),
+    "multi margin": (lambda: F.multi_margin_loss, "labels"),
+    "labels to ignore": (lambda: F.cross_entropy, "some labels"),
     "partial": (lambda: partial(F.cross_entropy, label_smoothing=0.2), "labels"),
     "partial of a partial": (
         lambda: partial(partial(F.cross_entropy, reduction="none"), label_smoothing=0.2),
         "labels",
     ),
     "mean of squares": (lambda: F.mse_loss, "values"),
+    "module of squares": (nn.MSELoss, "values"),
+    "huber": (nn.HuberLoss, "values"),
+    "shares": (lambda: F.binary_cross_entropy_with_logits, "shares"),
     "lambda": (lambda: lambda out, target: (out - target).square().mean(), "values"),
     "two targets, the second a number": (lambda: weighted, "values and a number"),
     "a tree of targets": (lambda: lambda out, tree: weighted(out, tree["y"], tree["w"][0]), "tree"),
@@ -81,18 +90,25 @@ LOSSES: dict[str, tuple[Any, str]] = {
 
 
 # Four models are also the number of examples.
-@pytest.mark.parametrize(("name", "way", "num_models", "own"), covering(LOSSES, [ALL, GO], [3, 4], [False, True]))
+@pytest.mark.parametrize(
+    ("name", "way", "num_models", "own"),
+    [*covering(LOSSES, [ALL, GO], [3, 4], [False, True]), *product(LOSSES, ["outputs"], [1, 3, 4], [False, True])],
+)
 def test_any_loss_function(name, way, num_models, own, monkeypatch):
     prefer(monkeypatch, way)
     make_fn, kind = LOSSES[name]
-    runs = Runs(made(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), num_models))
+    runs = Runs(linears(num_models), by_outputs=way == "outputs")
     lead = (num_models,) if own else ()
     for _ in range(2):
         x = torch.randn(4, 6, dtype=D)
-        values = torch.randn(*lead, 4, 3, dtype=D)
+        values, labels = torch.randn(*lead, 4, 3, dtype=D), torch.randint(0, 3, (*lead, 4))
         targets: tuple[Any, ...] = {
-            "labels": (torch.randint(0, 3, (*lead, 4)),),
+            "labels": (labels,),
+            "some labels": (
+                torch.where(torch.tensor([True, True, False, False]) | (values[..., 0] > 0), labels, -100),
+            ),
             "values": (values,),
+            "shares": (values.sigmoid(),),
             "values and a number": (values, 0.5),
             "tree": ({"y": values, "w": [2.0]},),
         }[kind]
@@ -101,7 +117,7 @@ def test_any_loss_function(name, way, num_models, own, monkeypatch):
             return torch.utils._pytree.tree_map_only(Tensor, lambda each: each[index] if own else each, targets)
 
         runs.step(make_fn(), x, targets, own_targets=own_targets)
-    assert winner(runs.array) == way
+    assert way == "outputs" or winner(runs.array) == way
     assert len(runs.array.choices) == 1, "a loss function that is made anew is no other one"
 
 

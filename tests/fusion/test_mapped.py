@@ -81,13 +81,6 @@ def test_repeats(repeats):
     check(made(lambda: Apply(lambda x: torch.repeat_interleave(x, repeats, 0)), 3), x, shared=False)
 
 
-def test_named_tuples_stay_and_what_does_not_differ_is_one_tensor():
-    own, shared = Stacked(torch.randn(3, 5, 4)), torch.randn(5, 4)
-    result = fallback.batched(lambda a, b: (a.sort(1), b * 2), (own, shared), {}, 3)
-    assert torch.equal(result[0].indices.tensor, own.tensor.sort(2).indices)
-    assert torch.equal(result[1], shared * 2)
-
-
 def test_a_failure_leaves_no_level_behind():
     x = Stacked(torch.randn(3, 5, 4))
     with pytest.raises(RuntimeError):

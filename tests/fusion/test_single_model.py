@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.fusion.nets import NETS, VANISHING, Residual
-from tests.fusion.oracle import assert_close, check, made
+from tests.fusion.oracle import assert_close, assert_each, check, made
 from tests.fusion.prefer import prefer, winner
 from torch import nn
 from torch.nn import functional as F
@@ -102,22 +102,16 @@ WAYS = ["1 at a time", "1 at a time, channels last"]
 
 
 @pytest.mark.filterwarnings("ignore:hocket.fuse")  # a convolution without a batch has no rule
-@pytest.mark.parametrize(("name", "shared", "way"), covering(IMAGES, [False, True], WAYS))
-def test_convolutions(name, shared, way, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "num_models", "shared", "way"),
+    [*covering(IMAGES, [3], [False, True], WAYS), *((name, 1, False, WAYS[1]) for name in IMAGES)],
+)
+def test_convolutions(name, num_models, shared, way, monkeypatch):
     prefer(monkeypatch, forward=way)
     make, shape = IMAGES[name]
-    x = torch.randn(*(() if shared else (3,)), *shape, dtype=D)
-    array = check(made(make, 3), x, shared=shared, backend="auto")
+    x = torch.randn(*(() if shared else (num_models,)), *shape, dtype=D)
+    array = check(made(make, num_models), x, shared=shared, backend="auto")
     assert winner(array) == way
-
-
-@pytest.mark.filterwarnings("ignore:hocket.fuse")
-@pytest.mark.parametrize("name", IMAGES)
-def test_one_model_alone(name, monkeypatch):
-    prefer(monkeypatch, forward="1 at a time, channels last")
-    make, shape = IMAGES[name]
-    array = check(made(make, 1), torch.randn(1, *shape, dtype=D), shared=False, backend="auto", steps=3)
-    assert winner(array) == "1 at a time, channels last"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -148,8 +142,7 @@ def test_inputs_that_lie_otherwise(strides, way, monkeypatch):
     for _ in range(2):
         out = array(x)
     assert winner(array) == way
-    for index, model in enumerate(models):
-        assert_close(out[index], model(x), f"model {index}")
+    assert_each(out, [model(x) for model in models])
 
 
 @pytest.mark.parametrize("name", [name for name in NETS if name != "residual"])
@@ -196,12 +189,13 @@ def test_a_view_that_cannot_be_leaves_the_contest_and_not_the_call(num_models, m
 
 
 @pytest.mark.parametrize("num_models", [1, 3])
-def test_what_comes_out_lies_as_usual(num_models, monkeypatch):
+@pytest.mark.parametrize(("layer", "size"), [(nn.Conv2d, (6, 5)), (nn.Conv3d, (6, 5, 4))])
+def test_what_comes_out_lies_as_usual(layer, size, num_models, monkeypatch):
     """Or a loss function's view would fail, which one that was there when both were timed did not have."""
     prefer(monkeypatch, "1 at a time with backward, channels last", "1 at a time, channels last")
-    models = made(seq(lambda: conv(3, 4, 3), nn.ReLU), num_models)
+    models = made(seq(lambda: layer(3, 4, 3), nn.ReLU), num_models)
     array = hocket.fuse(copy.deepcopy(models), shared=True)
-    x = torch.randn(2, 3, 6, 5, dtype=D)
+    x = torch.randn(2, 3, *size, dtype=D)
     for _ in range(2):
         out = array(x)
     assert winner(array) == "1 at a time, channels last"
@@ -217,22 +211,7 @@ def test_what_comes_out_lies_as_usual(num_models, monkeypatch):
     array.losses(fn, x)
     assert winner(array) == "1 at a time with backward, channels last"
     views[0] = True
-    losses = array.losses(fn, x)
-    for index, model in enumerate(models):
-        assert_close(losses[index].detach().as_subclass(torch.Tensor), fn(model(x)).detach(), "loss")
-
-
-@pytest.mark.parametrize("shape", [(2, 4, 3, 5), (2, 4, 3, 5, 2), (1, 4, 1, 1), (2, 1, 3, 3), (3, 4)])
-def test_as_usual(shape):
-    value = torch.randn(shape)
-    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
-    last = value.to(memory_format=layouts[value.ndim]) if value.ndim in layouts else value
-    assert executor._as_usual(value) is value
-    assert executor._as_usual(last).is_contiguous()
-    assert torch.equal(executor._as_usual(last), value)
-    turned = value.transpose(0, 1)[..., ::2]
-    assert executor._as_usual(turned) is turned or turned.is_contiguous(memory_format=layouts[value.ndim])
-    assert executor._as_usual("a word") == "a word"
+    assert_each(array.losses(fn, x), [fn(model(x)) for model in models])
 
 
 @pytest.mark.parametrize("op", CHANNELS_LAST)

@@ -6,7 +6,7 @@ import io
 
 import pytest
 import torch
-from tests.fusion.oracle import assert_close, made
+from tests.fusion.oracle import assert_close, assert_each, made
 from torch import nn
 from torch.nn import functional as F
 
@@ -78,8 +78,7 @@ def test_a_mapping_names_the_arguments_of_losses():
 
 def test_one_model_takes_the_state_of_a_plain_module():
     array = hocket.fuse(made(lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), 3), shared=True)
-    before = array.state_dict()
-    before = {name: tensor.clone() for name, tensor in before.items()}
+    before = {name: tensor.clone() for name, tensor in array.state_dict().items()}
     other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
     array.load_state_dict(other.state_dict(), model=1)
     for name, tensor in array.state_dict().items():
@@ -128,11 +127,10 @@ def test_a_trace_holds_for_the_floats_that_it_was_made_with(make, backend):
     array = hocket.fuse(models, shared=True, backend=backend)
     x = torch.randn(4, 5, 3, dtype=torch.float64)
     for scale in (0.25, 0.75, 0.3, 1.0, 0.25):
-        for index, model in enumerate(models):
-            assert_close(array(x, scale)[index], model(x, scale), f"model {index}")
+        outs = [model(x, scale) for model in models]
+        assert_each(array(x, scale), outs)
         losses = array.losses(lambda out: out.square().sum(), (x, scale))
-        for index, model in enumerate(models):
-            assert_close(losses[index].detach(), model(x, scale).square().sum().detach(), f"loss {index}")
+        assert_each(losses, [out.square().sum() for out in outs], "loss")
 
 
 @pytest.mark.slow

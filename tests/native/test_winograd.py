@@ -65,21 +65,19 @@ def check(x: torch.Tensor, weight: torch.Tensor, padding: tuple[int, int]) -> No
         assert each.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("padding", [(0, 0), (1, 1), (2, 2), (0, 2), (1, 0)])
-@pytest.mark.parametrize(("channels", "made"), [(8, 8), (9, 31), (16, 16), (20, 12), (33, 48), (15, 100), (130, 70)])
-@pytest.mark.usefixtures("_threads")
-def test_convolutions_are_torchs(channels: int, made: int, padding: tuple[int, int]) -> None:
-    weight = torch.randn(made, channels, 3, 3) / channels**0.5
-    for height, width in ((3, 3), (4, 9), (10, 7)):
-        check(image(2, channels, height, width), weight, padding)
+CHANNELS = {
+    3: [(8, 8), (9, 31), (16, 16), (20, 12), (33, 48), (15, 100), (130, 70)],
+    4: [(16, 16), (16, 48), (64, 32), (96, 80), (128, 144)],  # with stride 2
+}
+IMAGES = {3: ((3, 3), (4, 9), (10, 7)), 4: ((4, 4), (5, 8), (10, 7), (16, 14))}
 
 
 @pytest.mark.parametrize("padding", [(0, 0), (1, 1), (2, 2), (0, 2), (1, 0)])
-@pytest.mark.parametrize(("channels", "made"), [(16, 16), (16, 48), (64, 32), (96, 80), (128, 144)])
+@pytest.mark.parametrize(("size", "channels", "made"), [(n, *each) for n, pairs in CHANNELS.items() for each in pairs])
 @pytest.mark.usefixtures("_threads")
-def test_convolutions_of_4_by_4_with_stride_2_are_torchs(channels: int, made: int, padding: tuple[int, int]) -> None:
-    weight = torch.randn(made, channels, 4, 4) / channels**0.5
-    for height, width in ((4, 4), (5, 8), (10, 7), (16, 14)):
+def test_convolutions_are_torchs(size: int, channels: int, made: int, padding: tuple[int, int]) -> None:
+    weight = torch.randn(made, channels, size, size) / channels**0.5
+    for height, width in IMAGES[size]:
         check(image(2, channels, height, width), weight, padding)
 
 

@@ -49,6 +49,9 @@ SCHEDULERS = {
         cycle_momentum="betas" in o.bounds or bool(torch.as_tensor(o.param_groups[0].get("momentum", 0)).any()),
     ),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=[3, 4, 5]),
+    "multi-step": lambda o: lr_scheduler.MultiStepLR(o, milestones=[[2, 4], [3], [1, 5]], gamma=0.5),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, [lambda t, m=m: 1 / (1 + m * t) for m in range(3)]),
+    "exponentials": lambda o: lr_scheduler.ExponentialLR(o, gamma=[0.9, 0.99, 0.8]),
     "exponential": lambda o: lr_scheduler.ExponentialLR(o, gamma=0.9),  # a rate for all stays a float, and is followed
 }
 

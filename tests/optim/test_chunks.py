@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from hocket import optim
 from hocket.optim.chunks import GRAIN
 
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    usual = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(usual)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.mark.parametrize(("elements", "threads"), [(GRAIN // 2, 1), (GRAIN, 2)])

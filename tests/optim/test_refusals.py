@@ -7,15 +7,10 @@ import pytest
 import torch
 
 from hocket import lr_scheduler, optim
-from hocket.errors import InputError
 from optim.twins import fused_parameters
+from support.refusals import refused
 
 CLASSES = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta")
-
-
-def refused(match, make):
-    with pytest.raises(InputError, match=match):
-        make()
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -23,20 +18,16 @@ def test_rates(name):
     make = getattr(optim, name)
     params = fused_parameters(3)
     refused(
-        r"lr: expected 3 numbers, one for each model, or one for all, got 2: \[0.1, 0.2\]",
-        lambda: make(params, lr=[0.1, 0.2]),
+        r"lr: expected 3 numbers, one for each model, or one for all, got 2: \[0.1, 0.2\]", make, params, lr=[0.1, 0.2]
     )
-    refused(r"lr: expected numbers >= 0, got -0.1$", lambda: make(params, lr=-0.1))
-    refused(
-        r"lr: expected numbers >= 0, got -0.2 for model 1 in \[0.1, -0.2, 0.3\]",
-        lambda: make(params, lr=[0.1, -0.2, 0.3]),
-    )
-    refused(r"lr: expected numbers >= 0, got nan", lambda: make(params, lr=float("nan")))
-    refused(r"lr: expected a number, or 3 in a list, one for each model, got 'fast'", lambda: make(params, lr="fast"))
-    refused(r"lr: expected numbers >= 0, got None for model 2", lambda: make(params, lr=[0.1, 0.2, None]))
-    refused(r"got 0:", lambda: make(params, lr=[]))
-    refused(r"maximize: expected True or False, the same for all", lambda: make(params, maximize=[True, False, True]))
-    refused(r"nonfinite: expected one of step, skip, freeze, got 'stop'", lambda: make(params, nonfinite="stop"))
+    refused(r"lr: expected numbers >= 0, got -0.1$", make, params, lr=-0.1)
+    refused(r"lr: expected numbers >= 0, got -0.2 for model 1 in \[0.1, -0.2, 0.3\]", make, params, lr=[0.1, -0.2, 0.3])
+    refused(r"lr: expected numbers >= 0, got nan", make, params, lr=float("nan"))
+    refused(r"lr: expected a number, or 3 in a list, one for each model, got 'fast'", make, params, lr="fast")
+    refused(r"lr: expected numbers >= 0, got None for model 2", make, params, lr=[0.1, 0.2, None])
+    refused(r"got 0:", make, params, lr=[])
+    refused(r"maximize: expected True or False, the same for all", make, params, maximize=[True, False, True])
+    refused(r"nonfinite: expected one of step, skip, freeze, got 'stop'", make, params, nonfinite="stop")
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -45,22 +36,20 @@ def test_every_number_is_checked_for_its_length_and_its_bounds(name):
     for key, bound in make.bounds.items():
         for short in ([0.5, 0.5], torch.tensor([0.5, 0.5])):
             value = (short, 0.9) if key == "betas" else short
-            refused(
-                rf"{key}.*expected 3 numbers", lambda key=key, value=value: make(fused_parameters(3), **{key: value})
-            )
+            refused(rf"{key}.*expected 3 numbers", make, fused_parameters(3), **{key: value})
         if bound.low > float("-inf"):
             value = (0.9, -0.5) if key == "betas" else [0.5, -0.5, 0.5]
-            refused(rf"{key}.*got -0.5", lambda key=key, value=value: make(fused_parameters(3), **{key: value}))
+            refused(rf"{key}.*got -0.5", make, fused_parameters(3), **{key: value})
         if bound.high < float("inf"):
             value = (0.9, 1.5) if key == "betas" else [0.5, 1.5, 0.5]
-            refused(rf"{key}.*got 1.5", lambda key=key, value=value: make(fused_parameters(3), **{key: value}))
+            refused(rf"{key}.*got 1.5", make, fused_parameters(3), **{key: value})
 
 
 def test_betas():
     params = fused_parameters(2)
-    refused(r"betas: expected a pair, each one number or 2 in a list, got 0.9", lambda: optim.Adam(params, betas=0.9))
-    refused(r"betas: expected 2 pairs, one for each model, got 1", lambda: optim.Adam(params, betas=[(0.9, 0.99)]))
-    refused(r"betas\[1\]: expected numbers >= 0 and < 1, got 1.0", lambda: optim.Adam(params, betas=(0.9, 1.0)))
+    refused(r"betas: expected a pair, each one number or 2 in a list, got 0.9", optim.Adam, params, betas=0.9)
+    refused(r"betas: expected 2 pairs, one for each model, got 1", optim.Adam, params, betas=[(0.9, 0.99)])
+    refused(r"betas\[1\]: expected numbers >= 0 and < 1, got 1.0", optim.Adam, params, betas=(0.9, 1.0))
     pairs = optim.Adam(params, betas=[(0.9, 0.99), (0.8, 0.999)]).param_groups[0]["betas"]
     rows = optim.Adam(params, betas=([0.9, 0.8], [0.99, 0.999])).param_groups[0]["betas"]
     assert [beta.tolist() for beta in pairs] == [beta.tolist() for beta in rows] == [[0.9, 0.8], [0.99, 0.999]]
@@ -70,44 +59,45 @@ def test_nesterov():
     params = fused_parameters(2)
     refused(
         r"nesterov: expected a momentum > 0 and no dampening for every model, got momentum \[0.9, 0.0\]",
-        lambda: optim.SGD(params, momentum=[0.9, 0], nesterov=True),
+        optim.SGD,
+        params,
+        momentum=[0.9, 0],
+        nesterov=True,
     )
-    refused("nesterov", lambda: optim.SGD(params, momentum=0.9, dampening=[0.0, 0.1], nesterov=True))
-    refused("nesterov", lambda: optim.SGD(params, nesterov=True))
+    refused("nesterov", optim.SGD, params, momentum=0.9, dampening=[0.0, 0.1], nesterov=True)
+    refused("nesterov", optim.SGD, params, nesterov=True)
 
 
 def test_parameters():
-    refused("params: expected at least one parameter, got an empty list", lambda: optim.SGD([], lr=0.1))
-    refused("params: none of them is a fused parameter", lambda: optim.SGD([torch.ones(3, 4)], lr=0.1))
-    refused("params: expected parameters in a list", lambda: optim.SGD(torch.ones(3, 4), lr=0.1))
-    refused("parameter 1: expected a tensor, got str", lambda: optim.SGD([torch.ones(3), "b"], num_models=3))
+    refused("params: expected at least one parameter, got an empty list", optim.SGD, [], lr=0.1)
+    refused("params: none of them is a fused parameter", optim.SGD, [torch.ones(3, 4)], lr=0.1)
+    refused("params: expected parameters in a list", optim.SGD, torch.ones(3, 4), lr=0.1)
+    refused("parameter 1: expected a tensor, got str", optim.SGD, [torch.ones(3), "b"], num_models=3)
     refused(
         "expected all of one array, got parameters of 2 and 3 models",
-        lambda: optim.SGD(fused_parameters(3) + fused_parameters(2)),
+        optim.SGD,
+        fused_parameters(3) + fused_parameters(2),
     )
-    refused("expected parameters of 4 models, got some of 3", lambda: optim.SGD(fused_parameters(3), num_models=4))
-    refused(
-        "params: expected group 1 to be a dict with 'params'", lambda: optim.SGD([{"params": fused_parameters(2)}, {}])
-    )
+    refused("expected parameters of 4 models, got some of 3", optim.SGD, fused_parameters(3), num_models=4)
+    refused("params: expected group 1 to be a dict with 'params'", optim.SGD, [{"params": fused_parameters(2)}, {}])
     empty = torch.nn.Parameter(torch.zeros(0, 4))
     empty._hocket_models = 0
-    refused("params: expected an array of at least 1 model, got 0", lambda: optim.SGD([empty]))
-    refused("num_models: expected a whole number >= 1, got 0", lambda: optim.SGD([empty], num_models=0))
+    refused("params: expected an array of at least 1 model, got 0", optim.SGD, [empty])
+    refused("num_models: expected a whole number >= 1, got 0", optim.SGD, [empty], num_models=0)
     stray = torch.nn.Parameter(torch.zeros(5))
     refused(
         r"parameter 4 has shape \(5,\): expected a fused one, \(3, ...\) for 3 models",
-        lambda: optim.SGD([*fused_parameters(3), stray]),
+        optim.SGD,
+        [*fused_parameters(3), stray],
     )
     stray._hocket_model = 3
-    refused(
-        r"parameter 4 belongs to model 3: expected one of 0 \.\.\. 2", lambda: optim.SGD([*fused_parameters(3), stray])
-    )
+    refused(r"parameter 4 belongs to model 3: expected one of 0 \.\.\. 2", optim.SGD, [*fused_parameters(3), stray])
 
 
 def test_a_group_that_is_refused_is_not_added():
     params = fused_parameters(3)
     optimizer = optim.SGD(params[:2], lr=0.1)
-    refused("lr: expected 3 numbers", lambda: optimizer.add_param_group({"params": params[2:], "lr": [0.1]}))
+    refused("lr: expected 3 numbers", optimizer.add_param_group, {"params": params[2:], "lr": [0.1]})
     assert len(optimizer.param_groups) == 1
     optimizer.add_param_group({"params": params[2:], "lr": [0.1, 0.2, 0.3]})
     assert optimizer.param_groups[1]["lr"].tolist() == [0.1, 0.2, 0.3]
@@ -170,11 +160,11 @@ def test_numbers_of_torch_and_numpy():
         found = optim.Adam(params, lr=value).param_groups[0]["lr"]
         assert (type(found), found) == (float, 0.5)
     for value in (np.array([0.1, np.nan, 0.2]), torch.tensor([0.1, float("nan"), 0.2]), [0.1, float("nan"), 0.2]):
-        refused(r"lr: expected numbers >= 0, got nan for model 1", lambda value=value: optim.Adam(params, lr=value))
+        refused(r"lr: expected numbers >= 0, got nan for model 1", optim.Adam, params, lr=value)
     for value in (np.float64("nan"), torch.tensor(float("nan")), np.array(float("inf"))):
-        refused(r"lr: expected numbers >= 0, got", lambda value=value: optim.Adam(params, lr=value))
+        refused(r"lr: expected numbers >= 0, got", optim.Adam, params, lr=value)
     for value in (True, np.bool_(True), torch.tensor(True), 1j, torch.tensor(1j), np.ones((3, 1)), torch.ones(3, 1)):
-        refused(r"lr: expected a number, or 3 in a list", lambda value=value: optim.Adam(params, lr=value))
+        refused(r"lr: expected a number, or 3 in a list", optim.Adam, params, lr=value)
     optimizer = optim.Adam(params, lr=0.1)
     optimizer.param_groups[0]["lr"] = np.array([0.1, 0.2, 0.3])
     optimizer.step()

@@ -9,6 +9,7 @@ from hocket import optim
 from hocket.errors import InputError
 from optim.twins import CASES, EACH, Twins, fused_parameters, of_model, options_of, same_bits, snapshot
 from quick import covering
+from support.refusals import refused
 
 
 def taken(twins, models):
@@ -138,22 +139,14 @@ def test_bad_slots():
     twins = Twins("adam-all", 3)
     twins.step()
     fused = twins.fused
-    with pytest.raises(InputError, match="models: expected at least one model to keep, got none"):
-        fused.select_models([])
-    with pytest.raises(InputError, match=r"models: expected each model at most once, got \[1, 1\]"):
-        fused.select_models([1, 1])
-    with pytest.raises(InputError, match=r"model: expected one of 0 \.\.\. 2, got 3"):
-        fused.select_models([0, 3])
-    with pytest.raises(InputError, match=r"params: expected parameter 0 to have shape \(2, 4, 5\), got \(3, 4, 5\)"):
-        fused.select_models([0, 1])
-    with pytest.raises(InputError, match=r"params: expected 4 parameters for models \[0\], got 1"):
-        fused.select_models([0], [torch.ones(1, 4, 5)])
-    with pytest.raises(InputError, match=r"refill: expected options among lr, betas, eps, weight_decay, got gama=1"):
-        fused.refill(0, gama=1)
-    with pytest.raises(InputError, match="lr: expected numbers >= 0, got -1"):
-        fused.refill(0, lr=-1)
-    with pytest.raises(InputError, match=r"refill: lr: expected the number of one model, got \[1, 2, 3\]"):
-        fused.refill(0, lr=[1, 2, 3])
+    refused("models: expected at least one model to keep, got none", fused.select_models, [])
+    refused(r"models: expected each model at most once, got \[1, 1\]", fused.select_models, [1, 1])
+    refused(r"model: expected one of 0 \.\.\. 2, got 3", fused.select_models, [0, 3])
+    refused(r"params: expected parameter 0 to have shape \(2, 4, 5\), got \(3, 4, 5\)", fused.select_models, [0, 1])
+    refused(r"params: expected 4 parameters for models \[0\], got 1", fused.select_models, [0], [torch.ones(1, 4, 5)])
+    refused(r"refill: expected options among lr, betas, eps, weight_decay, got gama=1", fused.refill, 0, gama=1)
+    refused("lr: expected numbers >= 0, got -1", fused.refill, 0, lr=-1)
+    refused(r"refill: lr: expected the number of one model, got \[1, 2, 3\]", fused.refill, 0, lr=[1, 2, 3])
     with pytest.raises(InputError, match=r"state: expected groups of \[4\] parameters, got groups of \[1\]"):
         fused.refill(0, torch.optim.Adam([torch.ones(1)]).state_dict())
     twins.step(2)

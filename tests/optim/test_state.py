@@ -13,6 +13,7 @@ from hocket import optim
 from hocket.errors import InputError
 from optim.twins import CASES, EACH, Twins, fused_parameters, options_of, same_bits, same_state, set_gradients, trained
 from quick import covering
+from support.refusals import refused
 
 
 def go_on(params, optimizer, steps=3):
@@ -167,8 +168,7 @@ def test_a_state_of_another_optimizer_is_refused(one, other):
         (lambda: first.load_unfused(second.unfuse()), "state of model 0"),
         (lambda: first.refill(1, second.unfuse()[1]), "state"),
     ):
-        with pytest.raises(InputError, match=f"^{what}: expected the options of {one}, got group 0 without "):
-            load()
+        refused(f"^{what}: expected the options of {one}, got group 0 without ", load)
     for optimizer, states in zip(optimizers, before, strict=True):
         for state, was in zip(optimizer.unfuse(), states, strict=True):
             same_state(state, was)
@@ -177,18 +177,17 @@ def test_a_state_of_another_optimizer_is_refused(one, other):
 def test_entries_of_another_optimizer_and_other_flags_are_refused():
     _, adam = trained("adam-all")
     _, adamax = trained("adamax-all")
-    with pytest.raises(
-        InputError, match="state: exp_inf of parameter 0: expected the state of Adam: exp_avg, exp_avg_sq"
-    ):
-        adam.refill(1, adamax.unfuse()[1])
-    with pytest.raises(InputError, match="state_dict: exp_inf of parameter 0: expected the state of Adam"):
-        adam.load_state_dict(adamax.state_dict())
-    with pytest.raises(InputError, match="state_dict: expected 'state' and 'param_groups', got nothing"):
-        adam.load_state_dict({})
+    refused(
+        "state: exp_inf of parameter 0: expected the state of Adam: exp_avg, exp_avg_sq",
+        adam.refill,
+        1,
+        adamax.unfuse()[1],
+    )
+    refused("state_dict: exp_inf of parameter 0: expected the state of Adam", adam.load_state_dict, adamax.state_dict())
+    refused("state_dict: expected 'state' and 'param_groups', got nothing", adam.load_state_dict, {})
     other = adam.unfuse()[0]
     other["param_groups"][0]["maximize"] = True
-    with pytest.raises(InputError, match=r"maximize: expected the same for all .* got \[False, True, False\]"):
-        adam.refill(1, other)
+    refused(r"maximize: expected the same for all .* got \[False, True, False\]", adam.refill, 1, other)
 
 
 def test_a_state_of_another_dtype_is_cast_as_torch_casts_it():
@@ -212,28 +211,24 @@ def test_states_that_do_not_fit_change_nothing():
     _, optimizer = trained("adam-all")
     before = optimizer.unfuse()
     states = optimizer.unfuse()
-    with pytest.raises(InputError, match="states: expected 3, one for each model, got 2"):
-        optimizer.load_unfused(states[:2])
+    refused("states: expected 3, one for each model, got 2", optimizer.load_unfused, states[:2])
     spoilt = copy.deepcopy(states)
     spoilt[1]["state"][0]["exp_avg"] = torch.zeros(9)
-    with pytest.raises(
-        InputError, match=r"state of model 1: exp_avg of parameter 0: expected shape \(4, 5\), got \(9,\)"
-    ):
-        optimizer.load_unfused(spoilt)
+    refused(
+        r"state of model 1: exp_avg of parameter 0: expected shape \(4, 5\), got \(9,\)", optimizer.load_unfused, spoilt
+    )
     spoilt = copy.deepcopy(states)
     spoilt[2]["param_groups"][0]["params"].pop()
     with pytest.raises(InputError, match=r"state of model 2: expected groups of \[4\] parameters, got groups of \[3\]"):
         optimizer.load_unfused(spoilt)
     spoilt = copy.deepcopy(states)
     spoilt[2]["param_groups"][0]["lr"] = -1.0
-    with pytest.raises(InputError, match=r"lr: expected numbers >= 0, got -1.0 for model 2"):
-        optimizer.load_unfused(spoilt)
+    refused(r"lr: expected numbers >= 0, got -1.0 for model 2", optimizer.load_unfused, spoilt)
     spoilt = copy.deepcopy(states)
     spoilt[0]["param_groups"][0]["amsgrad"] = True
     with pytest.raises(InputError, match=r"amsgrad: expected the same for all models of a group, got \[True, False, F"):
         optimizer.load_unfused(spoilt)
     _, smaller = trained("adam-all", num_models=2)
-    with pytest.raises(InputError, match="state_dict: expected one of 3 models, got one of 2"):
-        optimizer.load_state_dict(smaller.state_dict())
+    refused("state_dict: expected one of 3 models, got one of 2", optimizer.load_state_dict, smaller.state_dict())
     for state, was in zip(optimizer.unfuse(), before, strict=True):
         same_state(state, was)

@@ -10,6 +10,7 @@ from hocket.planning import Bounds, bounds, efficiency, plan, potential
 from hocket.simulation import simulate
 from invariants import longest_path_us, optimum_us
 from strategies import Case, costs_of, gpu_cases, graphs, legal_cases
+from support.refusals import refused
 
 ROUNDING = 1 + 1e-9
 
@@ -132,8 +133,7 @@ def test_potential():
 
 def test_an_op_without_a_cost_is_named():
     graph = Graph((Op("a"), Op("b")))
-    with pytest.raises(InputError, match="no duration for op 'b' on any device"):
-        bounds(graph, Costs({"a": {"1": 1.0}}), Machine.of(cores=1))
+    refused("no duration for op 'b' on any device", bounds, graph, Costs({"a": {"1": 1.0}}), Machine.of(cores=1))
     with pytest.raises(InputError, match="no duration for op 'b' on any device"):
         bounds(graph, Costs({"a": {"1": 1.0}, "b": {"gpu0": 1.0}}), Machine.of(cores=1))
 

@@ -56,7 +56,3 @@ def test_never_longer_than_everything_wide_or_everything_narrow_when_switching_c
 def test_times_that_are_none_are_refused(option, value):
     with pytest.raises(InputError, match=f"planner phases: expected {option} >= 0"):
         plan(Graph((Op("a"),)), Costs({"a": {"1": 1.0}}), Machine.of(cores=1), planner="phases", **{option: value})
-
-
-def test_a_graph_without_ops():
-    assert plan(Graph(()), Costs({}), Machine.of(cores=2), planner="phases").lanes == ()

@@ -15,6 +15,7 @@ from hocket.planning.base import Planner
 from hocket.planning.serial import Serial
 from hocket.simulation import simulate
 from strategies import MACHINES, costs_of, graphs
+from support.refusals import refused
 
 GRAPH, COSTS, MACHINE = Graph((Op("a"),)), Costs({"a": {"1": 1.0}}), Machine.of(cores=2)
 
@@ -33,15 +34,15 @@ def test_planners_are_found_by_name():
     for name, planner in planners().items():
         assert issubclass(planner, Planner)
         assert planner.name == plan(GRAPH, COSTS, MACHINE, planner=name).planner == name
+        empty = plan(Graph(()), Costs({}), MACHINE, planner=name)
+        assert not [op for lane in empty.lanes for op in lane.ops]
     with pytest.raises(TypeError):
         planners()["mine"] = Planner  # type: ignore[index]
 
 
 def test_unknown_planner_and_unknown_option():
-    with pytest.raises(InputError, match="unknown planner 'lists'; available: serial, list"):
-        plan(GRAPH, COSTS, MACHINE, planner="lists")
-    with pytest.raises(InputError, match="planner list: unknown option 'lane'; it takes lanes"):
-        plan(GRAPH, COSTS, MACHINE, lane=2)
+    refused("unknown planner 'lists'; available: serial, list", plan, GRAPH, COSTS, MACHINE, planner="lists")
+    refused("planner list: unknown option 'lane'; it takes lanes", plan, GRAPH, COSTS, MACHINE, lane=2)
     with pytest.raises(InputError, match="planner serial: unknown option 'lanes'; it takes width"):
         plan(GRAPH, COSTS, MACHINE, planner="serial", lanes=2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +12,6 @@ from hocket.profiling.exact_widths import ExactWidths, same_bits
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 from support.steps import update
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    usual = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(usual)
 
 
 def captured_sum(size: int) -> Captured:

@@ -1,10 +1,9 @@
-"""Small trainings that tests search over, and searches of them."""
+"""Small trainings that tests search over."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import optuna
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from torch import nn
@@ -12,10 +11,6 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from hocket import Training
-from hocket.search.run import Run
-from hocket.search.search import Record
-from hocket.search.trainer import SerialTrainer
-from hocket.search.tune import SearchConfig, search
 
 generator = torch.Generator().manual_seed(0)
 X = torch.randn(48, 6, generator=generator, dtype=torch.float64)
@@ -38,6 +33,10 @@ def train(params: dict[str, Any]) -> Training:
     optimizer = torch.optim.Adam(model.parameters(), lr=params.get("lr", 0.01))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, params.get("step", 2), 0.5)
     return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy, scheduler)
+
+
+def train_dropped(params: dict[str, Any]) -> Training:
+    return train({**params, "rate": 0.2})
 
 
 def train_normed(params: dict[str, Any]) -> Training:
@@ -74,40 +73,3 @@ def train_smoothed(params: dict[str, Any]) -> Training:
 
 def accuracy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) == target).double().mean() - functional.cross_entropy(outputs, target)
-
-
-def random_study(seed: int = 0, **options: Any) -> optuna.Study:
-    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed), **options)
-
-
-def searched(function: Any, space: dict[str, Any], **options: Any) -> tuple[optuna.Study, Record]:
-    if not {"study", "storage", "direction"} & set(options):
-        options["study"] = random_study()
-    return search(function, space, SearchConfig(**options))
-
-
-def values(study: optuna.Study) -> dict[int, dict[int, float]]:
-    """Every trial's value after each epoch."""
-    return {trial.number: dict(trial.intermediate_values) for trial in study.trials}
-
-
-def assert_same(first: optuna.Study, second: optuna.Study, tolerance: float = 1e-9) -> None:
-    """The same trials with the same ends, and values within a tolerance."""
-    mine, its = values(first), values(second)
-    assert [trial.state for trial in first.trials] == [trial.state for trial in second.trials]
-    assert [trial.params for trial in first.trials] == [trial.params for trial in second.trials]
-    for number, own in mine.items():
-        assert own.keys() == its[number].keys(), number
-        for epoch, value in own.items():
-            assert abs(value - its[number][epoch]) <= tolerance * max(1.0, abs(value)), (number, epoch)
-
-
-def alone(function, params: dict[str, Any], epochs: int) -> list[float]:
-    """The values of a trial that trains by itself."""
-    run = Run(0, params, seed=0)
-    trainer = SerialTrainer(function, 0)
-    trainer.put(0, run)
-    for _ in range(epochs):
-        [(_, result)] = trainer.advance()
-        run.values.append(result.value)
-    return run.values

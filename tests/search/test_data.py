@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from tests.search.pieces import BATCHES, LR, X, Y, alone, searched, train
+from tests.search.pieces import BATCHES, LR, X, Y, train
+from tests.search.searches import alone, searched
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
@@ -17,6 +18,7 @@ from hocket import Training
 from hocket.errors import InputError
 from hocket.search.data import RandomState, are_same_batches, epoch_batches, size_of
 from hocket.search.split import is_same_loss
+from support.refusals import refused
 
 
 class Noisy(Dataset):
@@ -111,8 +113,7 @@ def test_batches_that_end_for_good_are_named():
 
     once = Once()
     assert len(list(epoch_batches(once, 0, 0))) == 3
-    with pytest.raises(InputError, match="no batch to read in epoch 1; can they be iterated again"):
-        list(epoch_batches(once, 0, 1))
+    refused("no batch to read in epoch 1; can they be iterated again", list, epoch_batches(once, 0, 1))
 
 
 def loader(dataset=None, **options):

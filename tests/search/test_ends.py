@@ -8,19 +8,8 @@ import optuna
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution
-from tests.search.pieces import (
-    BATCHES,
-    LR,
-    SPACE,
-    alone,
-    assert_same,
-    classifier,
-    random_study,
-    searched,
-    train,
-    values,
-)
-from tests.search.test_resume import StoppedError, stopping
+from tests.search.pieces import BATCHES, LR, SPACE, classifier, train
+from tests.search.searches import alone, assert_same, random_study, searched, stopped_and_gone_on, values
 from torch import nn
 from torch.nn import functional
 
@@ -29,6 +18,7 @@ from hocket import Halving, Training
 from hocket.errors import FormatError, InputError
 from hocket.search.policy import Ends
 from quick import covering
+from support.refusals import refused
 
 RATES = {"lr": optuna.distributions.FloatDistribution(0.01, 2.0, log=True)}
 
@@ -68,12 +58,7 @@ def test_a_trial_without_patience_is_complete_with_the_value_that_counts(value, 
 @pytest.mark.parametrize("options", [{"patience": 1}, {"value": "best"}, {"patience": 2, "value": "best"}])
 def test_a_search_with_ends_that_stops_goes_on_with_the_same(options, after, tmp_path):
     options = {"trials": 8, "epochs": 8, "halving": Halving(eta=2), "executor": "fused", **options}
-    whole, _ = searched(bumpy, RATES, storage=optuna.storages.InMemoryStorage(), **options)
-    again = {"storage": optuna.storages.InMemoryStorage(), "name": "s", "checkpoints": tmp_path, **options}
-    with pytest.raises(StoppedError):
-        searched(bumpy, RATES, on_progress=stopping(after), **again)
-    study, _ = searched(bumpy, RATES, **again)
-    assert_same(whole, study)
+    whole, study = stopped_and_gone_on(bumpy, RATES, tmp_path, after, **options)
     assert study.best_value == pytest.approx(whole.best_value, rel=1e-9)
     assert not list(tmp_path.glob("trial-*"))
 
@@ -89,12 +74,7 @@ def test_a_trial_that_the_user_prunes_stays_pruned_after_a_kill(after, tmp_path)
         return Training(made.model, made.optimizer, made.loss, BATCHES, made.metric, on_epoch=on_epoch)
 
     options = {"trials": 8, "epochs": 8, "halving": Halving(eta=2), "executor": "fused"}
-    whole, _ = searched(pruned, RATES, storage=optuna.storages.InMemoryStorage(), **options)
-    again = {"storage": optuna.storages.InMemoryStorage(), "name": "s", "checkpoints": tmp_path, **options}
-    with pytest.raises(StoppedError):
-        searched(pruned, RATES, on_progress=stopping(after), **again)
-    study, _ = searched(pruned, RATES, **again)
-    assert_same(whole, study)
+    stopped_and_gone_on(pruned, RATES, tmp_path, after, **options)
 
 
 def ticking(monkeypatch, step_s):
@@ -158,12 +138,8 @@ def test_what_a_function_suggests_is_the_same_space_as_a_dict_of_it():
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_search_of_suggestions_goes_on_after_a_kill(after, tmp_path):
     options = {"trials": 9, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
-    whole, _ = searched(suggesting, None, storage=optuna.storages.InMemoryStorage(), **options)
-    again = {"storage": f"sqlite:///{tmp_path / 's.db'}", "name": "s", "checkpoints": tmp_path / "states", **options}
-    with pytest.raises(StoppedError):
-        searched(suggesting, None, on_progress=stopping(after), **again)
-    study, _ = searched(suggesting, None, **again)
-    assert_same(whole, study)
+    storage = f"sqlite:///{tmp_path / 's.db'}"
+    stopped_and_gone_on(suggesting, None, tmp_path / "states", after, storage, **options)
 
 
 def test_a_function_that_suggests_nothing_or_raises():
@@ -260,8 +236,7 @@ def test_each_trial_of_a_study_has_the_seed_of_its_search_and_old_ones_have_none
 
 
 def test_a_best_model_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InputError, match="has no best trial"):
-        hocket.best_model(random_study(), train)
+    refused("has no best trial", hocket.best_model, random_study(), train)
     study, _ = searched(train, SPACE, trials=2, epochs=1, checkpoints=tmp_path)
     with pytest.raises(FormatError, match="expected the state of the best trial"):
         hocket.best_model(study, train, checkpoints=tmp_path / "other")
@@ -279,8 +254,7 @@ def test_a_best_model_that_is_not_there_is_named(tmp_path):
     ],
 )
 def test_other_ends_are_named(options, words):
-    with pytest.raises(InputError, match=words):
-        hocket.tune(train, {"lr": LR}, **options)
+    refused(words, hocket.tune, train, {"lr": LR}, **options)
 
 
 def test_of_equal_values_the_first_one_is_the_best():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from optuna.distributions import CategoricalDistribution
-from tests.search.pieces import accuracy, alone, assert_same, searched, train
+from tests.search.pieces import accuracy, train
+from tests.search.searches import alone, as_serial, searched
 from torch.nn import functional
 
 from hocket import Training
@@ -18,9 +19,7 @@ def test_a_trial_that_diverges_ends_alone():
         return made
 
     space = {"lr": CategoricalDistribution([0.01, 0.06])}
-    together, _ = searched(some_diverge, space, trials=8, epochs=3, executor="fused")
-    serial, _ = searched(some_diverge, space, trials=8, epochs=3, executor="serial")
-    assert_same(serial, together)
+    together, _ = as_serial(some_diverge, space, trials=8, epochs=3)
     failed = [trial for trial in together.trials if trial.state.name == "FAIL"]
     assert failed
     assert all(trial.params["lr"] == 0.06 for trial in failed)

@@ -15,16 +15,13 @@ from tests.search.pieces import (
     X,
     Y,
     accuracy,
-    alone,
-    assert_same,
     classifier,
-    random_study,
-    searched,
     train,
     train_normed,
     train_shuffled,
     train_smoothed,
 )
+from tests.search.searches import advance, alone, as_serial, assert_same, random_study, searched
 from torch import nn
 from torch.nn import functional
 
@@ -41,11 +38,8 @@ SPACES = [(train, SPACE), (train_normed, MOMENTUM), (train_shuffled, DECAY), (tr
 
 @pytest.mark.parametrize(("function", "space"), SPACES)
 def test_trials_are_as_alone_whatever_they_are_fused_with(function, space):
-    alone, plain = searched(function, space, trials=7, epochs=3, executor="serial")
-    together, record = searched(function, space, trials=7, epochs=3, executor="fused", slots=3)
-    assert {each.kind for each in plain.epochs} == {"serial"}
+    _, record = as_serial(function, space, trials=7, epochs=3, slots=3)
     assert "fused" in {each.kind for each in record.epochs}
-    assert_same(alone, together)
 
 
 @pytest.mark.parametrize("halving", [Halving(), Asha(eta=2), Hyperband(), Hyperband(eta=2, skip_last=1)], ids=repr)
@@ -69,8 +63,7 @@ def test_any_order_of_swaps_gives_the_values_of_each_trial_alone(seed):
     runs = [Run(number, params, seed=0) for number, params in enumerate(proposals)]
     trainer = FusedTrainer(train, runs[:3], 0, frozenset({"lr"}))
     for _ in range(8):
-        for run, result in trainer.advance():
-            run.values.append(result.value)
+        advance(trainer)
         waiting = [run for run in runs if run not in trainer.slots]
         for run in drawn.sample(waiting, drawn.randint(0, 3)):
             trainer.put(drawn.randrange(3), run)
@@ -82,8 +75,7 @@ def test_any_order_of_swaps_gives_the_values_of_each_trial_alone(seed):
 def test_a_trial_goes_on_alone_where_it_stopped_in_a_slot():
     runs = [Run(number, {"lr": 0.02 * (number + 1), "rate": 0.2}, seed=0) for number in range(3)]
     trainer = FusedTrainer(train, runs, 0)
-    for run, result in trainer.advance():
-        run.values.append(result.value)
+    advance(trainer)
     trainer.close()
     serial = SerialTrainer(train, 0)
     serial.put(0, runs[1])
@@ -115,15 +107,11 @@ def test_buffers_that_no_state_dict_has_move_with_their_trial(tmp_path):
     runs = [Run(number, {"lr": 0.02 * (number + 1)}, seed=0) for number in range(3)]
     trainer = FusedTrainer(train_drifting, runs[:2], 0, frozenset({"lr"}), draws=False)
 
-    def epoch():
-        for run, result in trainer.advance():
-            run.values.append(result.value)
-
-    epoch()
+    advance(trainer)
     trainer.put(0, runs[2])
-    epoch()
+    advance(trainer)
     trainer.put(1, runs[0])
-    epoch()
+    advance(trainer)
     trainer.close()
     again = Run(0, runs[1].params, seed=0, saved=runs[1].state())
     again.build(train_drifting)
@@ -142,9 +130,7 @@ def test_float32_stays_close():
         batches = [(X.float(), Y)]
         return Training(model, optimizer, functional.cross_entropy, batches, functional.cross_entropy)
 
-    alone_, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="serial")
-    together, _ = searched(single, {"lr": LR}, trials=4, epochs=3, executor="fused")
-    assert_same(alone_, together, tolerance=1e-4)
+    as_serial(single, {"lr": LR}, tolerance=1e-4, trials=4, epochs=3)
 
 
 def train_images(params):
@@ -176,11 +162,8 @@ def train_over_input(params):
 
 @pytest.mark.parametrize("function", [train_images, train_over_input])
 def test_trials_are_as_alone_while_their_plan_is_chosen(function):
-    options = {"trials": 4, "epochs": 8}
-    together, record = searched(function, {"lr": LR}, executor="fused", **options)
-    alone_, _ = searched(function, {"lr": LR}, executor="serial", **options)
+    _, record = as_serial(function, {"lr": LR}, trials=4, epochs=8)
     assert {each.kind for each in record.epochs} == {"fused"}
-    assert_same(alone_, together)
 
 
 class Drawing(nn.Module):

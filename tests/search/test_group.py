@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
-from tests.search.pieces import BATCHES, LR, accuracy, alone, assert_same, classifier, searched, train
+from tests.search.pieces import BATCHES, LR, accuracy, classifier, train
+from tests.search.searches import advance, alone, as_serial, searched
 from torch import nn
 from torch.nn import functional
 
@@ -20,15 +21,12 @@ from hocket.search.trainer import CannotFuseError
 def test_slots_are_given_up_when_that_saves_time():
     runs = [Run(number, {"lr": 0.02 * (number + 1)}, seed=0, until=1000) for number in range(4)]
     trainer = FusedTrainer(train, runs, 0)
-    for _ in range(3):
-        for run, result in trainer.advance():
-            run.values.append(result.value)
+    advance(trainer, 3)
     runs[0].status = runs[2].status = type(runs[0].status).COMPLETE
     trainer._first_s = trainer._epoch_s
     trainer.shrink()
     assert trainer.slots == [runs[1], runs[3]]
-    for run, result in trainer.advance():
-        run.values.append(result.value)
+    advance(trainer)
     for run in (runs[1], runs[3]):
         assert run.values == pytest.approx(alone(train, run.params, 4), rel=1e-9)
 
@@ -36,8 +34,7 @@ def test_slots_are_given_up_when_that_saves_time():
 def test_slots_stay_where_beginning_anew_costs_more():
     runs = [Run(number, {"lr": 0.02}, seed=0, until=4) for number in range(3)]
     trainer = FusedTrainer(train, runs, 0)
-    for run, result in trainer.advance():
-        run.values.append(result.value)
+    advance(trainer)
     runs[0].status = type(runs[0].status).COMPLETE
     trainer._first_s = trainer._epoch_s * 100
     trainer.shrink()
@@ -52,8 +49,7 @@ def test_a_trial_alone_fuses_when_more_come():
     def epoch():
         assert group.fill() == []
         kinds.append((group.trainer.kind, len(group.trainer.active)))
-        for run, result in group.trainer.advance():
-            run.values.append(result.value)
+        advance(group.trainer)
 
     runs = [Run(number, {"lr": 0.01 * (number + 1)}, seed=0, until=9) for number in range(6)]
     for more in (runs[:1], (), runs[1:3], runs[3:], ()):
@@ -94,9 +90,7 @@ def test_another_optimizer_inside_a_group_sets_trials_apart():
         return Training(model, optimizer, functional.cross_entropy, BATCHES, accuracy)
 
     space = {"lr": FloatDistribution(0.001, 0.04), "unused": FloatDistribution(0, 1)}
-    together, record = searched(either, space, trials=12, epochs=2, executor="fused", fusible=None)
-    alone_, _ = searched(either, space, trials=12, epochs=2, executor="serial")
-    assert_same(alone_, together)
+    _, record = as_serial(either, space, trials=12, epochs=2, fusible=None)
     assert record.split == (("unused",), ("lr",))
 
 
@@ -107,9 +101,7 @@ def test_data_that_differs_is_never_shared():
         return Training(made.model, made.optimizer, made.loss, batches, made.metric)
 
     space = {"scale": CategoricalDistribution([1.0, 2.0])}
-    together, record = searched(own_data, space, trials=6, epochs=2, executor="fused")
-    alone_, _ = searched(own_data, space, trials=6, epochs=2, executor="serial")
-    assert_same(alone_, together)
+    _, record = as_serial(own_data, space, trials=6, epochs=2)
     assert len(record.groups) == 2
 
 
@@ -124,9 +116,7 @@ def test_a_loss_or_metric_that_holds_the_model_trains_one_at_a_time(field, caplo
         functions = {"loss": made.loss, "metric": made.metric, field: own}
         return Training(made.model, made.optimizer, functions["loss"], BATCHES, functions["metric"], made.scheduler)
 
-    together, record = searched(decayed, {"lr": LR}, trials=4, epochs=2, executor="fused")
-    alone_, _ = searched(decayed, {"lr": LR}, trials=4, epochs=2, executor="serial")
-    assert_same(alone_, together)
+    _, record = as_serial(decayed, {"lr": LR}, trials=4, epochs=2)
     assert {each.kind for each in record.epochs} == {"serial"}
     assert f"{field}: it holds the trial's own model" in caplog.text
 

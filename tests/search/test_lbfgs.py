@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from optuna.distributions import FloatDistribution
-from tests.search.pieces import BATCHES, X, Y, classifier, searched
+from tests.search.pieces import BATCHES, X, Y, classifier
+from tests.search.searches import searched
 from torch import nn
 from torch.nn import functional
 

@@ -13,13 +13,13 @@ from functools import cache, partial
 
 import pytest
 import torch
+from tests.search.searches import advance, run_alone
 from torch import nn
 from torch.nn import functional
 
 from hocket import Training, zoo
 from hocket.search.fused import FusedTrainer
 from hocket.search.run import Run
-from hocket.search.trainer import SerialTrainer
 
 POINTS, EPOCHS, RATE = 16, 6, 0.01
 
@@ -52,21 +52,13 @@ def train(params, kind=torch.optim.Adam, is_frozen=False, order=None):
 
 
 def alone(function):
-    run = Run(0, {"lr": RATE}, 0)
-    trainer = SerialTrainer(function, 0)
-    trainer.put(0, run)
-    for _ in range(EPOCHS):
-        [(_, result)] = trainer.advance()
-        run.values.append(result.value)
-    return run
+    return run_alone(function, {"lr": RATE}, EPOCHS)
 
 
 def in_a_slot(function):
     runs = [Run(number, {"lr": RATE * (1 + number)}, 0) for number in range(4)]
     trainer = FusedTrainer(function, runs, 0, frozenset({"lr"}))
-    for _ in range(EPOCHS):
-        for run, result in trainer.advance():
-            run.values.append(result.value)
+    advance(trainer, EPOCHS)
     trainer.sync(0)
     return runs[0]
 

@@ -9,14 +9,15 @@ import optuna
 import pytest
 import torch
 from optuna.distributions import FloatDistribution
-from tests.search.pieces import BATCHES, LR, X, Y, alone, assert_same, classifier, random_study, searched
+from tests.search.pieces import BATCHES, LR, X, Y, classifier
+from tests.search.searches import alone, as_serial, assert_same, random_study, searched
 from torch import nn
 from torch.nn import functional
 
 import hocket
 from hocket import Halving, Training
-from hocket.errors import InputError
 from hocket.search.data import RandomState, joined, updates
+from support.refusals import refused
 
 SPACE = {"lr": LR, "limit": FloatDistribution(0.01, 0.5)}
 SIZES = [16, 16, 10, 6]  # an epoch ends with half a step, where two batches make one
@@ -157,10 +158,7 @@ def test_values_equal_alone(function):
 
 @pytest.mark.parametrize("function", OPTIONS)
 def test_values_equal_alone_with_trials_that_move_and_end(function, tmp_path):
-    options = {"trials": 9, "epochs": EPOCHS, "halving": Halving(eta=2)}
-    serial, _ = searched(function, SPACE, executor="serial", **options)
-    together, _ = searched(function, SPACE, executor="fused", slots=3, checkpoints=tmp_path, **options)
-    assert_same(serial, together)
+    as_serial(function, SPACE, trials=9, epochs=EPOCHS, halving=Halving(eta=2), slots=3, checkpoints=tmp_path)
 
 
 def test_bfloat16_is_that_of_autocast():
@@ -238,9 +236,8 @@ def test_a_scheduler_whose_cycle_is_over_ends_its_trial_alone():
             plain.model, plain.optimizer, plain.loss, UNEVEN, plain.metric, scheduler, scheduler_interval="batch"
         )
 
-    found = [searched(short, {"lr": LR}, trials=6, epochs=3, executor=each)[0] for each in ("serial", "fused")]
-    assert_same(*found)
-    assert {trial.state.name for trial in found[0].trials} == {"COMPLETE", "FAIL"}
+    together, _ = as_serial(short, {"lr": LR}, trials=6, epochs=3)
+    assert {trial.state.name for trial in together.trials} == {"COMPLETE", "FAIL"}
 
 
 def test_options_that_differ_set_trials_apart():
@@ -248,9 +245,7 @@ def test_options_that_differ_set_trials_apart():
         return made({"lr": 0.01}, accumulate=params["parts"])
 
     space = {"parts": optuna.distributions.IntDistribution(1, 2)}
-    together, record = searched(either, space, trials=6, epochs=2, executor="fused")
-    serial, _ = searched(either, space, trials=6, epochs=2, executor="serial")
-    assert_same(serial, together)
+    _, record = as_serial(either, space, trials=6, epochs=2)
     assert record.split == ((), ("parts",))
 
 
@@ -258,9 +253,7 @@ def test_a_scheduled_search_says_that_accumulated_steps_are_not_planned(caplog):
     def runner(step, array, optimizer):
         raise AssertionError("not asked")
 
-    together, _ = searched(accumulated, SPACE, trials=3, epochs=2, executor="scheduled", runner=runner)
-    serial, _ = searched(accumulated, SPACE, trials=3, epochs=2, executor="serial")
-    assert_same(serial, together)
+    as_serial(accumulated, SPACE, trials=3, epochs=2, executor="scheduled", runner=runner)
     assert "is not planned" in caplog.text
 
 
@@ -276,20 +269,20 @@ def test_a_scheduled_search_says_that_accumulated_steps_are_not_planned(caplog):
     ],
 )
 def test_other_options_are_named(options, words):
-    with pytest.raises(InputError, match=words):
-        made({"lr": 0.1}, **options)
+    refused(words, made, {"lr": 0.1}, **options)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     plain = made({"lr": 0.1})
-    with pytest.raises(InputError, match="ReduceLROnPlateau steps with the metric"):
-        Training(
-            plain.model,
-            plain.optimizer,
-            plain.loss,
-            UNEVEN,
-            plain.metric,
-            plateau(plain.optimizer),
-            scheduler_interval="batch",
-        )
+    refused(
+        "ReduceLROnPlateau steps with the metric",
+        Training,
+        plain.model,
+        plain.optimizer,
+        plain.loss,
+        UNEVEN,
+        plain.metric,
+        plateau(plain.optimizer),
+        scheduler_interval="batch",
+    )
 
 
 @pytest.mark.parametrize(("length", "accumulate"), list(itertools.product([1, 2, 3, 7], [1, 2, 3, 10])))

@@ -9,28 +9,24 @@ import optuna
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from tests.search.pieces import BATCHES, LR, SPACE, WIDTH, assert_same, random_study, searched, train
+from tests.search.pieces import BATCHES, LR, SPACE, WIDTH, train, train_dropped
+from tests.search.searches import (
+    StoppedError,
+    as_serial,
+    assert_same,
+    exploits,
+    random_study,
+    searched,
+    stopped_and_gone_on,
+)
 
 from hocket import Population
-from hocket.errors import InputError
 from hocket.search.policy import Exploit
 from quick import covering
+from support.refusals import refused
 
 POPULATION = Population(interval=2, share=0.3, seed=3)
 EPOCHS = 7
-
-
-def train_dropped(params):
-    return train({**params, "rate": 0.2})
-
-
-def exploits(study):
-    return {trial.number: trial.user_attrs.get("hocket:exploits", []) for trial in study.trials}
-
-
-def assert_same_population(first, second):
-    assert_same(first, second)
-    assert exploits(first) == exploits(second)
 
 
 def evaluated(made):
@@ -90,10 +86,7 @@ def test_a_population_is_what_plain_loops_make_of_it():
 
 @pytest.mark.parametrize("slots", [None, 3])
 def test_fused_populations_are_as_serial_ones(slots):
-    options = {"trials": 10, "epochs": EPOCHS, "halving": POPULATION}
-    alone, _ = searched(train_dropped, SPACE, executor="serial", **options)
-    together, record = searched(train_dropped, SPACE, executor="fused", slots=slots, **options)
-    assert_same_population(alone, together)
+    together, record = as_serial(train_dropped, SPACE, trials=10, epochs=EPOCHS, halving=POPULATION, slots=slots)
     assert any(exploits(together).values())
     assert "fused" in {each.kind for each in record.epochs}
     moved = {number: own[-1]["params"]["width"] for number, own in exploits(together).items() if own}
@@ -102,36 +95,16 @@ def test_fused_populations_are_as_serial_ones(slots):
 
 @pytest.mark.slow
 def test_populations_in_processes_are_as_here():
-    options = {"trials": 5, "epochs": 4, "halving": Population(interval=1, share=0.4)}
-    beside, _ = searched(train, SPACE, executor="processes", processes=2, **options)
-    here, _ = searched(train, SPACE, executor="serial", **options)
-    assert_same_population(here, beside)
-
-
-class StoppedError(Exception):
-    """What a test raises in the middle of a search."""
+    population = Population(interval=1, share=0.4)
+    as_serial(train, SPACE, trials=5, epochs=4, halving=population, executor="processes", processes=2)
 
 
 @pytest.mark.parametrize(("after", "executor"), covering([1, 3, 5], ["fused", "serial"]))
 def test_a_population_that_stops_goes_on_with_its_exploits(executor, after, tmp_path):
     options = {"trials": 6, "epochs": 5, "halving": Population(interval=1, share=0.4), "executor": executor}
-    whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
+    epochs = after * (6 if executor == "serial" else 1)
+    whole, _ = stopped_and_gone_on(train_dropped, SPACE, tmp_path, epochs, **options)
     assert any(exploits(whole).values())
-    left = after * (6 if executor == "serial" else 1)
-
-    def stops(_):
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise StoppedError
-
-    again = {"storage": optuna.storages.InMemoryStorage(), "name": "s", "checkpoints": tmp_path, **options}
-    with pytest.raises(StoppedError):
-        searched(train_dropped, SPACE, on_progress=stops, **again)
-    study, record = searched(train_dropped, SPACE, **again)
-    assert_same_population(whole, study)
-    trained = [(each.number, each.epoch) for each in record.epochs]
-    assert len(trained) == len(set(trained)) < 30
 
 
 def test_a_search_that_stops_between_two_exploits_repeats_none(tmp_path, monkeypatch):
@@ -147,7 +120,7 @@ def test_a_search_that_stops_between_two_exploits_repeats_none(tmp_path, monkeyp
         with pytest.raises(StoppedError):
             searched(train_dropped, SPACE, **again)
     study, _ = searched(train_dropped, SPACE, **again)
-    assert_same_population(whole, study)
+    assert_same(whole, study)
 
 
 def test_trials_that_fail_are_no_siblings():
@@ -158,10 +131,7 @@ def test_trials_that_fail_are_no_siblings():
         return made
 
     space = {"lr": CategoricalDistribution([0.01, 0.02, 0.06])}
-    options = {"trials": 9, "epochs": 4, "halving": Population(share=0.4, resample=0.0)}
-    together, _ = searched(failing, space, executor="fused", **options)
-    alone, _ = searched(failing, space, executor="serial", **options)
-    assert_same_population(alone, together)
+    together, _ = as_serial(failing, space, trials=9, epochs=4, halving=Population(share=0.4, resample=0.0))
     for trial in together.trials:
         assert trial.state.name == ("FAIL" if trial.params["lr"] > 0.05 else "COMPLETE")
 
@@ -247,5 +217,4 @@ def test_what_is_explored_stays_in_the_space():
     ],
 )
 def test_bad_populations_are_named(options, words):
-    with pytest.raises(InputError, match=words):
-        Population(**options)
+    refused(words, Population, **options)

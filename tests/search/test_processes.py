@@ -6,7 +6,8 @@ import multiprocessing
 import os
 
 import pytest
-from tests.search.pieces import LR, SPACE, assert_same, random_study, searched, train
+from tests.search.pieces import LR, SPACE, train
+from tests.search.searches import as_serial, random_study, searched
 
 import forked
 from hocket import Halving
@@ -21,10 +22,7 @@ def dies(params):
 
 def test_trials_in_processes_are_as_here(monkeypatch):
     forked.in_place_of_spawn(monkeypatch)  # not in the slow test
-    options = {"trials": 5, "epochs": 4, "halving": Halving(eta=2)}
-    beside, record = searched(train, SPACE, executor="processes", processes=2, **options)
-    here, _ = searched(train, SPACE, executor="serial", **options)
-    assert_same(here, beside, tolerance=1e-9)
+    _, record = as_serial(train, SPACE, trials=5, epochs=4, halving=Halving(eta=2), executor="processes", processes=2)
     assert {each.kind for each in record.epochs} == {"processes"}
     assert {each.slot for each in record.epochs} == {0, 1}
 

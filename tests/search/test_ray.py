@@ -8,7 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from optuna.distributions import CategoricalDistribution
-from tests.search.pieces import LR, SPACE, assert_same, random_study, searched, train
+from tests.search.pieces import LR, SPACE, train
+from tests.search.searches import assert_same, random_study, searched
 
 from hocket.errors import ExecutionError
 

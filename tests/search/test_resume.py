@@ -10,14 +10,16 @@ import optuna
 import pytest
 import torch
 from tests.search import killed
-from tests.search.pieces import BATCHES, LR, SPACE, assert_same, random_study, searched, train, values
+from tests.search.pieces import BATCHES, LR, SPACE, train, train_dropped
+from tests.search.searches import assert_same, random_study, searched, stopped_and_gone_on, stopping
 from torch.nn import functional
 
 import forked
 from hocket import Halving, Training
-from hocket.errors import FormatError, InputError
+from hocket.errors import FormatError
 from hocket.search.checkpoints import Checkpoints
 from quick import covering
+from support.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -98,41 +100,10 @@ def test_a_search_that_is_killed_while_it_asks_for_a_trial_knows_it_again(tmp_pa
     assert len(found.trials) == killed.TRIALS
 
 
-class StoppedError(Exception):
-    """What a test raises in the middle of a search."""
-
-
-def train_dropped(params):
-    return train({**params, "rate": 0.2})
-
-
-def stopping(after, error=StoppedError):
-    """A progress that raises after so many epochs."""
-    count = 0
-
-    def progress(_):
-        nonlocal count
-        count += 1
-        if count == after:
-            raise error
-
-    return progress
-
-
 @pytest.mark.parametrize(("after", "executor"), covering([1, 3, 5], ["fused", "serial"]))
 def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_path):
     options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": executor}
-    whole, _ = searched(train_dropped, SPACE, storage=optuna.storages.InMemoryStorage(), **options)
-    storage = optuna.storages.InMemoryStorage()
-    again = {"storage": storage, "name": "s", "checkpoints": tmp_path, **options}
-    with pytest.raises(StoppedError):
-        searched(train_dropped, SPACE, on_progress=stopping(after), **again)
-    [study] = optuna.get_all_study_summaries(storage)
-    before = values(optuna.load_study(study_name=study.study_name, storage=storage))
-    study, record = searched(train_dropped, SPACE, **again)
-    assert_same(whole, study)
-    trained = {(each.number, each.epoch) for each in record.epochs}
-    assert not {(number, epoch) for number, own in before.items() for epoch in own} & trained
+    stopped_and_gone_on(train_dropped, SPACE, tmp_path, after, **options)
 
 
 @pytest.mark.parametrize("after", [2, 3])
@@ -151,15 +122,9 @@ def test_a_rung_is_decided_again_as_it_was_before_one_of_its_trials_failed(after
         return Training(made.model, made.optimizer, made.loss, BATCHES, metric, made.scheduler)
 
     options = {"trials": 6, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
-    storage = optuna.storages.InMemoryStorage
-    whole, _ = searched(late, {"lr": LR}, storage=storage(), **options)
+    whole, _ = stopped_and_gone_on(late, {"lr": LR}, tmp_path, after, **options)
     states = [trial.state.name for trial in whole.trials]
     assert {"COMPLETE", "PRUNED", "FAIL"} == set(states), states
-    again = {"storage": storage(), "name": "s", "checkpoints": tmp_path, **options}
-    with pytest.raises(StoppedError):
-        searched(late, {"lr": LR}, on_progress=stopping(after), **again)
-    study, _ = searched(late, {"lr": LR}, **again)
-    assert_same(whole, study)
 
 
 @pytest.mark.parametrize("executor", ["serial", "fused"])
@@ -207,8 +172,7 @@ def test_checkpoints_are_written_whole_and_hold_plain_tensors(tmp_path):
 
 def test_two_searches_do_not_share_a_folder(tmp_path):
     kept = Checkpoints(tmp_path)
-    with pytest.raises(InputError, match="another search works in"):
-        Checkpoints(tmp_path)
+    refused("another search works in", Checkpoints, tmp_path)
     owner = kept.owner
     kept.close()
     again = Checkpoints(tmp_path)

@@ -18,7 +18,8 @@ from optuna.samplers import (
     RandomSampler,
     TPESampler,
 )
-from tests.search.pieces import LR, SPACE, assert_same, random_study, searched, train
+from tests.search.pieces import LR, SPACE, train
+from tests.search.searches import assert_same, random_study, searched
 
 import hocket
 

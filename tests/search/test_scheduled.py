@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.search.pieces import BATCHES, LR, assert_same, searched, train
+from tests.search.pieces import BATCHES, LR, train
+from tests.search.searches import advance, alone, as_serial
 
 from hocket import Training
 from hocket.search.fused import FusedTrainer
 from hocket.search.run import Run
-from hocket.search.trainer import SerialTrainer
 from hocket.session import schedule
 
 
@@ -34,31 +34,21 @@ def test_swaps_leave_a_captured_step_as_it_is(planned):
     runs = [Run(number, {"lr": 0.01 * (number + 1), "step": 1 + number % 3}, seed=0) for number in range(6)]
     trainer = FusedTrainer(train_long, runs[:3], 0, frozenset({"lr"}), draws=False, runner=runner)
 
-    def epoch():
-        for run, result in trainer.advance():
-            run.values.append(result.value)
-
-    epoch()
+    advance(trainer)
     trainer.plan_if_it_pays(0)
     while not trainer.step.decided:
-        epoch()
+        advance(trainer)
     searched_for = len(stages)
     for slot, run in enumerate(runs[3:]):
         trainer.put(slot, run)
-        epoch()
+        advance(trainer)
     trainer.put(1, runs[0])
-    epoch()
+    advance(trainer)
     assert len(stages) == searched_for  # nothing was captured or tried again
     assert trainer.step.verdict == "planned", trainer.step.why
     trainer.close()
     for run in runs:
-        alone = Run(0, run.params, seed=0)
-        serial = SerialTrainer(train_long, 0)
-        serial.put(0, alone)
-        for _ in range(run.epochs):
-            [(_, result)] = serial.advance()
-            alone.values.append(result.value)
-        assert run.values == pytest.approx(alone.values, rel=1e-9)
+        assert run.values == pytest.approx(alone(train_long, run.params, run.epochs), rel=1e-9)
 
 
 def test_a_scheduled_search_gives_the_values_of_a_serial_one(planned):
@@ -68,10 +58,7 @@ def test_a_scheduled_search_gives_the_values_of_a_serial_one(planned):
         made.append(step)
         return schedule(step, array, optimizer, cache=False)
 
-    options = {"trials": 4, "epochs": 3}
-    together, record = searched(train_long, {"lr": LR}, executor="scheduled", slots=2, runner=runner, **options)
-    serial, _ = searched(train_long, {"lr": LR}, executor="serial", **options)
-    assert_same(serial, together)
+    _, record = as_serial(train_long, {"lr": LR}, trials=4, epochs=3, executor="scheduled", slots=2, runner=runner)
     assert record.searches == len(record.groups) == len(made) == 1
 
 
@@ -86,9 +73,7 @@ def test_a_step_is_planned_only_where_what_is_ahead_pays_for_it(monkeypatch):
     trainer = FusedTrainer(train, runs, 0, draws=False, runner=runner)
     trainer.plan_if_it_pays(0)
     assert not made  # nobody knows yet how long a step takes
-    for _ in range(2):
-        for run, result in trainer.advance():
-            run.values.append(result.value)
+    advance(trainer, 2)
     trainer.step_s = 1.0  # 8 epochs of 3 steps are ahead
     monkeypatch.setattr("hocket.search.fused.PLANNING_STEPS", 0)
     for cost_s, waiting, count in ((12.5, 0, 0), (12.5, 1, 1), (0.0, 4, 1)):

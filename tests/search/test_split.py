@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from tests.search.pieces import BATCHES, LR, X, Y, accuracy, assert_same, classifier, random_study, searched, train
+from tests.search.pieces import BATCHES, LR, X, Y, accuracy, classifier, train
+from tests.search.searches import as_serial, random_study, searched
 from torch import nn
 from torch.nn import functional
 
@@ -57,9 +58,7 @@ def test_what_changes_shapes_options_or_classes_is_infusible():
 
 
 def test_a_search_over_all_of_them_gives_the_values_of_each_alone():
-    together, record = searched(train_every, EVERY, trials=12, epochs=2, executor="fused")
-    alone, _ = searched(train_every, EVERY, trials=12, epochs=2, executor="serial")
-    assert_same(alone, together)
+    _, record = as_serial(train_every, EVERY, trials=12, epochs=2)
     assert len(record.groups) > 2
 
 
@@ -99,9 +98,7 @@ def test_a_parameter_that_matters_only_beside_another_one_is_found_later():
     space = {"depth": CategoricalDistribution([1, 2]), "width": CategoricalDistribution([4, 8])}
     split = find_split(deep, space, {"depth": 1, "width": 4})
     assert split.fusible == ("width",)
-    together, _ = searched(deep, space, trials=10, epochs=2, executor="fused")
-    alone, _ = searched(deep, space, trials=10, epochs=2, executor="serial")
-    assert_same(alone, together)
+    as_serial(deep, space, trials=10, epochs=2)
 
 
 def test_a_parameter_declared_fusible_that_changes_shapes_is_named():

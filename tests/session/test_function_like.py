@@ -15,6 +15,7 @@ from torch import nn
 
 import hocket
 from hocket.errors import InputError
+from support.steps import update
 
 
 def parts(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -24,11 +25,7 @@ def parts(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> torch.Tensor:
-    optimizer.zero_grad()
-    loss = model(batch).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+    return update(optimizer, model(batch).square().mean()).detach()
 
 
 class Trainer:

@@ -234,11 +234,9 @@ def test_what_a_tokenizer_gives_may_be_a_batch_also_where_its_encodings_are_read
         def step(batch: Any) -> torch.Tensor:
             if asks:
                 batch.word_ids(0)
-            optimizer.zero_grad()
-            loss = (model(batch["input_ids"]) * batch.attention_mask.unsqueeze(2)).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(
+                optimizer, (model(batch["input_ids"]) * batch.attention_mask.unsqueeze(2)).square().mean()
+            ).detach()
 
         return Program(step, model, optimizer)
 

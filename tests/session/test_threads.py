@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,18 @@ from quick import covering
 from support.schedules import decide, state, twin
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_schedules_take_turns_in_one_thread(kind: str) -> None:
+def two_schedules(kind: str) -> tuple[list[Any], list[Any]]:
+    """Pairs of an eager job and its twin, and the schedules of the twins."""
     pairs = [twin() for _ in range(2)]
-    fasts = [
+    return pairs, [
         hocket.schedule(p.step, p.model, p.optimizer, planner=planner, guard=False, executor=kind)
         for (_, p), planner in zip(pairs, ("serial", "list"), strict=True)
     ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_schedules_take_turns_in_one_thread(kind: str) -> None:
+    pairs, fasts = two_schedules(kind)
     for number in range(30):
         for (eager, planned), fast in zip(pairs, fasts, strict=True):
             assert fast(planned.batch(number)).item() == pytest.approx(eager.step(eager.batch(number)).item(), rel=1e-3)
@@ -56,11 +62,7 @@ def at_once(*works: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_schedules_run_at_once_in_two_threads(kind: str) -> None:
-    pairs = [twin() for _ in range(2)]
-    fasts = [
-        hocket.schedule(p.step, p.model, p.optimizer, planner=planner, guard=False, executor=kind)
-        for (_, p), planner in zip(pairs, ("serial", "list"), strict=True)
-    ]
+    pairs, fasts = two_schedules(kind)
 
     def train(number: int) -> None:
         # A scheduler's step in one thread, while the step of another is being captured.

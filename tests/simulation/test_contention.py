@@ -130,20 +130,18 @@ def fed(links: dict[str, list[float]], rates: dict[str, float], card: float, lat
     return {span.op: (span.start_us, span.end_us) for span in found.spans}
 
 
-def test_two_workers_have_half_the_card_each_and_the_last_one_all_of_it():
-    spans = fed({"a": [100.0], "b": [300.0]}, {"a": 1e6, "b": 1e6}, card=1e6)
-    assert spans == {"a0": (0.0, 200.0), "b0": (0.0, 400.0)}
-
-
-def test_a_slow_link_leaves_its_part_to_others():
-    spans = fed({"a": [90.0], "b": [90.0], "c": [10.0]}, {"a": 1e6, "b": 1e6, "c": 1e5}, card=1e6)
-    assert spans["c0"] == (0.0, 100.0)
-    assert spans["a0"] == spans["b0"] == (0.0, 190.0)  # 0.45 for 100, then 0.5
-
-
-def test_latency_uses_no_card():
-    spans = fed({"a": [100.0], "b": [100.0]}, {"a": 1e6, "b": 1e6}, card=1e6, latency_us=30.0)
-    assert spans == {"a0": (0.0, 230.0), "b0": (0.0, 230.0)}
+@pytest.mark.parametrize(
+    ("sizes", "rates", "latency_us", "ends_us"),
+    [
+        ([100.0, 300.0], [1e6, 1e6], 0.0, [200.0, 400.0]),  # half the card each, and the last one all of it
+        ([90.0, 90.0, 10.0], [1e6, 1e6, 1e5], 0.0, [190.0, 190.0, 100.0]),  # others have 0.45 for 100, then 0.5
+        ([100.0, 100.0], [1e6, 1e6], 30.0, [230.0, 230.0]),  # latency uses no card
+    ],
+)
+def test_workers_share_a_card_as_far_as_their_links_go(sizes, rates, latency_us, ends_us):
+    links = {name: [size] for name, size in zip("abc", sizes, strict=False)}
+    spans = fed(links, dict(zip("abc", rates, strict=False)), card=1e6, latency_us=latency_us)
+    assert list(spans.values()) == [(0.0, end_us) for end_us in ends_us]
 
 
 def test_a_link_queues_on_its_channels_and_its_card():

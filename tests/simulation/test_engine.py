@@ -53,24 +53,6 @@ def test_stops_at_a_deadlock_and_never_elsewhere(data):
         simulate(case.graph, plan, costs, case.machine)
 
 
-def test_a_deadlock_is_named_op_by_op():
-    graph = Graph(tuple(Op(name) for name in "abcd"), (Edge("a", "b"), Edge("c", "d")))
-    costs = Costs({name: {"1": 1.0} for name in "abcd"})
-    with pytest.raises(PlanError) as caught:
-        simulate(graph, Plan((Lane("x", ("d", "a")), Lane("y", ("b", "c")))), costs, MACHINE)
-    for part in (
-        "op 'b' depends on 'a'",
-        "op 'c' comes after 'b' on lane 'y'",
-        "op 'd' depends on 'c'",
-        "op 'a' comes after 'd' on lane 'x'",
-    ):
-        assert part in str(caught.value)
-    with pytest.raises(PlanError, match="op 'a' is told to wait for 'b'"):
-        simulate(graph, Plan((Lane("x", tuple("abcd")),), {"a": ("b",)}), costs, MACHINE)
-    with pytest.raises(PlanError, match="op 'a' is told to wait for 'a'"):
-        simulate(graph, Plan((Lane("x", tuple("abcd")),), {"a": ("a",)}), costs, MACHINE)
-
-
 def test_ops_missing_in_plan_graph_or_costs_are_named():
     costs = Costs({"a": {"1": 1.0}})
     with pytest.raises(PlanError, match="lane 'x' runs op 'b', which the graph does not have"):

@@ -15,6 +15,7 @@ from hocket.errors import InputError
 from hocket.ir import Carried
 from hocket.tracing import capture
 from hocket.tracing.cut import Arrival, Departure, cut
+from support.steps import update
 
 
 @pytest.fixture(params=["sgd", "adam"])
@@ -133,11 +134,7 @@ def test_a_generator_is_one_stream_of_numbers():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).sum())
 
     whole = capture(step, model, optimizer, torch.randn(2, 3))
     drawing = [op.name for op in whole.graph.ops if "random generator" in op.writes]
@@ -157,11 +154,7 @@ def captured_step(model, step, batch, rate=0.1):
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
 
     def whole(batch):
-        optimizer.zero_grad()
-        loss = step(model, optimizer, batch)
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, step(model, optimizer, batch))
 
     whole(batch)
     return capture(whole, model, optimizer, batch)
@@ -268,11 +261,7 @@ class Counts(torch.optim.SGD):
 
 def test_a_number_that_is_read_here_is_counted_on_here():
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).sum() * (1.0 + optimizer.state[model.weight].get("count", 0))
-        loss.backward()
-        optimizer.step()
-        return loss
+        return update(optimizer, model(batch).sum() * (1.0 + optimizer.state[model.weight].get("count", 0)))
 
     model = nn.Linear(3, 3)
     optimizer = Counts(model.parameters(), lr=0.1)
@@ -315,11 +304,7 @@ def test_inputs_that_share_memory_are_not_moved():
 
 def test_a_part_without_the_batch_is_given_none():
     def step(batch):
-        optimizer.zero_grad()
-        loss = model(batch).sum()
-        loss.backward()
-        optimizer.step()
-        return loss, batch, batch[0]
+        return update(optimizer, model(batch).sum()), batch, batch[0]
 
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,7 +1,4 @@
-"""
-
-What rank 0 finds, told as text: values, and failures, too.
-"""
+"""Models cut into stages: where, with which gradients, and what rank 0 tells the others, as text."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, joi
 from hocket.errors import InputError, PeerError
 from hocket.ir import Link
 from quick import covering
+from support.refusals import refused
 
 # Torch 2.13 copies its own tree specifications in a way that it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
@@ -46,44 +44,21 @@ def test_stages_compute_eagers_output_and_gradients(name, stages):
         torch.testing.assert_close(found[parameter], value.grad, rtol=1e-10, atol=1e-14)
 
 
-def test_stages_run_on_ranks_with_eagers_gradients():
-    with Ranks(train_stage, 2, "tied", 2) as ranks:
-        found = ranks.returned()
-    assert all(stage for stage in found)
-    assert max(error for stage in found for error in stage.values()) <= 1e-10
+MODELS = ["gpt2", "llama", "resnet18", "unet", "tied"]
+# model, stages, schedule, ranks
+QUICK = [("tied", 2, "1f1b", 2), ("tied", 4, "interleaved1f1b", 2), ("twice", 4, "interleavedzerobubble", 2)]
+SLOW = [(name, 2 if has_one_stage_a_rank(of) else 4, of, 2) for name in MODELS for of in sorted(SCHEDULES)]
+SLOW += [(name, stages, "1f1b", stages) for name in MODELS for stages in (2, 3, 4)]
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule"),
-    [
-        ("tied", "interleaved1f1b"),
-        ("twice", "interleavedzerobubble"),
-        pytest.param("tied", "zbvzerobubble", marks=pytest.mark.slow),
-    ],
+    ("name", "stages", "schedule", "ranks"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in dict.fromkeys(SLOW) if each not in QUICK)],
 )
-def test_a_rank_may_have_several_stages(name, schedule):
-    with Ranks(train_stage, 2, name, 4, schedule, 2) as ranks:
-        found = ranks.returned()
+def test_stages_run_on_ranks_with_eagers_gradients(name, stages, schedule, ranks):
+    with Ranks(train_stage, ranks, name, stages, schedule, ranks) as job:
+        found = job.returned(200.0)
     assert all(stage for stage in found)
-    assert max(error for stage in found for error in stage.values()) <= 1e-10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
-@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "unet", "tied"])
-def test_all_schedules_run_all_models_with_eagers_gradients(name, schedule):
-    stages = 2 if has_one_stage_a_rank(schedule) else 4
-    with Ranks(train_stage, 2, name, stages, schedule, 2) as ranks:
-        found = ranks.returned(200.0)
-    assert max(error for stage in found for error in stage.values()) <= 1e-10
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet18", "unet", "tied"])
-def test_models_run_on_ranks_with_eagers_gradients(name, stages):
-    with Ranks(train_stage, stages, name, stages) as ranks:
-        found = ranks.returned(200.0)
     assert max(error for stage in found for error in stage.values()) <= 1e-10
 
 
@@ -172,8 +147,7 @@ def test_measuring_leaves_buffers_and_random_numbers_alone():
     ],
 )
 def test_options_that_make_no_sense(options, message):
-    with pytest.raises(InputError, match=message):
-        hocket.split_policy(**options)
+    refused(message, hocket.split_policy, **options)
 
 
 def test_backwards_are_measured_where_there_are_any():
@@ -213,8 +187,7 @@ def test_a_policy_says_which_stage_has_what():
 
 def test_too_many_stages_and_a_missing_cost():
     traced = traced_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4))
-    with pytest.raises(InputError, match="3 stages, and there are 1 places to cut 2 ops at"):
-        hocket.split_policy(3)(traced)
+    refused("3 stages, and there are 1 places to cut 2 ops at", hocket.split_policy(3), traced)
     with pytest.raises(InputError, match="no cost for node 'linear'"):
         hocket.split_policy(2, costs={})(traced_of(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)))
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from distributed.stages.test_on_meta import on_meta
-from distributed.stages.trained import Work, flat, scattered, work_of
+from distributed.stages.trained import Work, flat, scattered, stages_of, work_of
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.adaptation.assistants import OpMove
@@ -113,9 +113,8 @@ def rank_of_moves(rank, say, name, optimizer, count, seed, executor, times, ever
     saver = Saver(work, rank)
     partition = divided_by(work, rank, seed)
     torch.manual_seed(21 if rank == 0 else 99)
-    settings: dict[str, Any] = {"executor": executor, "rebalance": every, "timeout_s": 60.0}
     found = []
-    with distribute.stages(work.step, work.model, work.optimizer, partition=partition, **settings) as fast:
+    with stages_of(work, partition=partition, executor=executor, rebalance=every) as fast:
         for number in range(count):
             if number == saved_after(times, every) - 1:
                 saver.start(fast)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from distributed.ranks import Ranks
-from distributed.stages.trained import flat, mixed, same, scattered
+from distributed.stages.trained import flat, mixed, same, scattered, stages_of
 from distributed.training import tensors_of
 from hocket import distribute
 from hocket.distributed.job import captured_for
@@ -22,15 +22,13 @@ from hocket.distributed.stages.checkpoint import part_state
 from hocket.distributed.stages.crossings import Borders
 from hocket.errors import ExecutionError, InputError
 from hocket.tracing.state import inventory
+from support.refusals import refused
 
 RATE = 0.013
 
 
-def stages_of(work, rank, ranks, seed):
-    partition = scattered(work, ranks, seed) if rank == 0 else {}
-    return distribute.stages(
-        work.step, work.model, work.optimizer, partition=partition, executor="python", timeout_s=60.0
-    )
+def scattered_stages(work, rank, ranks, seed):
+    return stages_of(work, partition=scattered(work, ranks, seed) if rank == 0 else {})
 
 
 def trained(rank, say, ranks, seed, steps, path, source):
@@ -41,7 +39,7 @@ def trained(rank, say, ranks, seed, steps, path, source):
     if source is not None and rank == 0:  # what rank 0 has counts
         loaded(work, source)
     found = []
-    with stages_of(work, rank, ranks, seed) as fast:
+    with scattered_stages(work, rank, ranks, seed) as fast:
         with pytest.raises(ExecutionError, match="before the first step"):
             fast.state_dict()
         found += [flat(fast(work.batches[number])) for number in range(steps)]
@@ -142,7 +140,7 @@ def broken(rank, say):
             found.append(str(error))
 
     distributed.init_process_group("gloo")
-    with stages_of(work, rank, 2, 1) as fast:
+    with scattered_stages(work, rank, 2, 1) as fast:
         fast(work.batches[0])
         state = fast.state_dict()
         before = tensors_of(work)
@@ -185,7 +183,7 @@ def loads_alone(rank, say, who):
     torch.set_num_threads(1)
     work = mixed()
     distributed.init_process_group("gloo")
-    with stages_of(work, rank, 2, 1) as fast:
+    with scattered_stages(work, rank, 2, 1) as fast:
         fast(work.batches[0])
         state = fast.state_dict()
         if rank == who:
@@ -197,10 +195,9 @@ def loads_alone(rank, say, who):
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_rank_that_loads_alone_is_an_error_of_all(who):
     with Ranks(loads_alone, 2, who) as ranks:
-        ends = [ranks.end(rank, 60) for rank in range(2)]
-    assert all(kind == "raised" for kind, _ in ends), ends
-    assert "rank 1 does something else than rank 0" in ends[1][1]
-    assert "lost rank 1" in ends[0][1]
+        ends = [ranks.raised(rank) for rank in range(2)]
+    assert "rank 1 does something else than rank 0" in ends[1]
+    assert "lost rank 1" in ends[0]
 
 
 def rivals():
@@ -287,5 +284,4 @@ def test_two_optimizers_of_one_parameter_are_refused():
         each.step()
     places = inventory(model, both)
     entries = {entry.name: entry for entry in (*places.parameters, *places.tensors)}
-    with pytest.raises(InputError, match="two optimizers keep state of 'weight'"):
-        part_state(model, both, entries, [])
+    refused("two optimizers keep state of 'weight'", part_state, model, both, entries, [])

@@ -11,15 +11,14 @@ import pytest
 import torch
 
 from distributed.ranks import Ranks
-from distributed.stages.trained import alone, flat, mixed, same, work_of
-from hocket import distribute
+from distributed.stages.trained import alone, flat, mixed, same, stages_of, work_of
 from hocket.checking import check, hazards
 from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders, joined_graph, joined_order, joined_plan
 from hocket.distributed.stages.planner import check_fits, check_peaks, held_within, limits_of, peaks_of
-from hocket.errors import InputError
 from hocket.ir import Plan
 from hocket.planning.critical_path import serial_peak_bytes
+from support.refusals import refused
 
 
 def test_limits_are_one_number_or_one_for_each_rank():
@@ -27,10 +26,7 @@ def test_limits_are_one_number_or_one_for_each_rank():
     assert limits_of(10, 2) == (10.0, 10.0)
     assert limits_of([10, 20], 2) == (10.0, 20.0)
     for wrong in (0, -1.0, [1.0], [1.0, 0.0]):
-        with pytest.raises(
-            InputError, match="expected memory_bytes to be a number above 0, or one for each of 2 ranks"
-        ):
-            limits_of(wrong, 2)
+        refused("expected memory_bytes to be a number above 0, or one for each of 2 ranks", limits_of, wrong, 2)
 
 
 class Halves:
@@ -66,13 +62,11 @@ def test_a_rank_that_holds_too_much_is_named_and_so_is_an_op():
         copies = sum(each.size_bytes for each in halves.crossings if not each.lasts and each.to == rank)
         assert copies > 0
         assert peak <= sum(b.size_bytes for b in halves.parts[rank].graph.buffers)
-    with pytest.raises(InputError, match="rank 1 would hold"):
-        check_peaks(peaks, (peaks[0], peaks[1] - 1))
+    refused("rank 1 would hold", check_peaks, peaks, (peaks[0], peaks[1] - 1))
     check_peaks(peaks, peaks)
     graph = halves.captured.graph
     assert max(op.size_bytes for op in graph.ops) > 10
-    with pytest.raises(InputError, match=r"op '.*' needs [\d,]+ bytes to run, and no rank may hold more than 10"):
-        check_fits(graph, (10.0, 10.0))
+    refused(r"op '.*' needs [\d,]+ bytes to run, and no rank may hold more than 10", check_fits, graph, (10.0, 10.0))
     check_fits(replace(graph, buffers=()), (1.0,))
 
 
@@ -169,8 +163,7 @@ def trained(rank, say, name, share):
     graph = captured_for(work.step, work.model, work.optimizer, work.batches[0]).graph
     limit = share * serial_peak_bytes(graph)
     torch.manual_seed(21)
-    settings = {"memory_bytes": limit, "budget_s": 2.0, "executor": "python", "timeout_s": 60.0}
-    with distribute.stages(work.step, work.model, work.optimizer, **settings) as fast:
+    with stages_of(work, memory_bytes=limit, budget_s=2.0) as fast:
         found = [flat(fast(batch)) for batch in work.batches[:3]]
         return found, fast.peaks_bytes, limit
 
@@ -189,6 +182,4 @@ def test_ranks_within_limits_train_as_one_process_does():
 def test_a_step_that_fits_nowhere_ends_all_ranks_with_the_bytes():
     with Ranks(trained, 2, "mlp", 0.02) as ranks:
         for rank in range(2):
-            kind, text = ranks.end(rank)
-            assert kind == "raised"
-            assert re.search(r"op '.*' needs [\d,]+ bytes to run, and no rank may hold more than", text)
+            assert re.search(r"op '.*' needs [\d,]+ bytes to run, and no rank may hold more than", ranks.raised(rank))

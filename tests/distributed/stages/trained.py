@@ -133,6 +133,13 @@ def work_of(name: str, optimizer: str) -> Work:
     return Work(job.model, job.optimizer, job.step, [job.batch(number) for number in range(4)])
 
 
+def stages_of(work: Work, **settings: Any) -> distribute.PartitionedStep:
+    """A rank's part of the work; by Python threads, unless something else is asked for."""
+    return distribute.stages(
+        work.step, work.model, work.optimizer, **{"executor": "python", "timeout_s": 60.0} | settings
+    )
+
+
 def flat(result: Any) -> list:
     leaves = result.values() if isinstance(result, dict) else [result]
     return [leaf.detach().cpu().numpy().copy() for leaf in leaves]
@@ -199,9 +206,7 @@ def rank_of_stages(rank, say, name, optimizer, count, division, executor="python
         with torch.no_grad():
             for parameter in work.model.parameters():
                 parameter.add_(1.0)  # what rank 0 has counts
-    with distribute.stages(
-        work.step, work.model, work.optimizer, partition=partition, executor=executor, timeout_s=60.0, **settings
-    ) as fast:
+    with stages_of(work, partition=partition, executor=executor, **settings) as fast:
         found = [flat(fast(work.batches[number % len(work.batches)])) for number in range(count)]
         fast.gather()
         ops = [op.name for op in fast.part.graph.ops if op.role not in ("recv", "send")]

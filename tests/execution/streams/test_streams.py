@@ -24,13 +24,7 @@ from support.random_plans import on_lanes, on_streams, random_order
 
 STEPS = 5
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def check(name: str, make, lanes: int = 3, split: bool = True) -> None:

@@ -92,10 +92,6 @@ def test_a_lane_has_to_be_woken():
     assert placed[2].start_us == 5.5
 
 
-def test_no_ops():
-    assert parallel_sgs(_instance({}, 2), [], []) == serial_sgs(_instance({}, 2), [], []) == []
-
-
 def lane(*cores: int) -> int:
     return sum(1 << core for core in cores)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hocket.distributed.pipelines.split import torch_order
 from hocket.errors import InputError
 from hocket.planning.partition.pipeline_cut import Chain, cut_at, cut_chain, cut_for_schedule
+from support.refusals import refused
 
 LINK = {"latency_us": 0.0, "bytes_per_s": 1e6}
 
@@ -60,16 +61,13 @@ def test_memory_of_all_stages_of_a_rank():
     assert sum(found.memory_bytes) == 100.0
     with pytest.raises(InputError, match=r"no cuts into 4 stages were found .* at most 45 bytes"):
         cut_for_schedule(chain, order, **LINK, memory_bytes=45.0)
-    with pytest.raises(InputError, match="no 4 stages of 6 ops fit into 25 bytes"):
-        cut_for_schedule(chain, order, **LINK, memory_bytes=25.0)
+    refused("no 4 stages of 6 ops fit into 25 bytes", cut_for_schedule, chain, order, **LINK, memory_bytes=25.0)
 
 
 def test_what_does_not_fit_together():
-    with pytest.raises(InputError, match="kept_bytes has 1 values for 2 ops"):
-        Chain([1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0], [0.0, 0.0])
+    refused("kept_bytes has 1 values for 2 ops", Chain, [1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0], [0.0, 0.0])
     order = torch_order("1f1b", stages=2, ranks=2, microbatches=2)
-    with pytest.raises(InputError, match="3 stages, and the schedule has 2"):
-        cut_at(chain_of([1.0, 1.0, 1.0]), (1, 2), order, **LINK)
+    refused("3 stages, and the schedule has 2", cut_at, chain_of([1.0, 1.0, 1.0]), (1, 2), order, **LINK)
 
 
 def test_the_slowest_stage_is_as_fast_as_any_cuts_make_it():
@@ -96,7 +94,5 @@ def test_memory_counts_by_what_is_in_flight():
     saved = {"saved_bytes": [10.0] * 4, "memory_bytes": 40.0}
     assert cut_chain(*chain, **saved, in_flight=[2, 1]) == (2,)
     assert cut_chain(*chain, **saved, in_flight=[3, 1]) == (1,)
-    with pytest.raises(InputError, match="no 2 stages of 4 ops fit into 40 bytes each"):
-        cut_chain(*chain, **saved, in_flight=[5, 1])
-    with pytest.raises(InputError, match="5 stages, and there are 3 places to cut 4 ops at"):
-        cut_chain(*chain[:2], 5)
+    refused("no 2 stages of 4 ops fit into 40 bytes each", cut_chain, *chain, **saved, in_flight=[5, 1])
+    refused("5 stages, and there are 3 places to cut 4 ops at", cut_chain, *chain[:2], 5)

@@ -6,6 +6,7 @@ import pytest
 from hocket.errors import FormatError, InputError
 from hocket.ir import Buffer, Carried, Costs, Device, Edge, Graph, Link, Machine, Op
 from hocket.planning.partition import PartitionProblem, Tensor, equal_devices, partitioned, problem_of
+from support.refusals import refused
 
 TWO = equal_devices(Machine.of(cores=1), 2)
 
@@ -26,8 +27,7 @@ def test_a_device_of_speed_0_is_named():
 def test_self_loops_are_refused():
     with pytest.raises(InputError, match="'a' reads a tensor that it makes itself"):
         PartitionProblem(("a",), np.ones((1, 1)), (Tensor(0, (0,), 1.0),))
-    with pytest.raises(InputError, match="'a' waits for itself"):
-        PartitionProblem(("a",), np.ones((1, 1)), waits=((0, 0),))
+    refused("'a' waits for itself", PartitionProblem, ("a",), np.ones((1, 1)), waits=((0, 0),))
     with pytest.raises(FormatError, match="cycle: a -> a"):
         Graph((Op("a"),), (Edge("a", "a", 1.0),))
 
@@ -39,17 +39,13 @@ def test_an_op_that_fits_no_device_is_named_with_its_bytes():
     with pytest.raises(InputError, match="op 'large' with the 1 ops that stay with it needs 5,001 bytes"):
         PartitionProblem(("small", "large"), np.ones((2, 2)), group=np.array([7, 7]), **fields)
     fields = {"memory_bytes": np.array([60.0, 60.0, 60.0]), "memory_limit_bytes": np.array([80.0, 80.0])}
-    with pytest.raises(InputError, match="need 180 bytes, and the devices have 160"):
-        PartitionProblem(("a", "b", "c"), np.ones((3, 2)), **fields)
+    refused("need 180 bytes, and the devices have 160", PartitionProblem, ("a", "b", "c"), np.ones((3, 2)), **fields)
 
 
 def test_other_values_that_make_no_sense():
-    with pytest.raises(InputError, match="durations for 2 ops on each device, got shape"):
-        PartitionProblem(("a", "b"), np.ones((3, 2)))
-    with pytest.raises(InputError, match="at most 64 devices, got 65"):
-        PartitionProblem(("a",), np.ones((1, 65)))
-    with pytest.raises(InputError, match="an op that is not there"):
-        PartitionProblem(("a",), np.ones((1, 1)), (Tensor(0, (3,), 1.0),))
+    refused("durations for 2 ops on each device, got shape", PartitionProblem, ("a", "b"), np.ones((3, 2)))
+    refused("at most 64 devices, got 65", PartitionProblem, ("a",), np.ones((1, 65)))
+    refused("an op that is not there", PartitionProblem, ("a",), np.ones((1, 1)), (Tensor(0, (3,), 1.0),))
     with pytest.raises(InputError, match="2 values of memory_limit_bytes, got 1"):
         PartitionProblem(("a",), np.ones((1, 2)), memory_limit_bytes=np.ones(1))
 
@@ -65,13 +61,11 @@ def test_other_values_that_make_no_sense():
     ],
 )
 def test_options_that_make_no_sense(options, message):
-    with pytest.raises(InputError, match=message):
-        partitioned(PartitionProblem(tuple("abcd"), np.ones((4, 3))), **options)
+    refused(message, partitioned, PartitionProblem(tuple("abcd"), np.ones((4, 3))), **options)
 
 
 def test_more_devices_than_ops():
-    with pytest.raises(InputError, match="3 devices, and only 2 ops"):
-        partitioned(PartitionProblem(("a", "b"), np.ones((2, 3))))
+    refused("3 devices, and only 2 ops", partitioned, PartitionProblem(("a", "b"), np.ones((2, 3))))
 
 
 def test_a_graph_becomes_a_problem():
@@ -121,8 +115,7 @@ def test_twins_and_color_classes_stay_together():
     assert group[0] == group[3] != group[1] == group[2]
     group = problem_of(graph, costs_of(graph), TWO, together=[("f", "dg")]).group.tolist()
     assert group[0] == group[2] != group[1]
-    with pytest.raises(InputError, match="no op is called 'x'"):
-        problem_of(graph, costs_of(graph), TWO, together=[("x",)])
+    refused("no op is called 'x'", problem_of, graph, costs_of(graph), TWO, together=[("x",)])
 
 
 def test_ops_that_see_what_is_written_share_its_home():
@@ -154,8 +147,7 @@ def test_cheap_ops_follow_the_neighbour_that_they_share_the_most_with():
     group = problem_of(graph, costs, TWO, expensive=0.9).group.tolist()
     assert group[0] == group[1] != group[2]
     assert len(set(problem_of(graph, costs, TWO).group.tolist())) == 3
-    with pytest.raises(InputError, match="expensive=0"):
-        problem_of(graph, costs, TWO, expensive=0.0)
+    refused("expensive=0", problem_of, graph, costs, TWO, expensive=0.0)
 
 
 def test_times_by_device_and_the_slowest_link():
@@ -170,5 +162,4 @@ def test_times_by_device_and_the_slowest_link():
     assert problem.duration_us.tolist() == [[100.0, 400.0], [1.0, 9.0]]
     assert problem.tensors[0].transfer_us == 17.0
     assert problem.shares[0] == pytest.approx(409 / 510)
-    with pytest.raises(InputError, match="no duration for op 'b'"):
-        problem_of(graph, Costs({"a": {"1": 1.0}}), machine)
+    refused("no duration for op 'b'", problem_of, graph, Costs({"a": {"1": 1.0}}), machine)

@@ -10,6 +10,7 @@ from hocket.errors import InputError
 from hocket.planning.partition import PartitionProblem, Tensor, compiled, partitioned
 from hocket.planning.partition.evaluation import bytes_moved, loads_us, part_cycle, pipeline_us
 from hocket.planning.partition.search import Wanted, keeps_limits
+from support.refusals import refused
 
 EPSILONS = (0.0, 0.03, 0.1, 0.4)
 
@@ -26,8 +27,7 @@ def test_balance_is_kept_whenever_any_partition_could(parts, acyclic):
         met.add(bool(possible))
         options = {"epsilon": wanted.epsilon, "acyclic": acyclic, "rounds": 30, "seed": seed, "peers": False}
         if not possible:
-            with pytest.raises(InputError, match=r"no partition of \d ops into \d parts is within"):
-                partitioned(problem, **options)
+            refused(r"no partition of \d ops into \d parts is within", partitioned, problem, **options)
             continue
         found = partitioned(problem, **options)
         assert keeps_limits(problem, wanted, np.array(found.part))
@@ -83,18 +83,18 @@ def test_memory_is_a_limit():
 def test_no_placement_that_fits_the_memory_is_an_error():
     fields = {"memory_bytes": np.full(3, 60.0), "memory_limit_bytes": np.array([100.0, 100.0])}
     problem = PartitionProblem(tuple("abc"), np.ones((3, 2)), **fields)
-    with pytest.raises(
-        InputError, match=r"no partition of 3 ops into 2 parts fits the devices' memory \(all were ruled out"
-    ):
-        partitioned(problem, objective="load", rounds=5)
+    refused(
+        r"no partition of 3 ops into 2 parts fits the devices' memory \(all were ruled out",
+        partitioned,
+        problem,
+        objective="load",
+        rounds=5,
+    )
 
 
 def test_an_op_larger_than_a_part_is_named():
     problem = PartitionProblem(("small", "huge"), np.array([[1.0, 1.0], [50.0, 50.0]]))
-    with pytest.raises(
-        InputError, match="op 'huge' and what stays with it take 50 us, and the largest target is 26 us"
-    ):
-        partitioned(problem)
+    refused("op 'huge' and what stays with it take 50 us, and the largest target is 26 us", partitioned, problem)
 
 
 def test_groups_stay_together_and_passes_may_both_be_crossed():
@@ -123,8 +123,7 @@ def test_parts_are_as_large_as_devices_are_fast():
 
 def test_one_side_of_the_balance_alone():
     problem = PartitionProblem(tuple("abcde"), np.ones((5, 3)), (Tensor(0, (1,), 5.0),))
-    with pytest.raises(InputError, match="no partition of 5 ops"):
-        partitioned(problem, epsilon=0.2, rounds=5)
+    refused("no partition of 5 ops", partitioned, problem, epsilon=0.2, rounds=5)
     assert partitioned(problem, epsilon=0.2, two_sided=False, rounds=5).bytes_moved == 0.0
 
 
@@ -158,10 +157,8 @@ def test_without_a_compiler_the_papers_heuristics_are_left(monkeypatch):
     problem = random_problem(3, ops=60, parts=3, density=0.05)
     found = partitioned(problem, epsilon=0.15, peers=False)
     assert found.imbalance <= 0.15
-    with pytest.raises(InputError, match=r"none was found.*no compiler"):
-        partitioned(problem, epsilon=0.0, peers=False)
-    with pytest.raises(InputError, match="the objective time has no other search: no compiler"):
-        partitioned(problem, objective="time")
+    refused(r"none was found.*no compiler", partitioned, problem, epsilon=0.0, peers=False)
+    refused("the objective time has no other search: no compiler", partitioned, problem, objective="time")
 
 
 @pytest.mark.slow
