@@ -137,6 +137,7 @@ for _name, _between, _begin in (
 
 for _name, _make in {
     "steps": lambda o: lr_scheduler.StepLR(o, 10, 0.5),
+    "milestones": lambda o: lr_scheduler.MultiStepLR(o, [30, 50], 0.5),
     "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 60),
     "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 25),
     "one_cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.01, total_steps=300),

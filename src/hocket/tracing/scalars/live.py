@@ -2,7 +2,7 @@
 
 Arithmetic gives further live numbers. A branch on one (``if weight_decay != 0``) is a guard on the outcome. Anything
 else that looks at the value takes it out of our sight (an index, a dict's key, text, numpy, a C function): it gets the
-plain number, and later steps must find the same one there.
+plain number, and later steps must find the same one there. ``step in milestones`` is a guard on the answer.
 
 A live float is not a `float`, and a live int not an `int`: C functions read those without calling a method. It is a
 subclass of `torch.SymFloat` (`torch.SymInt`), which torch takes wherever it takes a number. Python calls `__float__`,
@@ -24,6 +24,7 @@ import inspect
 import math
 import numbers
 import operator
+import sys
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 
 from hocket.pystate.places import Followed
+from hocket.tracing.scalars.membership import keys_asked
 
 if TYPE_CHECKING:
     from hocket.tracing.scalars.tape import Tape
@@ -292,6 +294,14 @@ class LiveInt(Live, torch.SymInt):
         locals()[_name] = _method(_name)
     __class__ = property(lambda self: int)
     __index__ = _settled(operator.index)
+
+    def __hash__(self) -> int:
+        keys = keys_asked(sys._getframe(1), self)
+        if keys is None:
+            self.tape.settle(self)
+        else:
+            self.tape.guard(keys.__contains__, self)
+        return hash(self.plain)
 
     def item_of(self, table: Any) -> Any:
         """The item of a list or an array at this position, which another step looks up at its own."""

@@ -1,0 +1,101 @@
+"""A number that is looked up in a set or a dict: later steps have to find the answer, and not the number."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hocket
+
+
+class Tens(set[int]):
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, int) and key % 10 == 0
+
+
+def by_attribute(state: Any) -> bool:
+    return state.n in state.marks
+
+
+def by_local_names(state: Any) -> bool:
+    number, marks = state.n, state.marks
+    return number not in marks
+
+
+def by_a_quotient(state: Any) -> bool:
+    tenth = state.n // 10
+    return tenth in state.marks
+
+
+def by_a_sum(state: Any) -> bool:
+    return state.n + 1 in state.marks
+
+
+def by_a_pair(state: Any) -> bool:
+    return (state.n, 1) in state.pairs
+
+
+def by_keys(state: Any) -> bool:
+    keys = state.marks.keys()
+    return state.n in keys
+
+
+def trained(asks: Any, marks: Any, *, planned: bool) -> tuple[Any, Any, Any]:
+    """Train 80 steps, one in which is other where the number is among the marks, which others add to at step 50."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pairs = {(mark, 1) for mark in marks}
+    state = SimpleNamespace(n=0, hits=0, marks=marks, pairs=pairs)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long))
+        if asks(state):
+            loss = loss * 2
+            state.hits += 1
+        state.n += 1
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast: Any = step
+    if planned:
+        one = hocket.Machine.of(cores=1)
+        fast = hocket.schedule(step, model, optimizer, guard=False, cache=False, machine=one)
+    losses = []
+    for number in range(80):
+        if number == 50 and isinstance(marks, set):
+            marks.add(55)
+        losses.append(fast(torch.randn(6, 4, generator=torch.Generator().manual_seed(number))))
+    return torch.stack(losses), state.hits, fast
+
+
+@pytest.mark.parametrize(
+    ("asks", "make", "is_followed"),
+    [
+        (by_attribute, lambda: {30, 60}, True),
+        (by_attribute, lambda: {30: "a", 60: "b"}, True),
+        (by_attribute, lambda: Counter([30, 60, 60]), True),
+        (by_attribute, lambda: OrderedDict({30: 1}), True),
+        (by_attribute, lambda: {30.0, 60.5}, True),
+        (by_attribute, lambda: Tens({1}), True),
+        (by_local_names, lambda: {30, 60}, True),
+        (by_a_quotient, lambda: {3, 6}, True),
+        (by_a_sum, lambda: {30, 60}, False),
+        (by_a_pair, lambda: {30, 60}, False),
+        (by_keys, lambda: {30: 1}, False),
+    ],
+)
+def test_steps_with_lookups_end_where_eager_steps_end(asks, make, is_followed):
+    losses, hits, _ = trained(asks, make(), planned=False)
+    found, found_hits, fast = trained(asks, make(), planned=True)
+    assert torch.equal(found, losses)
+    assert found_hits == hits > 0
+    assert (fast.verdict == "planned") == is_followed, fast.why
