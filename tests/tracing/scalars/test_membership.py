@@ -13,6 +13,8 @@ from torch import nn
 
 import hocket
 
+ONE = (1,)
+
 
 class Tens(set[int]):
     def __contains__(self, key: object) -> bool:
@@ -35,6 +37,15 @@ def by_a_quotient(state: Any) -> bool:
 
 def by_a_sum(state: Any) -> bool:
     return state.n + 1 in state.marks
+
+
+def by_a_sum_of_three(state: Any) -> bool:
+    return state.n + 1 + 1 in state.marks
+
+
+def by_a_longer_pair(state: Any) -> bool:
+    number = (state.n + 0,)
+    return number + ONE in state.pairs
 
 
 def by_a_pair(state: Any) -> bool:
@@ -88,7 +99,9 @@ def trained(asks: Any, marks: Any, *, planned: bool) -> tuple[Any, Any, Any]:
         (by_attribute, lambda: Tens({1}), True),
         (by_local_names, lambda: {30, 60}, True),
         (by_a_quotient, lambda: {3, 6}, True),
-        (by_a_sum, lambda: {30, 60}, False),
+        (by_a_sum, lambda: {30, 60}, True),
+        (by_a_sum_of_three, lambda: {30, 60}, False),
+        (by_a_longer_pair, lambda: {30, 60}, False),
         (by_a_pair, lambda: {30, 60}, False),
         (by_keys, lambda: {30: 1}, False),
     ],

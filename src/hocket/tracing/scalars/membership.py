@@ -1,8 +1,8 @@
-"""``step in milestones``: which set or dict is a number looked up in?
+"""The set or dict that a number is looked up in: ``step in milestones``.
 
-A lookup asks the number for its hash, and tells nothing else. The instruction that asks tells the rest: where both of
-its operands are names or attributes, the container is found by reading these once more. Later steps then have to find
-the same answer, and not the same number.
+A lookup asks the number for its hash, and tells nothing else. The instruction that asks tells the rest: where its
+operands are names or attributes, or a sum of two, the container is found by reading these once more. Later steps then
+have to find the same answer, and not the same number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from hocket.pystate.layout import attribute_of, in_class
-from hocket.pystate.places import is_a, is_plain
+from hocket.pystate.places import Followed, is_a, is_number, is_plain
 
 _LOOKED_UP = tuple(kind.__contains__ for kind in (dict, set, frozenset))
 _NOT_SEEN = frozenset(("CACHE", "EXTENDED_ARG"))
@@ -32,9 +32,19 @@ def keys_asked(frame: FrameType, number: Any) -> frozenset[Any] | None:
     if place is None or instructions[place].opname != "CONTAINS_OP":
         return None
     container, place = _operand(frame, instructions, place - 1)
-    asked, _ = _operand(frame, instructions, place)
-    is_usual = is_a(container, (dict, set, frozenset)) and in_class(type(container), "__contains__") in _LOOKED_UP
-    return frozenset(container) if is_usual and asked is number and all(map(is_plain, container)) else None
+    if not is_a(container, (dict, set, frozenset)) or in_class(type(container), "__contains__") not in _LOOKED_UP:
+        return None
+    is_asked = _is_asked(frame, instructions, place, number)
+    return frozenset(container) if is_asked and all(map(is_plain, container)) else None
+
+
+def _is_asked(frame: FrameType, instructions: Sequence[dis.Instruction], place: int, number: Any) -> bool:
+    """True if the instructions up to this place load the number, or compute one of it: ``step + 1``."""
+    if instructions[place].opname != "BINARY_OP":
+        return _operand(frame, instructions, place)[0] is number
+    right, place = _operand(frame, instructions, place - 1)
+    left, _ = _operand(frame, instructions, place)
+    return all(is_a(each, Followed) or is_number(each) for each in (left, right))
 
 
 def _operand(frame: FrameType, instructions: Sequence[dis.Instruction], place: int) -> tuple[Any, int]:
