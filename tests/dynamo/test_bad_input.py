@@ -76,6 +76,19 @@ def test_what_cannot_be_planned_is_eagers(name: str, numerics: str) -> None:
             assert all(map(_alike, tree_leaves(found), tree_leaves(expected)))
 
 
+def test_sparse_gradients_are_eagers() -> None:
+    torch._dynamo.reset()
+    table = nn.Embedding(9, 4, sparse=True)
+    compiled = torch.compile(lambda rows: table(rows).sin().cos(), backend="hocket")
+    with made_regions() as regions:
+        for _ in range(3):
+            table.zero_grad()
+            compiled(torch.tensor([1, 2])).sum().backward()
+            assert table.weight.grad is not None
+            assert table.weight.grad.is_sparse
+    assert "a gradient is not dense" in regions[0].why
+
+
 def test_a_schedule_that_is_compiled_makes_its_steps() -> None:
     def trained(backend: str) -> list[Any]:
         torch._dynamo.reset()

@@ -31,7 +31,7 @@ def difference(
         held: tensors that both callables use beside their arguments.
 
     Raises:
-        CaptureError: `other` raises, or an argument cannot be copied.
+        CaptureError: `other` raises, an argument cannot be copied, or a result is not dense.
         Exception: whatever `expected` raises.
     """
     kept = [(tensor, tensor.detach().clone()) for tensor in held]
@@ -105,6 +105,8 @@ def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        raise CaptureError("a result or a gradient is not dense")
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
