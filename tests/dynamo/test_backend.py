@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from hocket.dynamo.backend import BackendOptions
@@ -150,6 +151,24 @@ def test_activations_are_let_go() -> None:
     gc.collect()
     assert {region.verdict for region in regions} == {"planned"}
     assert not any(reference() is not None for reference in kept)
+
+
+def test_the_hooks_of_saved_tensors_run_in_the_users_call_alone() -> None:
+    model = _model()
+    compiled = torch.compile(model, backend="hocket")
+    saved: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    numbers = []
+    with made_regions(), saved_tensors_hooks(pack, lambda tensor: tensor):
+        for run in (model, compiled):
+            saved.clear()
+            run(torch.ones(3, 4)).sum().backward()
+            numbers.append(len(saved))
+    assert numbers[0] == numbers[1]
 
 
 def test_a_region_that_raises_is_eagers_error() -> None:

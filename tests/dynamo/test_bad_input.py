@@ -75,6 +75,19 @@ def test_what_cannot_be_planned_is_eagers(name: str, numerics: str) -> None:
             assert all(map(_alike, tree_leaves(found), tree_leaves(expected)))
 
 
+def test_sparse_gradients_are_eagers() -> None:
+    torch._dynamo.reset()
+    table = nn.Embedding(9, 4, sparse=True)
+    compiled = torch.compile(lambda rows: table(rows).sin().cos(), backend="hocket")
+    with made_regions() as regions:
+        for _ in range(3):
+            table.zero_grad()
+            compiled(torch.tensor([1, 2])).sum().backward()
+            assert table.weight.grad is not None
+            assert table.weight.grad.is_sparse
+    assert "a gradient is not dense" in regions[0].why
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_beyond_the_recompilation_limit_it_is_eager_or_torchs_error(fails: bool) -> None:
     torch._dynamo.reset()

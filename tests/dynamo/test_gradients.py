@@ -111,6 +111,23 @@ def test_a_graph_that_writes_cannot_begin_to_be_differentiated_twice() -> None:
             torch.autograd.grad(loss, x, create_graph=number > 3)
 
 
+def test_what_was_written_after_the_forward_is_not_differentiated_again() -> None:
+    """Eager's backward of an exponential reads its result alone."""
+    torch._dynamo.reset()
+    weight = torch.randn(4, 4, requires_grad=True)
+    compiled = torch.compile(lambda x: x.exp() * 3, backend="hocket")
+    for number in range(6):
+        x = weight * 1.0
+        loss = compiled(x).sum()
+        x.add_(1)
+        if number == 3:
+            with pytest.raises(RuntimeError, match=r"inputs have been written.*cannot be differentiated twice"):
+                torch.autograd.grad(loss, weight, create_graph=True)
+        else:
+            (found,) = torch.autograd.grad(loss, weight, create_graph=number > 3)
+            assert torch.equal(found, weight.exp() * 3)
+
+
 @pytest.mark.parametrize("looks", [False, True], ids=["two branches", "a look in between"])
 def test_a_batch_norm_runs_again_before_the_backward(looks: bool) -> None:
     """A siamese model, whose first call is made by the graph as it stands, and one that is read without gradients."""
@@ -163,6 +180,51 @@ def test_what_depends_on_missing_gradients_alone_is_left_out() -> None:
     assert torch.equal(first, one @ saved)
     assert missing is None
     assert torch.equal(joined, torch.cat([one, torch.zeros(3, 3)]))
+
+
+class _Both(torch.autograd.Function):
+    """Two results, whose backward runs as soon as one has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return one * 2, other * 3
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return given[0] * 2 + 1, given[1] * 3 + 1
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        lambda one, other: (one, other.softmax(1)),
+        lambda one, other: (one, torch.where(other > 0, other, 0.0)),
+        lambda one, other: (one, other.gather(1, torch.zeros(3, 1, dtype=torch.long))),
+        lambda one, other: _Both.apply(one, other),
+    ],
+    ids=["softmax", "where", "gather", "function of two results"],
+)
+def test_a_head_without_a_gradient_is_not_moved(heads: Callable[..., Any]) -> None:
+    class Model(Heads):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            one, other = heads(self.body(x).tanh(), self.other(x.repeat(1, 2)[:, :6]))
+            return {"loss": one.square().mean(), "other": other * 2}
+
+    def trained_by(backend: str | None) -> list[Any]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        run = model if backend is None else torch.compile(model, backend=backend)
+        for number in range(12):
+            optimizer.zero_grad()
+            found = run(torch.full((3, 4), number / 10))
+            (found["loss"] + (found["other"].sum() if number % 4 == 0 else 0)).backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    with made_regions():
+        assert same(trained_by("hocket"), trained_by(None))
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

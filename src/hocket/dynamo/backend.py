@@ -27,6 +27,7 @@ from hocket.dynamo.graphs import (
     averages,
     copied,
     digest,
+    fills_in_zeros,
     foreign_call,
     held_tensors,
     keeping_versions,
@@ -136,7 +137,8 @@ def compiled_graph(
     if not parts.regions:
         return _as_it_stands(graph, "no part of it can be planned")
     compiled = parts.differentiable(original, len(example_inputs)) or traced
-    if compiled is traced and parts.meta is not None and num_trained(parts.meta) > 1:
+    is_exact = compiled is not traced and not fills_in_zeros(graph)
+    if not is_exact and parts.meta is not None and num_trained(parts.meta) > 1:
         reason = "AOTAutograd would compute with zeros where an output gets no gradient"
         for region in parts.regions:
             region.give_up(reason)

@@ -16,6 +16,7 @@ it is for one call: from the next on the graph runs as it stands (`hocket.dynamo
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,16 +28,8 @@ from hocket.dynamo.graphs import copied
 
 Boxed = Callable[[list[Any]], Any]
 _OWN = frozenset((OutputType.non_alias, OutputType.unsafe_view_alias))
-# Ops whose result is zero where the gradients among their inputs are, and so is that of each `..._backward`.
-_LINEAR = frozenset(
-    (
-        "_reshape_alias", "_to_copy", "_unsafe_view", "add", "alias", "as_strided", "bmm", "cat", "clone",
-        "constant_pad_nd", "cumsum", "detach", "diagonal", "div", "expand", "flip", "gather", "getitem", "index",
-        "index_select", "mean", "mm", "mul", "neg", "permute", "repeat", "roll", "select", "slice", "split",
-        "split_with_sizes", "squeeze", "stack", "sub", "sum", "t", "transpose", "tril", "triu", "unbind", "unsqueeze",
-        "view",
-    )
-)  # fmt: skip
+_ADD = torch.ops.aten.add.Tensor
+_VERSION = operator.attrgetter("_version")
 
 
 class Differentiable:
@@ -117,18 +110,18 @@ class Differentiable:
         """The same with a graph of their own, for gradients of gradients.
 
         Args:
-            args: of the forward. None if it has written into them.
+            args: of the forward. None if they have been written, by it or since.
             random_state: before the forward. None if it draws no numbers.
             given: a gradient for each output, None where none has arrived.
 
         Raises:
-            RuntimeError: the forward has written into its arguments.
+            RuntimeError: the arguments have been written.
         """
         self.on_twice()
         if args is None:
             raise RuntimeError(
-                "a graph of backend='hocket' that writes into its inputs (a batch norm's averages) cannot be "
-                "differentiated twice; from the next call on it runs as it stands, where it can"
+                "a graph of backend='hocket' whose inputs have been written, by itself (a batch norm's averages) or "
+                "since, cannot be differentiated twice; from the next call on it runs as it stands, where it can"
             )
         with torch.enable_grad(), torch.random.fork_rng(devices=(), enabled=random_state is not None):
             if random_state is not None:
@@ -154,7 +147,7 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, graph: Differentiable, *args: Any) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
         ctx.graph = graph
-        ctx.args = None if graph.writes else args
+        ctx.args, ctx.versions = (None, []) if graph.writes else (args, _versions(args))
         ctx.random_state = torch.get_rng_state() if graph.draws else None
         found = graph.forward(list(args))
         ctx.save_for_backward(*map(_alone, found[graph.checked]))
@@ -171,7 +164,8 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, *given: Any) -> tuple[Any, ...]:
         graph: Differentiable = ctx.graph
         if torch.is_grad_enabled():
-            return None, *graph.gradients_again(ctx.args, ctx.random_state, given)
+            args = ctx.args if ctx.args is None or _versions(ctx.args) == ctx.versions else None
+            return None, *graph.gradients_again(args, ctx.random_state, given)
         needed = [*ctx.saved_tensors, *ctx.unchecked]
         if not torch._C._autograd._get_current_graph_task_keep_graph():  # they are freed after their last use
             ctx.maybe_clear_saved_tensors()
@@ -230,6 +224,8 @@ def num_trained(meta: Any) -> int:
 def without_gradients(graph: fx.GraphModule, num_saved: int, missing: frozenset[int]) -> fx.GraphModule:
     """A backward graph for the case that some of its gradients have not arrived.
 
+    Autograd runs no node that no gradient reaches, whatever it computes, but gives zeros beside gradients that do.
+
     Args:
         graph: of the backward. Its inputs are what was saved, then the gradients.
         num_saved: of its inputs.
@@ -245,22 +241,22 @@ def without_gradients(graph: fx.GraphModule, num_saved: int, missing: frozenset[
             continue
         depends.add(node)
         absent = [each for each in inputs if each in dead]
-        name = str(getattr(node.target, "__name__", node.target)).partition(".")[0]
-        if len(absent) == len(inputs) and (name in _LINEAR or name.endswith("_backward")):
+        if len(absent) == len(inputs):
             dead.add(node)
-        elif len(absent) == 1 and name == "add" and len(inputs) == 2 and _are_alike(node, inputs):
+        elif len(absent) == 1 and node.target is _ADD and len(inputs) == 2 and _are_alike(node, inputs):
             (live,) = set(inputs) - dead
             node.replace_all_uses_with(live)
+            pruned.erase_node(node)
         else:
             for each in absent:
                 with pruned.inserting_before(node):
                     node.replace_input_with(each, _zeros(pruned, each))
     end = pruned.output_node()
     end.args = ([None if each in dead else each for each in end.args[0]],)  # type: ignore[union-attr]
-    pruned.eliminate_dead_code()
-    for node in dead & set(given):
-        if not node.users:
+    for node in reversed(pruned.nodes):
+        if node in dead:
             pruned.erase_node(node)
+    pruned.eliminate_dead_code()
     return fx.GraphModule(graph, pruned)
 
 
@@ -287,6 +283,14 @@ def _trained(meta: Any) -> list[int]:
         and issubclass(each.raw_type, torch.Tensor)
         and getattr(each, "requires_grad_for_backward", each.requires_grad)
     ]
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each was written. Tensors of inference mode do not count that."""
+    try:
+        return list(map(_VERSION, tensors))
+    except RuntimeError:
+        return [0 if each.is_inference() else each._version for each in tensors]
 
 
 def _draws(graph: fx.GraphModule) -> bool:

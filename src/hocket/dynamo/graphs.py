@@ -213,6 +213,21 @@ def foreign_call(graph: fx.GraphModule) -> str:
     return ""
 
 
+def fills_in_zeros(graph: fx.GraphModule) -> bool:
+    """True if a graph of Dynamo's has a function with a backward of its own and several results.
+
+    Such a backward runs as soon as one result has a gradient, with zeros for the others. In AOTAutograd's graph it is
+    in pieces, of which those for the others look as if they were not run.
+    """
+    found = [
+        len(node.meta["example_value"]) - len(node.kwargs["non_differentiable_idx"])
+        for module in graph.modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.autograd_function_apply)
+    ]
+    return max(found, default=0) > 1
+
+
 def digest(graph: fx.GraphModule) -> str:
     """A fingerprint of a graph of Dynamo's, the same in each process: its ops, and the shapes of what goes in."""
     parts: list[Any] = [torch.is_grad_enabled()]

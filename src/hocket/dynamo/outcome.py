@@ -1,22 +1,27 @@
 """Everything that one call of a graph leaves behind, computed on copies: the proof that two callables agree.
 
 The copies keep which inputs share memory. Gradients are taken with `torch.autograd.grad` for random gradients of the
-outputs, so that no hook of the user's runs and no ``.grad`` is written. Tensors that the graph holds itself (an
-optimizer's parameters and state) get their content back, and so does the random state.
+outputs, so that no hook of the user's runs (those of saved tensors are left out, too) and no ``.grad`` is written.
+Tensors that the graph holds itself (an optimizer's parameters and state) get their content back, and so does the random
+state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from hocket.errors import CaptureError
-from hocket.profiling.exact_widths import same_bits
+from hocket.profiling.exact_widths import same_bits, span
 
 _COPIED = (torch.Tensor, torch.nn.Parameter)
+# Kernels may compute other bits where memory is aligned otherwise.
+_ALIGNED_BYTES = 64
 
 
 def difference(
@@ -31,18 +36,20 @@ def difference(
         held: tensors that both callables use beside their arguments.
 
     Raises:
-        CaptureError: `other` raises, or an argument cannot be copied.
+        CaptureError: `other` raises, an argument cannot be copied, or a result is not dense.
         Exception: whatever `expected` raises.
     """
     kept = [(tensor, tensor.detach().clone()) for tensor in held]
     random_state = torch.get_rng_state()
+    is_hooked = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
     try:
-        first = _outcome(expected, args, kept)
-        torch.set_rng_state(random_state)
-        try:
-            second = _outcome(other, args, kept)
-        except Exception as error:
-            raise CaptureError(f"{type(error).__name__}: {error}") from error
+        with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor) if is_hooked else nullcontext():
+            first = _outcome(expected, args, kept)
+            torch.set_rng_state(random_state)
+            try:
+                second = _outcome(other, args, kept)
+            except Exception as error:
+                raise CaptureError(f"{type(error).__name__}: {error}") from error
     finally:
         torch.set_rng_state(random_state)
     if first.keys() != second.keys():
@@ -80,20 +87,23 @@ def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
 
 def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
     """Copies of the arguments, and those of them that get gradients."""
-    storages: dict[int, torch.UntypedStorage] = {}
+    shared: dict[int, list[torch.Tensor]] = {}
+    for value in args:
+        if not isinstance(value, torch.Tensor):
+            continue
+        if type(value) not in _COPIED or value.layout is not torch.strided or value.is_complex() or value.is_neg():
+            raise CaptureError(f"an argument is a {type(value).__name__} that is not copied")
+        shared.setdefault(value.untyped_storage()._cdata, []).append(value)
+    memories = {key: _memory(tensors) for key, tensors in shared.items()}
     copies: list[Any] = []
     leaves = []
     for value in args:
         if not isinstance(value, torch.Tensor):
             copies.append(value)
             continue
-        if type(value) not in _COPIED or value.layout is not torch.strided or value.is_complex() or value.is_neg():
-            raise CaptureError(f"an argument is a {type(value).__name__} that is not copied")
-        storage = value.untyped_storage()
-        fresh = storages.get(storage._cdata)
-        if fresh is None:
-            fresh = storages[storage._cdata] = storage.clone()
-        copy = torch.empty(0, dtype=value.dtype).set_(fresh, value.storage_offset(), value.size(), value.stride())
+        memory, begin = memories[value.untyped_storage()._cdata]
+        offset = value.storage_offset() - begin // value.itemsize
+        copy = torch.empty(0, dtype=value.dtype).set_(memory, offset, value.size(), value.stride())
         if isinstance(value, torch.nn.Parameter):  # what is recorded of the copies stands for the arguments
             copy = torch.nn.Parameter(copy, requires_grad=False)
         if value.requires_grad:
@@ -104,7 +114,20 @@ def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
     return copies, leaves
 
 
+def _memory(tensors: Sequence[torch.Tensor]) -> tuple[torch.UntypedStorage, int]:
+    """A copy of the part of a storage in which these lie, and the byte where it begins.
+
+    A batch may be a slice of a whole data set.
+    """
+    spans = [(begin * each.itemsize, end * each.itemsize) for each in tensors for begin, end in [span(each)]]
+    begin = min(begin for begin, _ in spans) // _ALIGNED_BYTES * _ALIGNED_BYTES
+    end = max(end for _, end in spans)
+    return tensors[0].untyped_storage()[begin:end].clone(), begin
+
+
 def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+        raise CaptureError("a result or a gradient is not dense")
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 

@@ -206,7 +206,7 @@ def _copies(values: Mapping[int, Any], trial: int) -> dict[int, Any] | None:
         return None
     spans: dict[tuple[int, torch.dtype], tuple[int, int]] = {}
     for each in tensors:
-        begin, end = _span(each)
+        begin, end = span(each)
         known = spans.get(_memory(each), (begin, end))
         spans[_memory(each)] = min(begin, known[0]), max(end, known[1])
     if len({pointer for pointer, _ in spans}) < len(spans):
@@ -234,7 +234,7 @@ def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
     return (tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)), tensor.dtype
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """The first element of its memory that a tensor may read, and the one after the last."""
     begin = int(tensor.storage_offset())
     if not tensor.numel():

@@ -1,0 +1,28 @@
+"""What two callables leave behind, compared on copies."""
+
+from __future__ import annotations
+
+import torch
+
+from hocket.dynamo.outcome import difference
+
+
+def test_a_batch_is_copied_without_the_data_that_it_is_cut_from() -> None:
+    data = torch.arange(400_000.0)
+    batch, other = data[50_002:50_012].view(5, 2), data[50_009:50_020:2]
+    seen: list[int] = []
+
+    def run(first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
+        seen.extend(each.untyped_storage().nbytes() for each in (first, second))
+        found = [first.clone(), second.clone()]
+        first.mul_(2)
+        return [*found, second.clone()]
+
+    def plain(first: torch.Tensor, second: torch.Tensor) -> list[torch.Tensor]:
+        return [batch, other, torch.where(other < 50_012, other * 2, other)]
+
+    before = data.clone()
+    assert difference(run, run, [batch, other], []) == ""
+    assert max(seen) < 1_000
+    assert difference(run, plain, [batch, other], []) == "an argument (0)"
+    assert torch.equal(data, before)
