@@ -47,6 +47,8 @@ def op_db() -> list[Any]:
         stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
         sys.modules["expecttest"] = stub
     found: list[Any] = importlib.import_module("torch.testing._internal.common_methods_invocations").op_db
+    # Other tests set its flags as a user does, which this module has forbidden.
+    torch.backends.flags_frozen.__globals__["__allow_nonbracketed_mutation_flag"] = True  # type: ignore[attr-defined]
     # To find the test that asks for samples, torch looks up the source of every frame: longer than the op takes.
     sys.modules["torch.testing._internal.common_utils"].extract_test_fn = lambda: None  # type: ignore[attr-defined]
     return found
