@@ -60,10 +60,11 @@ class StepRegions:
 
     Attributes:
         is_final: True if nothing will be tried any more.
+        is_eager: True if that is so, and no region is planned.
     """
 
     def __init__(self, pool: VariantPool, before_eager: Callable[[], None]) -> None:
-        self.is_final = False
+        self.is_final = self.is_eager = False
         self._pool = pool
         self._before_eager = before_eager
         self._run: Callable[[Any], Any] = self._waiting
@@ -194,7 +195,7 @@ class StepRegions:
     def _end(self) -> None:
         self.close()
         self._parts = None
-        self.is_final = True
+        self.is_final = self.is_eager = True
         self._run = self._pool.for_good = self._pool.eagerly
 
     def _conclude(self, kind: str, reason: str, found: Turns | None) -> None:

@@ -40,6 +40,8 @@ _Parts = StepParts | DrawnAhead
 MAX_UNDIVIDED = 2
 # Times that a step is looked at from the beginning, since parts of it were exchanged.
 MAX_BEGUN = 4
+# Calls of a refused step after which it is looked at once more, and ten times as many the next time.
+LOOK_AGAIN = 1000
 
 
 class PartedPool:
@@ -60,17 +62,18 @@ class PartedPool:
         self._asked = config
         self._before_eager = before_eager
         self._for_good = for_good
-        self._num_begun = 0
+        self._num_begun = 1
+        self._reasons: set[str] = set()  # kinds that were said
+        self._last: Callable[[Any], Any] | None = None  # runs a step that was refused, and tries regions of it
+        self._num_refused, self._look_again = 0, LOOK_AGAIN
         self._begin()
 
     def _begin(self) -> None:
-        self._num_begun += 1
         # Refusals of the whole are no news as long as its middle may be planned.
         self._is_open = self._asked.plan is None and self._num_begun <= MAX_BEGUN
         config = replace(self._asked, is_tentative=True, strict=False) if self._is_open else self._asked
         self._whole = VariantPool(config, self._before_eager)
         self._told: Variant | None = None  # whose refusal was said
-        self._reasons: set[str] = set()  # kinds that were said
         self._ways: list[_Parts] = []
         self._parts: _Parts | None = None
         self._middle: VariantPool | None = None
@@ -88,9 +91,14 @@ class PartedPool:
             log.info("hocket: what the step calls or draws from was exchanged: it is divided anew")
             self.close()
             self._asked.watch.generators.clear()
+            self._num_begun += 1
             self._begin()
         if self._middle is not None:
             return self._by_parts(self._middle, batch)
+        if getattr(self._last, "is_eager", False) and not self._asked.strict:
+            self._num_refused += 1
+            if self._num_refused >= self._look_again:
+                self._begin_again()
         result = self._whole(batch)
         is_news = self._whole.current.is_refused and self._whole.current is not self._told
         if self._is_open and (is_news or self._whole.num_states > MAX_UNDIVIDED):
@@ -139,6 +147,12 @@ class PartedPool:
         if self._middle is not None:
             self._middle.close()
 
+    def _begin_again(self) -> None:
+        """Look at the step once more: it may be refused for what only begins so, a window that fills, or a cache."""
+        self._num_refused, self._look_again = 0, 10 * self._look_again
+        self.close()
+        self._begin()
+
     def _divide(self, batch: Any) -> None:
         """Plan the middle from the next call on, where there is one."""
         watch: PurityWatch = self._asked.watch
@@ -178,8 +192,8 @@ class PartedPool:
         self._is_open = False
         if not self._whole.current.is_refused:
             return
-        if self._told is None:
-            self._whole.for_good = self._for_good(self._whole)
+        if self._told is None and self._last is None:
+            self._last = self._whole.for_good = self._for_good(self._whole)
         self._told = refused = self._whole.current
         reason = refused.decision.reason
         if self._why_not and self._why_not not in reason:
