@@ -58,3 +58,29 @@ def test_a_refused_step_is_looked_at_again(between, monkeypatch, caplog):
     assert found_window == window
     assert fast.verdict == ("planned" if between is fills_a_window else "eager"), fast.why
     assert sum("stays eager" in record.message for record in caplog.records) == 1  # said once
+
+
+STEP = """
+def step(batch):
+    loss = model(batch).square().mean()
+    if len(batch) == 5:
+        loss = loss * float(loss.detach().numpy())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+"""
+
+
+def test_plans_of_other_batches_stay(monkeypatch):
+    monkeypatch.setattr(parted, "LOOK_AGAIN", SOON)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    made: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    exec(STEP, made)  # whose source is not at hand, so that it is not divided
+    fast = hocket.schedule(made["step"], model, optimizer, guard=False, planner="serial", cache=False)
+    verdicts = []
+    for number in range(STEPS):
+        fast(torch.ones(5 if number % 10 == 9 else 6, 4))
+        verdicts.append(fast.verdict)
+    assert verdicts[SOON - 20 :] == (STEPS - SOON + 20) // 10 * [*9 * ["planned"], "eager"]

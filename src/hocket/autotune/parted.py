@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten
@@ -44,6 +44,19 @@ MAX_BEGUN = 4
 LOOK_AGAIN = 1000
 
 
+class LastResort(Protocol):
+    """Runs a step that was refused.
+
+    Attributes:
+        is_eager: nothing is planned of it, and nothing will be.
+    """
+
+    is_eager: bool
+
+    def __call__(self, batch: Any) -> Any:
+        """One training step."""
+
+
 class PartedPool:
     """Makes a call by a plan of the step, or of its middle.
 
@@ -57,15 +70,15 @@ class PartedPool:
         self,
         config: TunerConfig,
         before_eager: Callable[[], None],
-        for_good: Callable[[VariantPool], Callable[[Any], Any]],
+        for_good: Callable[[VariantPool], LastResort],
     ) -> None:
         self._asked = config
         self._before_eager = before_eager
         self._for_good = for_good
         self._num_begun = 1
         self._reasons: set[str] = set()  # kinds that were said
-        self._last: Callable[[Any], Any] | None = None  # runs a step that was refused, and tries regions of it
-        self._num_refused, self._look_again = 0, LOOK_AGAIN
+        self._last_resort: LastResort | None = None
+        self._num_refused, self._max_refused = 0, LOOK_AGAIN  # calls
         self._begin()
 
     def _begin(self) -> None:
@@ -95,9 +108,9 @@ class PartedPool:
             self._begin()
         if self._middle is not None:
             return self._by_parts(self._middle, batch)
-        if getattr(self._last, "is_eager", False) and not self._asked.strict:
+        if self._is_eager_for_good:
             self._num_refused += 1
-            if self._num_refused >= self._look_again:
+            if self._num_refused >= self._max_refused:
                 self._begin_again()
         result = self._whole(batch)
         is_news = self._whole.current.is_refused and self._whole.current is not self._told
@@ -147,9 +160,15 @@ class PartedPool:
         if self._middle is not None:
             self._middle.close()
 
+    @property
+    def _is_eager_for_good(self) -> bool:
+        """True if no batch has a plan, nor a region, and the refusal was no error."""
+        last = self._last_resort
+        return last is not None and last.is_eager and not self._whole.has_plan and not self._asked.strict
+
     def _begin_again(self) -> None:
         """Look at the step once more: it may be refused for what only begins so, a window that fills, or a cache."""
-        self._num_refused, self._look_again = 0, 10 * self._look_again
+        self._num_refused, self._max_refused = 0, 10 * self._max_refused
         self.close()
         self._begin()
 
@@ -192,8 +211,8 @@ class PartedPool:
         self._is_open = False
         if not self._whole.current.is_refused:
             return
-        if self._told is None and self._last is None:
-            self._last = self._whole.for_good = self._for_good(self._whole)
+        if self._told is None and self._last_resort is None:
+            self._last_resort = self._whole.for_good = self._for_good(self._whole)
         self._told = refused = self._whole.current
         reason = refused.decision.reason
         if self._why_not and self._why_not not in reason:
