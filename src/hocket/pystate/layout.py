@@ -81,9 +81,10 @@ def instance_dict(value: Any) -> dict[str, Any] | None:
 def attribute_of(value: Any, name: str) -> Any:
     """The attribute of an object, or None where there is none, or where only code of the user's could tell."""
     table, kind = instance_dict(value), type(value)
-    if table is not None and name in table:
-        return table[name]
     found = in_class(kind, name)
+    if table is not None and name in table:
+        is_hidden = found is not None and in_class(type(found), "__set__") is not None  # by a property, say
+        return None if is_hidden or _is_python(kind, "__getattribute__") else table[name]
     if found is None and in_class(kind, "__getattr__") is torch.nn.Module.__getattr__:
         registered = (table or {}).get("_modules", {}), (table or {}).get("_buffers", {})
         return next((each[name] for each in registered if name in each), None)

@@ -21,6 +21,22 @@ class Tens(set[int]):
         return isinstance(key, int) and key % 10 == 0
 
 
+class Marked:
+    """Its own attribute ``marks`` is hidden by a property of the same name."""
+
+    def __init__(self, marks: Any) -> None:
+        vars(self)["marks"] = {31, 61}
+        self._marks = marks
+
+    @property
+    def marks(self) -> Any:
+        return self._marks
+
+
+def by_a_property(state: Any) -> bool:
+    return state.n in state.marked.marks
+
+
 def by_attribute(state: Any) -> bool:
     return state.n in state.marks
 
@@ -63,7 +79,7 @@ def trained(asks: Any, marks: Any, *, planned: bool) -> tuple[Any, Any, Any]:
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     pairs = {(mark, 1) for mark in marks}
-    state = SimpleNamespace(n=0, hits=0, marks=marks, pairs=pairs)
+    state = SimpleNamespace(n=0, hits=0, marks=marks, pairs=pairs, marked=Marked(marks))
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         loss = F.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long))
@@ -102,6 +118,7 @@ def trained(asks: Any, marks: Any, *, planned: bool) -> tuple[Any, Any, Any]:
         (by_a_sum, lambda: {30, 60}, True),
         (by_a_sum_of_three, lambda: {30, 60}, False),
         (by_a_longer_pair, lambda: {30, 60}, False),
+        (by_a_property, lambda: {30, 60}, False),
         (by_a_pair, lambda: {30, 60}, False),
         (by_keys, lambda: {30: 1}, False),
     ],
