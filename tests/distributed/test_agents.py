@@ -35,7 +35,7 @@ def publishing(stages, agent, *given, workers=1, servers=1, count=1, timeout_s=T
 
 
 def ended(ranks: Ranks) -> list:
-    """What ranks return that wait for their end only."""
+    """Return what ranks give that wait for their end only."""
     ranks.store.set("end", "")
     return ranks.returned()
 

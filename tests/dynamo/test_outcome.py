@@ -1,4 +1,4 @@
-"""What two callables leave behind, compared on copies."""
+"""Two callables are compared on copies, by all that they leave behind."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class StoppedError(Exception):
 
 
 def stopping(after: int, error: type[BaseException] = StoppedError) -> Any:
-    """A progress that raises after so many epochs."""
+    """A progress that raises after a number of epochs."""
     left = after
 
     def progress(_: Any) -> None:
@@ -77,7 +77,7 @@ def as_serial(
 def stopped_and_gone_on(
     function: Any, space: Any, folder: Path, after: int, storage: Any = None, **options: Any
 ) -> tuple[optuna.Study, optuna.Study]:
-    """A whole search, and one that stops after so many epochs and goes on: it repeats none and finds the same."""
+    """A whole search, and one that stops after a number of epochs and goes on: it repeats none and finds the same."""
     whole, _ = searched(function, space, storage=optuna.storages.InMemoryStorage(), **options)
     storage = storage or optuna.storages.InMemoryStorage()
     again = {"storage": storage, "name": "s", "checkpoints": folder, **options}
@@ -93,7 +93,7 @@ def stopped_and_gone_on(
 
 
 def advance(trainer: Any, epochs: int = 1) -> None:
-    """Train all slots for so many epochs, and keep their values."""
+    """Train all slots for a number of epochs, and keep their values."""
     for _ in range(epochs):
         for run, result in trainer.advance():
             run.values.append(result.value)

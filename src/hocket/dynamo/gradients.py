@@ -286,7 +286,7 @@ def _trained(meta: Any) -> list[int]:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """How often each was written. Tensors of inference mode do not count that."""
+    """Count how often each was written. Tensors of inference mode do not count that."""
     try:
         return list(map(_VERSION, tensors))
     except RuntimeError:

@@ -222,7 +222,7 @@ def test_a_division_names_ops_and_ranks_that_are_not_there():
     first, *others = rank_of
     with pytest.raises(InputError, match=rf"op '{first}' of the step is given to no rank"):
         borders.check({name: rank_of[name] for name in others}, 2)
-    refused("the step has no op 'nobody'", borders.check, rank_of | {"nobody": 0}, 2)
+    refused("the step has no op 'absent'", borders.check, rank_of | {"absent": 0}, 2)
     refused(rf"op '{first}' is given to rank 2, and there are 2", borders.check, rank_of | {first: 2}, 2)
 
 
