@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hocket.autotune.candidate import TunerConfig
-from hocket.pystate.changes import Change, differences, in_words, named, parts_of
+from hocket.pystate.changes import Change, containers_at, differences, in_words, named
 from hocket.pystate.executed import NamesKnown
 from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.origins import step_line
@@ -135,11 +135,11 @@ def _judged(
         )
     if watch.executed.reads_text:
         trace.tape.settle_text()
-    parts = parts_of(seen.before, watch.rebound)
+    containers = containers_at(seen.before, watch.rebound)
     unseen = [
         change
         for change in differences(seen.before, seen.after)
-        if not _is_known(change, known) and id(change.place.owner) not in parts
+        if not _is_known(change, known) and id(change.place.owner) not in containers
     ]
     if not seen.settled:
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.

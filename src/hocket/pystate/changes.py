@@ -99,7 +99,7 @@ def _hashable(key: Any) -> Any:
 
 
 def is_followed(
-    change: Change, rebound: Iterable[Any], moving: Iterable[Any], parts: Container[int], *, numbers: bool
+    change: Change, rebound: Iterable[Any], moving: Iterable[Any], containers: Container[int], *, numbers: bool
 ) -> bool:
     """Return whether a graph with the changed place as an input is valid for both values.
 
@@ -107,25 +107,25 @@ def is_followed(
         change: between two steps.
         rebound: identities of the places whose tensors the graph reads anew.
         moving: those of the places whose numbers it reads anew.
-        parts: addresses of the containers at `rebound` places (see `parts_of`).
+        containers: addresses of those at `rebound` places (see `containers_at`).
         numbers: the graph reads numbers anew in these containers, too.
     """
     identity = change.place.identity
     if identity in moving and is_number(change.then):
         return type(change.then) is type(change.now)
-    is_read = identity in rebound or id(change.place.owner) in parts
+    is_read = identity in rebound or id(change.place.owner) in containers
     return is_read and are_like(change.then, change.now, numbers=numbers)
 
 
-def parts_of(found: Reachable, rebound: Iterable[Any]) -> frozenset[int]:
+def containers_at(found: Reachable, rebound: Iterable[Any]) -> frozenset[int]:
     """The addresses of the tuples, lists and dicts at these places (given by their identities), and of those within."""
     return frozenset(
-        id(part)
+        id(container)
         for kind, owner, key in rebound
         if (group := found.groups.get((owner, kind))) is not None
         for each, value in zip(group.keys, group.values, strict=True)
         if same(each, key)
-        for part in containers_in(value)
+        for container in containers_in(value)
     )
 
 

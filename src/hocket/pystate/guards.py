@@ -21,7 +21,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from hocket import native
-from hocket.pystate.changes import Change, differences, is_followed, parts_of
+from hocket.pystate.changes import Change, containers_at, differences, is_followed
 from hocket.pystate.guard_table import PythonTable
 from hocket.pystate.places import (
     ABSENT,
@@ -65,16 +65,16 @@ class Guards:
         self._watch = watch
         self._moving = frozenset(watch.moving if watch.executed.follows_numbers else ())
         self._rebound = frozenset(watch.rebound)
-        self._numbers = watch.executed.follows_numbers
+        self._follows = watch.executed.follows_numbers
         self._whole = frozenset(watch.written)
-        self._look_at_parts()
+        self._look_at_containers()
         self._lists = frozenset(watch.appended)
         self._effects = effects or {}
         self._make_table()
 
-    def _look_at_parts(self) -> None:
+    def _look_at_containers(self) -> None:
         self._refilled = _refilled(self._found, self._rebound)
-        self._parts = parts_of(self._found, self._rebound)
+        self._containers = containers_at(self._found, self._rebound)
 
     def _make_table(self) -> None:
         self._groups: list[Group] = []
@@ -115,12 +115,12 @@ class Guards:
         gone = {key for key in keys if key not in now.groups}
         if self._changes(now):
             return False
-        if any(not self._found.groups[key].is_passing and key[0] not in self._parts for key in gone):
+        if any(not self._found.groups[key].is_passing and key[0] not in self._containers for key in gone):
             return False
         passing = [key for key, group in now.groups.items() if group.is_passing]
         kept = dict.fromkeys((*keys, *_refilled(now, self._rebound), *passing))
         self._found.groups = {key: now.groups[key] for key in kept if key not in gone}
-        self._look_at_parts()
+        self._look_at_containers()
         self._make_table()
         return self.hold()
 
@@ -144,7 +144,7 @@ class Guards:
             for change in differences(self._found, now)
             if change.place.kind != "state"
             and id(change.place.owner) not in self._lists
-            and not is_followed(change, self._rebound, self._moving, self._parts, numbers=self._numbers)
+            and not is_followed(change, self._rebound, self._moving, self._containers, numbers=self._follows)
         ]
 
     def _is_effect(self, change: Change) -> bool:
@@ -221,14 +221,14 @@ class Guards:
         if value is ABSENT:
             return NONE_THERE
         identity = (group.kind, id(group.owner), group.keys[position])
-        is_read = identity in self._rebound or id(group.owner) in self._parts
+        is_read = identity in self._rebound or id(group.owner) in self._containers
         if is_plain(value) and is_number(value):
-            return NUMBER if identity in self._moving or (is_read and self._numbers) else EQUAL
+            return NUMBER if identity in self._moving or (is_read and self._follows) else EQUAL
         if is_plain(value) and (not is_read or identity in self._whole):
             return EQUAL
         if is_a(value, torch.Tensor):
             return TENSOR if group.rebindable or is_read else IDENTITY
-        tree = TREE_OF_NUMBERS if self._numbers else TREE
+        tree = TREE_OF_NUMBERS if self._follows else TREE
         return tree if is_read else IDENTITY
 
 

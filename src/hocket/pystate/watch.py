@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten
 from hocket.errors import CaptureError
 from hocket.pystate.appended import AppendedList
 from hocket.pystate.batches import batch_findings, held_by, kinds_in, reads_out_of_sight
-from hocket.pystate.changes import Change, differences, parts_of
+from hocket.pystate.changes import Change, containers_at, differences
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.findings import finding, line_about
 from hocket.pystate.kinds import reachable
@@ -45,7 +45,7 @@ from hocket.pystate.tokens import DRAWING, GENERATORS, generator_of
 from hocket.pystate.walk import Reachable, restored
 
 # Numbers in a container that are read anew, one by one.
-MAX_PARTS = 100
+MAX_NUMBERS = 100
 # A step that still runs new code after this number of calls is not watched any longer.
 MAX_WATCHED = 6
 
@@ -170,11 +170,11 @@ class PurityWatch:
 
     def note_moving(self, changes: Iterable[Change], before: Reachable) -> list[Change]:
         """Numbers and tensors that changed since `before` are read anew from now on. Return the other changes."""
-        parts, numbers = parts_of(before, self.rebound), self.executed.follows_numbers
+        containers, numbers = containers_at(before, self.rebound), self.executed.follows_numbers
         others = []
         for change in changes:
             is_number_moved = is_number(change.then) and type(change.then) is type(change.now)
-            if id(change.place.owner) in parts and are_like(change.then, change.now, numbers=numbers):
+            if id(change.place.owner) in containers and are_like(change.then, change.now, numbers=numbers):
                 continue  # it is read by the place of its container
             if change.place.is_writable and is_number_moved and numbers:
                 self.moving[change.place.identity] = change.place
@@ -272,7 +272,7 @@ def _may_be_kept(change: Change) -> bool:
         return True  # made anew in each step
     leaves = tree_flatten(change.now)[0]
     found = [leaf for leaf in leaves if is_a(leaf, torch.Tensor)]
-    if not found and not (len(leaves) <= MAX_PARTS and any(map(is_number, leaves))):
+    if not found and not (len(leaves) <= MAX_NUMBERS and any(map(is_number, leaves))):
         return False
     return not any(keeps_graph(leaf, change.place) for leaf in found)
 

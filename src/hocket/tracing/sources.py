@@ -101,6 +101,7 @@ class Entry:
             self.table[self.key] = _exchanged(self.table[self.key], self.path, value) if self.path else value
 
     def put(self, value: Any) -> None:
+        """As `set`, into the lists and dicts that stand there."""
         if self.get() is not value:
             _put(self.table, (self.key, *self.path), value)
 

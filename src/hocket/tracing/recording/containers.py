@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from copy import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hocket.pystate.places import Followed, containers_in, exact, is_a, is_number, is_plain, shown
+from hocket.pystate.places import Followed, exact, is_a, is_number, is_plain, shown
 from hocket.tracing.sources import Entry, ValueOf
 from hocket.tracing.state import Inventory
 
@@ -37,18 +36,18 @@ class Containers:
         self._tables: tuple[ValueOf, ...] = tuple(
             {id(entry.table): entry.table for entry in entries if type(entry.table) is ValueOf}.values()
         )
-        self._before = {table: _Before.of(table.place.get()) for table in self._tables}
-        self._known = {address for before in self._before.values() for address in before.lists}
+        self._before = {table: _Before(table.place.get()) for table in self._tables}
+        self._known = {address for before in self._before.values() for address in before.addresses}
         self._entries: dict[int, Entry] = {}
 
     def end(self) -> None:
         """See which ones the step has made anew, when it is over."""
         for table in self._tables:
             before, value = self._before[table], table.place.get()
-            now = _lists(value)
+            now = {id(each): path for path, each in _lists(value)}
             table.in_place = value is before.value
             if table.in_place:
-                is_clear = list(now) == list(before.lists)
+                is_clear = list(now) == before.addresses
             else:  # others may hold the one that is made anew, and the one that stood there
                 is_one = self._known.isdisjoint(now) and self._entries.keys().isdisjoint(now)
                 is_clear = is_one and not before.is_written
@@ -69,36 +68,33 @@ class Containers:
         return ("value", value) if id(value) in self._owned else None
 
 
-@dataclass(frozen=True)
 class _Before:
     """A value at the begin of the step, its lists and dicts, and its layout."""
 
-    value: Any
-    lists: dict[int, _Path]
-    copies: tuple[tuple[Any, Any], ...]
-    layout: Any
+    def __init__(self, value: Any) -> None:
+        self.value, self.layout = value, _layout(value)
+        self._copies = [(each, copy(each)) for _, each in _lists(value)]
 
-    @staticmethod
-    def of(value: Any) -> _Before:
-        copies = [(each, copy(each)) for each in containers_in(value) if isinstance(each, (list, dict))]
-        return _Before(value, _lists(value), tuple(copies), _layout(value))
+    @property
+    def addresses(self) -> list[int]:
+        return list(dict.fromkeys(id(each) for each, _ in self._copies))
 
     @property
     def is_written(self) -> bool:
         """True if the step has written one of the lists and dicts."""
-        return any(_identities(each) != _identities(was) for each, was in self.copies)
+        return any(_identities(each) != _identities(was) for each, was in self._copies)
 
 
 def _identities(value: Any) -> list[int]:
     return [*map(id, value), *(map(id, value.values()) if isinstance(value, dict) else ())]
 
 
-def _lists(value: Any, path: _Path = ()) -> dict[int, _Path]:
-    """The lists and dicts in a value, by address, with their paths."""
-    found = {id(value): path} if isinstance(value, (list, dict)) else {}
+def _lists(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    """The lists and dicts in a value, with their paths."""
+    if isinstance(value, (list, dict)):
+        yield path, value
     for key, element in _items(value):
-        found |= _lists(element, (*path, key))
-    return found
+        yield from _lists(element, (*path, key))
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:
