@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 import hocket
+from hocket import heap
 from hocket.autotune.verification import differ
 from quick import covering
 from support.steps import update
@@ -212,3 +213,21 @@ def test_a_number_of_the_batch_is_handed_on(name, inside):
 
     eager, scheduled = run(False), run(True)
     assert all(map(torch.equal, eager, scheduled))
+
+
+def test_what_trims_the_heap_while_a_step_is_recorded_takes_none_of_its_numbers() -> None:
+    model = nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    counted = {"n": 0}
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = torch.cat([model(batch) for _ in range(12)]).square().mean()  # of 48 MiB, beyond which it is trimmed
+        counted["n"] += 1
+        return update(optimizer, loss * (1 + 0.1 * counted["n"]))
+
+    heap._libc.cache_clear()  # as in a process that has not trimmed any yet
+    with hocket.schedule(step, model, optimizer, guard=False, planner="serial", cache=False) as fast:
+        for _ in range(20):
+            fast(torch.ones(2048, 256))
+        assert fast.verdict == "planned", fast.why
+    assert counted["n"] == 20

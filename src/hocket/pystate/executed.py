@@ -300,7 +300,7 @@ class ExecutedCode:
             self._warned.add(line := user_line(caller))
             if line in self._warned_before:  # most are shown once
                 self.world[f"for a warning to be shown in each step (a filter may ignore it) at {line}"] = None
-        if caller is not None and origin(caller.f_code.co_filename) == "stdlib" and not _is_for_user(caller):
+        if caller is not None and not _counts(facts, caller):
             self._skipped = frame
         elif not facts.is_added:
             facts.is_added = True
@@ -360,6 +360,14 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
     if str(namespace.get("__name__")).startswith("namedtuple_"):
         return "<frozen collections>"
     return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
+
+
+def _counts(facts: _CodeFacts, caller: FrameType) -> bool:
+    """False for code of Python's own library that runs for torch, or is called by a recorder: it may load libc."""
+    of_caller = origin(caller.f_code.co_filename)
+    if of_caller == "stdlib":
+        return _is_for_user(caller)
+    return facts.owner != "stdlib" or of_caller != "torch" or not caller.f_code.co_filename.startswith(OURS)
 
 
 def _is_for_user(frame: FrameType | None) -> bool:
