@@ -138,6 +138,20 @@ def catches_an_error_cured(p, batch):
     return p.train(nn.functional.cross_entropy(p.model(batch), torch.zeros(4, dtype=torch.int64)))
 
 
+def keeps_a_number_early(p, batch):
+    LARGE.add_(1)
+    p.table["loss"] = p.loss(batch).item()  # here
+    return p.train(nn.functional.cross_entropy(p.model(batch), torch.zeros(4, dtype=torch.int64)))
+
+
+def keeps_a_number_early_cured(p, batch):
+    LARGE.add_(1)
+    first = p.loss(batch)
+    loss = p.train(nn.functional.cross_entropy(p.model(batch), torch.zeros(4, dtype=torch.int64)))
+    p.table["loss"] = first.item()
+    return loss
+
+
 def computes_unseen(p, batch):
     out, kinds = p.model(batch), torch.zeros(4, dtype=torch.int64)
     rate = p.optimizer.param_groups[0]["lr"]

@@ -53,6 +53,7 @@ CASES = {
     "replaces memory": Case("gives a tensor other memory"),
     "computes with an array": Case("a numpy array of its batch", array),
     "uses a late number": Case("the value of a tensor"),
+    "keeps a number early": Case("before an op that may raise"),
     "catches an error": Case("may catch what an op raises"),
     "computes unseen": Case("cross_entropy_loss"),
     "computes otherwise": Case("calls prod"),

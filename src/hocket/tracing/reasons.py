@@ -44,6 +44,11 @@ REASONS: dict[str, tuple[str, str]] = {
         "the step at {line} reads the value of a tensor and goes on in Python with it",
         f"keep it a tensor, or {_RETURN}; to add, subtract, multiply and keep it is fine",
     ),
+    "keeps a number early": (
+        "the step at {line} keeps a number that it reads from a tensor before an op that may raise, after it has "
+        "written more than is kept in each step",
+        "keep the number behind the last such op (a loss with labels, an embedding, an index), or return it",
+    ),
     "makes a shape of values": (
         f"the step at {{line}} makes a shape that {_DATA}: {{subject}}",
         "multiply by a mask, or use torch.where, in place of selecting by it; give ctc_loss its lengths as tensors",

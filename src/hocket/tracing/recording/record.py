@@ -326,7 +326,7 @@ class _Recording:
             self.reasons.add("calls a sink", "before an op that may raise", self.line_of_sinks)
         for _, value in self.numbers.set_so_far():
             if isinstance(value, Late):  # known when all ops have run; this one may raise before
-                self.reasons.add("uses a late number", line=value.origin)
+                self.reasons.add("keeps a number early", line=value.origin)
         found = {entry: TapeRef(v.entry) if isinstance(v, Live) else v for entry, v in self.numbers.set_so_far()}
         found |= {entry: value for entry, before in self.plain.items() if not same(before, value := value_now(entry))}
         return {entry: value for entry, value in found.items() if isinstance(value, TapeRef) or is_plain(value)}
