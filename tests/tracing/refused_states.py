@@ -83,6 +83,20 @@ def exchanges_cured(p, batch):
     return p.train(p.loss(batch))
 
 
+def returns_replaced(p, batch):
+    before = p.table["stats"]
+    loss = p.train(p.loss(batch))
+    p.table["stats"] = {"loss": loss.item()}
+    return before  # here
+
+
+def returns_replaced_cured(p, batch):
+    before = dict(p.table["stats"])
+    loss = p.train(p.loss(batch))
+    p.table["stats"] = {"loss": loss.item()}
+    return before
+
+
 def refills(p, batch):
     p.table["n"] += 1
     p.table["stats"] = {"loss": 0.5, "parity": "odd" if p.table["n"] % 2 else "even"}  # here

@@ -306,20 +306,6 @@ def returns_unseen_cured(p, batch):
     return {"loss": loss}, [1, 2]
 
 
-def returns_replaced(p, batch):
-    before = p.table["stats"]
-    loss = p.train(p.loss(batch))
-    p.table["stats"] = {"loss": loss.item()}
-    return before  # here
-
-
-def returns_replaced_cured(p, batch):
-    before = dict(p.table["stats"])
-    loss = p.train(p.loss(batch))
-    p.table["stats"] = {"loss": loss.item()}
-    return before
-
-
 def returns_attributes(p, batch):
     loss = p.train(p.loss(batch))
     loss.tag = "main"

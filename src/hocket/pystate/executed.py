@@ -70,11 +70,10 @@ class _CodeFacts:
         of_user: its names count as the user's.
         is_added: its names were counted.
         looks_on: it records or walks, and is no part of the step.
-        steps_rates: it is the step of a scheduler.
         seeds: it sets the state of a generator of `random`.
     """
 
-    __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "seeds", "steps_rates")
+    __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "seeds")
 
     def __init__(self, code: CodeType, namespace: dict[str, Any]) -> None:
         self.code = code
@@ -218,12 +217,11 @@ class ExecutedCode:
             return  # a module's own code runs when it is imported
         self.codes.add(code)
         whose = origin(file)
-        is_users = whose in ("user", "library")
-        self.num_new_of_user += is_users
-        if is_users:
+        if whose in ("user", "library"):
+            self.num_new_of_user += 1
             self.newest = f"{code.co_qualname} at {Path(file).name}:{code.co_firstlineno}"
-        if is_users and code.co_name in _CONVERSIONS and "hash" not in code.co_names:
-            self.strict[f"{code.co_qualname} at {user_line()}"] = None
+            if code.co_name in _CONVERSIONS and "hash" not in code.co_names:
+                self.strict[f"{code.co_qualname} at {user_line()}"] = None
         if whose == "stdlib" and is_strict(sys.modules.get(namespace.get("__name__", ""))):
             self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
         for part in bytecode.with_nested(code):
@@ -363,11 +361,11 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
 
 
 def _counts(facts: _CodeFacts, caller: FrameType) -> bool:
-    """False for code of Python's own library that runs for torch, or is called by a recorder: it may load libc."""
-    of_caller = origin(caller.f_code.co_filename)
-    if of_caller == "stdlib":
+    """False for code of Python's own library that runs for torch, or that a recorder calls: it may load libc."""
+    file = caller.f_code.co_filename
+    if origin(file) == "stdlib":
         return _is_for_user(caller)
-    return facts.owner != "stdlib" or of_caller != "torch" or not caller.f_code.co_filename.startswith(OURS)
+    return facts.owner != "stdlib" or origin(file) != "torch" or not file.startswith(OURS)
 
 
 def _is_for_user(frame: FrameType | None) -> bool:
