@@ -17,11 +17,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from hocket.errors import CaptureError
-from hocket.profiling.exact_widths import same_bits, span
+from hocket.profiling.exact_widths import same_bits
+from hocket.tracing.saved_state import copies_of
 
 _COPIED = (torch.Tensor, torch.nn.Parameter)
-# Kernels may compute other bits where memory is aligned otherwise.
-_ALIGNED_BYTES = 64
 
 
 def difference(
@@ -87,23 +86,18 @@ def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
 
 def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
     """Copies of the arguments, and those of them that get gradients."""
-    shared: dict[int, list[torch.Tensor]] = {}
-    for value in args:
-        if not isinstance(value, torch.Tensor):
-            continue
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    for value in tensors:
         if type(value) not in _COPIED or value.layout is not torch.strided or value.is_complex() or value.is_neg():
             raise CaptureError(f"an argument is a {type(value).__name__} that is not copied")
-        shared.setdefault(value.untyped_storage()._cdata, []).append(value)
-    memories = {key: _memory(tensors) for key, tensors in shared.items()}
+    made = iter(copies_of(tensors))
     copies: list[Any] = []
     leaves = []
     for value in args:
         if not isinstance(value, torch.Tensor):
             copies.append(value)
             continue
-        memory, begin = memories[value.untyped_storage()._cdata]
-        offset = value.storage_offset() - begin // value.itemsize
-        copy = torch.empty(0, dtype=value.dtype).set_(memory, offset, value.size(), value.stride())
+        copy = next(made)
         if isinstance(value, torch.nn.Parameter):  # what is recorded of the copies stands for the arguments
             copy = torch.nn.Parameter(copy, requires_grad=False)
         if value.requires_grad:
@@ -112,17 +106,6 @@ def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:
             copy = copy if value.is_leaf else copy.clone()
         copies.append(copy)
     return copies, leaves
-
-
-def _memory(tensors: Sequence[torch.Tensor]) -> tuple[torch.UntypedStorage, int]:
-    """A copy of the part of a storage in which these lie, and the byte where it begins.
-
-    A batch may be a slice of a whole data set.
-    """
-    spans = [(begin * each.itemsize, end * each.itemsize) for each in tensors for begin, end in [span(each)]]
-    begin = min(begin for begin, _ in spans) // _ALIGNED_BYTES * _ALIGNED_BYTES
-    end = max(end for _, end in spans)
-    return tensors[0].untyped_storage()[begin:end].clone(), begin
 
 
 def _plain(value: Any) -> Any:

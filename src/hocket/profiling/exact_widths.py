@@ -30,6 +30,7 @@ from hocket.execution.process import forked
 from hocket.ir import Lane, Plan, synchronisation
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Slot, compile_action
+from hocket.tracing.saved_state import span
 from hocket.tracing.scalars.tape import TapeRef
 
 # The trials of an op on further values produce at least this many numbers together, in at most this many trials.
@@ -232,15 +233,6 @@ def _copies(values: Mapping[int, Any], trial: int) -> dict[int, Any] | None:
 
 def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
     return (tensor.untyped_storage().data_ptr() if tensor.numel() else id(tensor)), tensor.dtype
-
-
-def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first element of its memory that a tensor may read, and the one after the last."""
-    begin = int(tensor.storage_offset())
-    if not tensor.numel():
-        return begin, begin
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + int(reach) + 1
 
 
 def _near(memory: torch.Tensor, random: torch.Generator) -> torch.Tensor:

@@ -31,6 +31,7 @@ from hocket.tracing.recording.function_recorder import FunctionRecorder, python_
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.trace import Trace, UpdateCall
+from hocket.tracing.saved_state import copies_of
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import wrap
 from hocket.tracing.sources import BatchLeaf, Entry
@@ -141,19 +142,15 @@ class _Again:
         """Copies of all that the step reads, which share memory as the originals do."""
         batch = tree_flatten(self.captured.batch)[0]
         nodes = [node for node in self.trace.graph.nodes if node.op in ("placeholder", "get_attr")]
-        storages: dict[int, torch.UntypedStorage] = {}
-        for node, source in zip(nodes, self.trace.sources, strict=True):
-            root, kind = self.trace.roots[node], self.trace.kinds[source]
+        found = []
+        for source in self.trace.sources:
+            kind = self.trace.kinds[source]
             assert kind is not None, "other layouts are not recorded"
             now = batch[source.index] if isinstance(source, BatchLeaf) else value_now(source)
             if TensorKind.of(now) is None or now.shape != kind.shape or now.stride() != kind.stride:
                 now = torch.zeros(()).to(kind.dtype).new_zeros(kind.shape).as_strided(kind.shape, kind.stride)
-            now = now.detach()
-            storage = storages.get(root)
-            if storage is None:
-                storage = storages[root] = now.untyped_storage().clone()
-            copy = torch.empty((), dtype=now.dtype, device=now.device)
-            copy.set_(storage, now.storage_offset(), kind.shape, kind.stride)
+            found.append(now)
+        for node, source, copy in zip(nodes, self.trace.sources, copies_of(found), strict=True):
             self.values[node] = copy
             self.ops.add_source(source, copy)
         if self.last:

@@ -1,4 +1,4 @@
-"""A copy of what a step writes, to be put back: so that a step can be made twice from the same state."""
+"""Copies of what a step reads and writes: to be put back after it, or to run its ops on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,47 @@ from hocket.tracing.state import Inventory
 
 # What torch answers where a stride is 0.
 _OVERLAPS = 1
+# Kernels may compute other bits where memory is aligned otherwise.
+_ALIGNED_BYTES = 64
+
+
+def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that share memory as these dense tensors do, without a graph.
+
+    Only the part of each memory in which the tensors lie is copied: a batch may be a slice of a whole data set.
+
+    Example:
+        >>> data = torch.zeros(1000, 3)
+        >>> one, other = copies_of([data[500:510], data[505]])
+        >>> one.untyped_storage().nbytes() < 200, bool((one.add_(1)[5] == other).all())
+        (True, True)
+    """
+    parts: dict[int, tuple[int, int]] = {}
+    for each in tensors:
+        key = each.untyped_storage()._cdata
+        begin, end = (place * each.itemsize for place in span(each))
+        known = parts.get(key, (begin, end))
+        parts[key] = min(begin, known[0]) // _ALIGNED_BYTES * _ALIGNED_BYTES, max(end, known[1])
+    memories: dict[int, torch.UntypedStorage] = {}
+    copies = []
+    for each in tensors:
+        key = each.untyped_storage()._cdata
+        begin, end = parts[key]
+        if key not in memories:
+            memories[key] = each.untyped_storage()[begin:end].clone()
+        copy = torch.empty((), dtype=each.dtype, device=each.device)
+        offset = each.storage_offset() - begin // each.itemsize
+        copies.append(copy.set_(memories[key], offset, each.shape, each.stride()))
+    return copies
+
+
+def span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first element of its memory that a tensor may read, and the one after the last."""
+    begin = int(tensor.storage_offset())
+    if not tensor.numel():
+        return begin, begin
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + int(reach) + 1
 
 
 class KnownState:
