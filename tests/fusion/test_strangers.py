@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 
 import pytest
 import torch
@@ -92,6 +93,15 @@ def test_language(name):
     array = hocket.fuse(models, backend="rule", shared=True)
     check_step(array, models, lambda model: model(input_ids=tokens, **labels).logits)
     assert "linear" in array.report(), "its linear layers fuse one by one"
+
+
+def test_a_library_that_looks_at_values_is_named_in_the_warning_and_the_report():
+    config = transformers.GPT2Config(**LANGUAGE["GPT2LMHeadModel"], pad_token_id=0)
+    array = hocket.fuse([transformers.GPT2LMHeadModel(config) for _ in range(2)], shared=True)
+    reason = r"looks at values, by __contains__ \(test_strangers.py:\d+, in modeling_utils.py:\d+\)"
+    with pytest.warns(UserWarning, match=reason):
+        array(input_ids=torch.ones(2, 3, dtype=torch.long))
+    assert re.match(rf"2 models, one by one: the forward {reason}$", array.report())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

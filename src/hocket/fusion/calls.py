@@ -87,6 +87,7 @@ class Calls:
         self.store.memory = GradientMemory()
         self.programs = Programs(self.store, self.settings)
         self._losses: Bounded[str] = Bounded(MAX_PROGRAMS)  # see `per_model_loss`
+        self.why_unfused = ""  # for the last kind of calls without a program
         self._intervals = Intervals()
         self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
         self._counted_from = self._num_dropped + len(self.choices)  # earlier choices say nothing of later calls
@@ -251,6 +252,7 @@ class Calls:
 
     def _say(self, found: Unfused) -> None:
         """Warn that models run one after another, once."""
+        self.why_unfused = found.reason
         if found.reason and not is_watched():
             warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__, found.reason)
 

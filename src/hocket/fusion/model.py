@@ -368,8 +368,9 @@ def report(calls: Calls) -> str:
     programs, num_models = calls.programs.made(), calls.store.num_models
     lines = []
     if not programs:
-        how = "one by one" if calls.settings.backend == "loop" else "not recorded yet"
-        lines.append(f"{num_models} models, {how}")
+        is_loop = calls.settings.backend == "loop" or calls.why_unfused
+        how = "one by one" if is_loop else "not recorded yet"
+        lines.append(f"{num_models} models, {how}" + (calls.why_unfused and f": {calls.why_unfused}"))
     else:
         program = programs[0]
         steps = [step for step in program.steps if step.used]

@@ -71,13 +71,13 @@ def is_user_code(code: CodeType) -> bool:
 
 
 def user_line(frame: FrameType | None = None) -> str:
-    """``file.py:12`` of the innermost frame of the user's, or of an installed library's."""
+    """``train.py:12`` of the innermost frame of the user's, and ``, in layers.py:34`` where that calls a library."""
     frame, of_library = frame or sys._getframe(1), ""
     while frame is not None:
         file = frame.f_code.co_filename
         whose = origin(file)
         if whose == "user":
-            return f"{Path(file).name}:{frame.f_lineno}"
+            return f"{Path(file).name}:{frame.f_lineno}" + (of_library and f", in {of_library}")
         if whose == "library" and not of_library:
             of_library = f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
