@@ -87,87 +87,129 @@ def inventory(
     Raises:
         InputError: something that is not a module or not an optimizer.
     """
-    models: tuple[nn.Module, ...] = as_tuple(model, nn.Module, "model")
-    optimizers: tuple[torch.optim.Optimizer, ...] = as_tuple(optimizer, torch.optim.Optimizer, "optimizer")
-    parameters: list[Entry] = []
-    tensors: list[Entry] = []
-    paths: dict[nn.Module, str] = {}
-    seen: dict[int, Entry] = {}
-    twins: list[tuple[Entry, Entry]] = []
-    plain: list[Entry] = []
-    for number, root in enumerate(models):
-        prefix = f"model{number}" if len(models) > 1 else ""
-        for path, module in root.named_modules():
-            if module in paths:
-                continue
-            full = ".".join(part for part in (prefix, path) if part)
-            paths[module] = full
-            for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
-                for key, value in table.items():
-                    if value is None:
-                        continue
-                    name = ".".join(part for part in (full, key) if part)
-                    entry = Entry(kind, name, table, key, name if kind == "parameter" else "", full)
-                    if id(value) in seen:
-                        twins.append((seen[id(value)], entry))
-                        continue
-                    seen[id(value)] = entry
-                    (parameters if kind == "parameter" else tensors).append(entry)
-    names = {id(entry.get()): entry for entry in parameters}
-    numbers: list[Entry] = []
-    for number, opt in enumerate(optimizers):
-        prefix = f"optimizer{number}" if len(optimizers) > 1 else "optimizer"
-        for position, group in enumerate(opt.param_groups):
-            for place, parameter in enumerate(group["params"]):
-                if id(parameter) not in names:
-                    # Trained, but in no model: a temperature, a latent code.
-                    name = f"{prefix}.group{position}.{place}"
-                    names[id(parameter)] = Entry("parameter", name, group["params"], place, name)
-                    parameters.append(names[id(parameter)])
-            place_of = GroupOf(opt, position)
-            _sort_in(group, place_of, f"{prefix}.group{position}", "group", "", "", tensors, numbers)
-        for parameter, state in opt.state.items():
-            if isinstance(state, dict):
-                owner = names.get(id(parameter))
-                name = owner.name if owner else prefix
-                layer = owner.layer if owner else ""
-                _sort_in(state, StateOf(opt, parameter), f"{prefix}.{name}", "state", name, layer, tensors, numbers)
-    kept = tuple([leaf for leaf in leaves if id(leaf.get()) not in names])
-    parameters += kept
-    known = {id(entry.get()): entry for entry in (*parameters, *tensors)}
-    inner = {id(container) for each in further for container in containers_in(each.get())}
-    for each in further:
-        if id(each.owner) in inner:
-            continue  # a part of what stands at another one
-        value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
-        for path, element in [((), value)] if each.is_whole else _leaves(value, follows):
-            one = replace(entry, name=entry.name + "".join(f"[{part!r}]" for part in path), path=path)
-            if isinstance(element, torch.Tensor):
-                if id(element) in known:
-                    twins.append((known[id(element)], one))
-                else:
-                    known[id(element)] = one
-                    tensors.append(one)
-            elif follows and isinstance(element, (int, float)) and not isinstance(element, bool):
-                numbers.append(one)  # in a recording it is a live number
-            elif not path:
-                plain.append(one)
-    versioned = tuple(vars(each) for each in (*paths, *optimizers) if "_hocket_version" in vars(each))
+    found = _Found(as_tuple(model, nn.Module, "model"), as_tuple(optimizer, torch.optim.Optimizer, "optimizer"))
+    found.add_models()
+    found.add_optimizers()
+    kept = tuple([leaf for leaf in leaves if id(leaf.get()) not in found.named])
+    found.parameters += kept
+    found.add_further(further, follows)
+    versioned = tuple(vars(each) for each in (*found.paths, *found.optimizers) if "_hocket_version" in vars(each))
     return Inventory(
-        models,
-        optimizers,
-        tuple(parameters),
-        tuple(tensors),
-        tuple(numbers),
-        tuple(paths),
-        paths,
+        found.models,
+        found.optimizers,
+        tuple(found.parameters),
+        tuple(found.tensors),
+        tuple(found.numbers),
+        tuple(found.paths),
+        found.paths,
         versioned,
         tuple(further),
-        tuple(plain),
-        tuple(twins),
+        tuple(found.plain),
+        tuple(found.twins),
         follows,
         kept,
     )
+
+
+class _Found:
+    """The places that were found so far, as in `Inventory`.
+
+    Attributes:
+        named: the place of each parameter of a model or an optimizer, by its address.
+    """
+
+    def __init__(self, models: tuple[nn.Module, ...], optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+        self.models, self.optimizers = models, optimizers
+        self.parameters: list[Entry] = []
+        self.tensors: list[Entry] = []
+        self.numbers: list[Entry] = []
+        self.plain: list[Entry] = []
+        self.twins: list[tuple[Entry, Entry]] = []
+        self.paths: dict[nn.Module, str] = {}
+        self.named: dict[int, Entry] = {}
+
+    def add_models(self) -> None:
+        """Add the parameters and buffers of all modules."""
+        seen: dict[int, Entry] = {}
+        for number, root in enumerate(self.models):
+            prefix = f"model{number}" if len(self.models) > 1 else ""
+            for path, module in root.named_modules():
+                if module in self.paths:
+                    continue
+                self.paths[module] = full = _joined(prefix, path)
+                for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                    for key, value in table.items():
+                        if value is None:
+                            continue
+                        name = _joined(full, key)
+                        entry = Entry(kind, name, table, key, name if kind == "parameter" else "", full)
+                        if id(value) in seen:
+                            self.twins.append((seen[id(value)], entry))
+                            continue
+                        seen[id(value)] = entry
+                        (self.parameters if kind == "parameter" else self.tensors).append(entry)
+        self.named = {id(entry.get()): entry for entry in self.parameters}
+
+    def add_optimizers(self) -> None:
+        """Add what optimizers train besides the models' parameters, their groups' options and their state."""
+        for number, optimizer in enumerate(self.optimizers):
+            prefix = f"optimizer{number}" if len(self.optimizers) > 1 else "optimizer"
+            for position, group in enumerate(optimizer.param_groups):
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) not in self.named:
+                        # Trained, but in no model: a temperature, a latent code.
+                        name = f"{prefix}.group{position}.{place}"
+                        self.named[id(parameter)] = Entry("parameter", name, group["params"], place, name)
+                        self.parameters.append(self.named[id(parameter)])
+                self._sort_in(group, Entry("group", f"{prefix}.group{position}", GroupOf(optimizer, position), ""))
+            for parameter, state in optimizer.state.items():
+                if isinstance(state, dict):
+                    owner = self.named.get(id(parameter))
+                    name, layer = (owner.name, owner.layer) if owner else (prefix, "")
+                    table = StateOf(optimizer, parameter)
+                    self._sort_in(state, Entry("state", f"{prefix}.{name}", table, "", name, layer))
+
+    def add_further(self, further: Sequence[Place], follows: bool) -> None:
+        """Add places outside of models and optimizers, by their elements where these hold tensors or numbers."""
+        known = {id(entry.get()): entry for entry in (*self.parameters, *self.tensors)}
+        inner = {id(container) for each in further for container in containers_in(each.get())}
+        for each in further:
+            if id(each.owner) in inner:
+                continue  # a part of what stands at another one
+            value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
+            for path, element in [((), value)] if each.is_whole else _leaves(value, follows):
+                one = replace(entry, name=entry.name + "".join(f"[{part!r}]" for part in path), path=path)
+                if isinstance(element, torch.Tensor):
+                    if id(element) in known:
+                        self.twins.append((known[id(element)], one))
+                    else:
+                        known[id(element)] = one
+                        self.tensors.append(one)
+                elif follows and _is_number(element):
+                    self.numbers.append(one)  # in a recording it is a live number
+                elif not path:
+                    self.plain.append(one)
+
+    def _sort_in(self, values: dict[Any, Any], of: Entry) -> None:
+        """Add the tensors and numbers of a group or a state, whose entries are as `of`, with keys and paths."""
+        for key, value in values.items():
+            if key == "params" and of.kind == "group":
+                continue
+            for path, element in _elements(value):
+                entry = replace(of, name=f"{of.name}.{key}", key=key, path=path)
+                if isinstance(element, torch.Tensor):
+                    self.tensors.append(entry)
+                elif _is_number(element):
+                    # `foreach`, `maximize` and their like are bool or None and choose code, not values.
+                    self.numbers.append(entry)
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(filter(None, parts))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def leaf_of(tensor: torch.Tensor, name: str) -> Entry:
@@ -184,28 +226,6 @@ def _leaves(value: Any, follows: bool, path: tuple[Any, ...] = ()) -> Iterator[t
             yield from _leaves(element, follows, (*path, key))
     else:
         yield path, value
-
-
-def _sort_in(
-    values: dict[Any, Any],
-    table: StateOf | GroupOf,
-    name: str,
-    kind: str,
-    owner: str,
-    layer: str,
-    tensors: list[Entry],
-    numbers: list[Entry],
-) -> None:
-    for key, value in values.items():
-        if key == "params" and kind == "group":
-            continue
-        for path, element in _elements(value):
-            entry = Entry(kind, f"{name}.{key}", table, key, owner, layer, path)
-            if isinstance(element, torch.Tensor):
-                tensors.append(entry)
-            elif isinstance(element, (int, float)) and not isinstance(element, bool):
-                # `foreach`, `maximize` and their like are bool or None and choose code, not values.
-                numbers.append(entry)
 
 
 def _elements(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
