@@ -18,6 +18,7 @@ from hocket.errors import ExecutionError, PlanError
 from hocket.execution import executor
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Device, Lane, Machine, Plan
+from hocket.tracing import capture
 
 CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -322,4 +323,22 @@ def test_ops_run_without_recording_whatever_the_caller_does():
         assert result.requires_grad, "as what eager returns, whose graph its own backward has used up"
     assert not any(look.grad_mode for look in looks)
     assert all(p.requires_grad and p.is_leaf for p in job.model.parameters())
+    planned.close()
+
+
+def test_a_warning_of_an_op_on_any_lane_is_pythons(capfd):
+    def step(x):
+        return x[:1].std(0), x[:2].std(0)
+
+    with pytest.warns(UserWarning, match="degrees of freedom is <= 0"):
+        captured = capture(step, None, None, torch.ones(2, 3))
+    first = next(name for name in captured.graph.order if "std" in name)
+    rest = [name for name in captured.graph.order if name != first]
+    planned = executor(captured, Plan((Lane("lane0", tuple(rest)), Lane("lane1", (first,)))), kind="native")
+    with pytest.warns(UserWarning, match="degrees of freedom is <= 0"):
+        planned(torch.ones(2, 3))
+    with pytest.raises(UserWarning, match="degrees of freedom is <= 0") as caught:  # an error in all tests
+        planned(torch.ones(2, 3))
+    assert caught.value.__notes__ == [f"in op {first!r} of layer '' of the planned step"]
+    assert capfd.readouterr().err == ""
     planned.close()

@@ -33,11 +33,25 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
+#include <variant>
 #include <vector>
 
 namespace {
 
 using namespace hocket;
+
+// Warnings of ops, on any thread, are Python's: its filters show them, and an error that one makes of them ends the step.
+struct PythonWarnings : c10::WarningHandler {
+  void process(const c10::Warning& warning) override {
+    py::gil_scoped_acquire locked;
+    const bool is_deprecation = std::holds_alternative<c10::Warning::DeprecationWarning>(warning.type());
+    auto* kind = is_deprecation ? PyExc_DeprecationWarning : PyExc_UserWarning;
+    if (PyErr_WarnEx(kind, warning.msg().c_str(), 1) >= 0) return;
+    python_error error;
+    error.persist();
+    throw error;
+  }
+};
 
 class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_shared_from_this<Core> {
  public:
@@ -238,6 +252,8 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset);
     c10::AutoGradMode mode(false);
     hocket::KeptMemory::Use kept;
+    PythonWarnings warnings;
+    c10::WarningUtils::WarningHandlerGuard warned(&warnings);
     std::vector<IValue> stack;
     size_t at = 0;
     try {
