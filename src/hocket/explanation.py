@@ -17,7 +17,7 @@ from hocket.autotune.options import unplannable
 from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.pystate.batches import unfolded
-from hocket.pystate.drawn import DrawnAhead, ways
+from hocket.pystate.drawn import NUM_DRAWN, DrawnAhead, ways
 from hocket.pystate.step_parts import StepParts, is_end
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
 from hocket.step_regions import is_suitable
@@ -32,7 +32,8 @@ from hocket.tracing.state import inventory, leaf_of
 WATCHED_STEPS = 3
 # Steps in a row that may end before their ops.
 MAX_EARLY = 5
-_LINE = re.compile(r"[^\s()]+\.py:\d+")
+# A file's name may have spaces, and then stands behind "at" or in brackets.
+_LINE = re.compile(r"(?:(?<= at )|(?<=\())(?:(?! at )[^()])+?\.py:\d+|[^\s()]+\.py:\d+")
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class _Look:
             subject, line = recorded.reason.subject, recorded.reason.line
             found[Obstacle(line, text.format(subject=subject, line=line), cure)] = None
         watch = self.watch
-        written = (*(place.name for place in watch.outputs), *(each.name for each in watch.appended.values()))
+        names = (*(place.name for place in watch.outputs), *(each.name for each in watch.appended.values()))
+        written = tuple(name for name in names if not name.endswith(NUM_DRAWN))
         # What a place holds differs from step to step, the line and the cure do not.
         once = {(one.line, one.cure): one for one in reversed(found)}
         python = "" if self.parts is None else self.parts.lines

@@ -19,6 +19,9 @@ from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import Comparison, comparison_table, ops_table, plan_table
 from hocket.reporting.words import count_text, duration_text, plain, quantity_text
 
+# Places that a table names of those that a step writes. JSON has all of them.
+MAX_WRITTEN = 8
+
 
 def run_verb(args: Namespace) -> None:
     """The main job: measure eager, plan, run, compare."""
@@ -90,13 +93,15 @@ def explain_verb(args: Namespace) -> None:
     if found.roles:
         lines.append(", ".join(f"{count} {role.replace('_', ' ')}" for role, count in found.roles.items()) + " ops")
     if found.written:
-        lines.append(f"written by planned steps, too: {', '.join(found.written)}")
+        further = len(found.written) - MAX_WRITTEN
+        shown = [*found.written[:MAX_WRITTEN], *([f"and {further} more"] if further > 0 else [])]
+        lines.append(f"written by planned steps, too: {', '.join(shown)}")
     if found.python:
         lines.append(f"run as Python before and after the planned ops: {found.python}")
     for number, one in enumerate(found.obstacles, 1):
         lines.append(f"{number}. {one.line + ': ' if one.line else ''}{one.reason}")
         lines += [f"   cure: {one.cure}"] if one.cure else []
-    emit(args, found.to_json(), "\n".join(lines))
+    emit(args, found.to_json(), "\n".join(map(plain, lines)))
 
 
 def capture_verb(args: Namespace) -> None:
