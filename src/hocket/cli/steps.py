@@ -83,7 +83,10 @@ def explain_verb(args: Namespace) -> None:
     wait_policy()
     with working(args, "load the step", moving=True) as (target, job, bar):
         from hocket.explanation import explain
+        from hocket.native import available
 
+        bar.update("load the native lanes (they are compiled once)")
+        available()
         bar.update("watch and record a few steps")
         with target.blamed("the step"):
             found = explain(job)
