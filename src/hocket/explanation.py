@@ -27,6 +27,7 @@ from hocket.tracing.recording.record import record_step
 from hocket.tracing.recording.trace import Recorded
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory, leaf_of
+from hocket.tracing.switches import obstacle
 
 # Steps before the recorded one: the first one imports and allocates, the others are compared.
 WATCHED_STEPS = 3
@@ -118,6 +119,8 @@ def explain(job: Job) -> Explanation:
         >>> explain(zoo.load("mlp", depth=2, width=8)).verdict
         'one graph'
     """
+    if reason := obstacle():
+        return Explanation(job.name, {}, (), (Obstacle("", reason, "leave it before the step is called"),))
     whole = _Look(job, None, 0)
     found = whole.explanation()
     number = whole.number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from .conftest import TINY
 
@@ -85,6 +86,13 @@ def test_what_is_written_is_short_and_shows_no_escape_sequence(hocket, target):
     out = hocket(*words).out
     assert "and 23 more" in out
     assert "\x1b" not in out
+
+
+def test_a_mode_around_the_step_is_named(hocket, target):
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        out = hocket("explain", target("pass")).out
+    assert "1. torch.autograd looks for anomalies" in out
+    assert "cure: leave it before the step is called" in out
 
 
 def test_draws_are_no_place_of_the_users(hocket, target):
