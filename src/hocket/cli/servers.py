@@ -29,7 +29,7 @@ FEW_SERVERS = 4
 def ps_verb(args: Namespace) -> None:
     """Train with workers and servers, as one of the ranks of a torchrun job, or by starting all of them."""
     ranks = args.workers + args.servers
-    path = output_file(args.output)
+    path = None if args.output is None else output_file(args.output.absolute())  # the user's code may leave the folder
     if not started_by_torchrun():
         if args.servers > FEW_SERVERS:
             _check_servers(args)

@@ -218,17 +218,18 @@ def zoo_verb(args: Namespace) -> None:
 def load_verb(args: Namespace) -> None:
     """Stream FILE into MODEL while its first step runs. With ``--reorder``, write FILE in the order of first use."""
     wait_policy()
-    path = output_file(args.reorder)
+    path, file = output_file(args.reorder), args.file.absolute()  # the user's code may leave the folder
+    path = None if path is None else path.absolute()
     with working(args, "load the step") as (target, job, bar):
         from hocket.loading import finish, load, open_weights, recorded_first_use, reorder
 
         model = only_model(job, "load")
-        with closing(open_weights(args.file)) as weights:
+        with closing(open_weights(file)) as weights:
             tensors, size_bytes = len(weights.tensors), weights.size_bytes
         batch = job.batch(0)
         bar.update("load, and run the first step")
         start = perf_counter()
-        load(model, args.file, order=args.order)
+        load(model, file, order=args.order)
         with target.blamed("the step"):
             job.step(batch)
         first_s = perf_counter() - start
@@ -242,7 +243,7 @@ def load_verb(args: Namespace) -> None:
             bar.update("write the tensors in the order of their use")
             with target.blamed("the step"), recorded_first_use(model) as order:
                 job.step(batch)
-            reorder(args.file, path, order)
+            reorder(file, path, order)
     found = {
         "target": job.name,
         "file": str(args.file),
