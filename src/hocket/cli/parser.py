@@ -338,7 +338,7 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                 arg("--acyclic", action="store_true", help="no devices that wait for each other in a circle"),
                 arg("--twins", action="store_true", help="keep forward and backward of a layer together"),
                 arg("--expensive", type=float, default=1.0, metavar="X", help="place ops of this share of time (1)"),
-                arg("--microbatches", type=count, metavar="M", help="of the objective pipeline (1)"),
+                arg("--microbatches", type=count, metavar="M", help="of the objective pipeline (K)"),
                 arg("--budget-s", type=arguments.seconds, default=5.0, metavar="S", help="seconds to search for (5)"),
                 arg("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts"),
                 output("the plan"),

@@ -56,7 +56,7 @@ def partition_verb(args: Namespace) -> None:
             "objective": args.objective,
             "epsilon": args.epsilon,
             "acyclic": args.acyclic,
-            "micro_batches": args.microbatches or 1,
+            "micro_batches": args.microbatches or len(machine.devices),  # of the objective pipeline alone
             "budget_s": args.budget_s,
             "seed": args.seed or 0,
         }
