@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from hocket.errors import InputError
 from hocket.function_like import FunctionLike
 from hocket.session import Schedule, schedule
 
@@ -61,6 +62,9 @@ def scheduled(model: Any, optimizer: Any = (), **options: Any) -> Callable[[Call
     """
 
     def decorate(step: Callable[..., Any]) -> Any:
+        if not callable(step):  # such as a batch, where the decorator stands without its arguments
+            got = type(step).__name__
+            raise InputError(f"scheduled: expected a step, got {got}; write @scheduled(model, optimizer)")
         if any(isinstance(one, FunctionType) for one in (model, optimizer)):
             return ScheduledMethod(step, model, optimizer, options)
         return schedule(step, model, optimizer, **options)

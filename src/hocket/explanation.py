@@ -17,7 +17,7 @@ from hocket.autotune.options import unplannable
 from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.pystate.batches import unfolded
-from hocket.pystate.drawn import DrawnAhead, ways
+from hocket.pystate.drawn import NUM_DRAWN, DrawnAhead, ways
 from hocket.pystate.step_parts import StepParts, is_end
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
 from hocket.step_regions import is_suitable
@@ -27,12 +27,14 @@ from hocket.tracing.recording.record import record_step
 from hocket.tracing.recording.trace import Recorded
 from hocket.tracing.signature import signature_of
 from hocket.tracing.state import inventory, leaf_of
+from hocket.tracing.switches import obstacle
 
 # Steps before the recorded one: the first one imports and allocates, the others are compared.
 WATCHED_STEPS = 3
 # Steps in a row that may end before their ops.
 MAX_EARLY = 5
-_LINE = re.compile(r"[^\s()]+\.py:\d+")
+# A file's name may have spaces, and then stands behind "at" or in brackets.
+_LINE = re.compile(r"(?:(?<= at )|(?<=\())(?:(?! at )[^()])+?\.py:\d+|[^\s()]+\.py:\d+")
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ def explain(job: Job) -> Explanation:
         >>> explain(zoo.load("mlp", depth=2, width=8)).verdict
         'one graph'
     """
+    if reason := obstacle():
+        return Explanation(job.name, {}, (), (Obstacle("", reason, "leave it before the step is called"),))
     whole = _Look(job, None, 0)
     found = whole.explanation()
     number = whole.number
@@ -164,7 +168,8 @@ class _Look:
             subject, line = recorded.reason.subject, recorded.reason.line
             found[Obstacle(line, text.format(subject=subject, line=line), cure)] = None
         watch = self.watch
-        written = (*(place.name for place in watch.outputs), *(each.name for each in watch.appended.values()))
+        names = (*(place.name for place in watch.outputs), *(each.name for each in watch.appended.values()))
+        written = tuple(name for name in names if not name.endswith(NUM_DRAWN))
         # What a place holds differs from step to step, the line and the cure do not.
         once = {(one.line, one.cure): one for one in reversed(found)}
         python = "" if self.parts is None else self.parts.lines

@@ -62,7 +62,7 @@ class Schedule(FunctionLike):
         cache: bool | str | os.PathLike[str] = False,
         **options: Any,
     ) -> None:
-        machine = machine or Machine.here()
+        machine = Machine.here() if machine is None else machine
         check_options(step, machine, **options)
         places = inventory(model, optimizer)
         config = TunerConfig(

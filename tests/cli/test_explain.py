@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from .conftest import TINY
 
@@ -69,6 +70,41 @@ def test_every_obstacle_has_its_line_and_a_cure(hocket, target):
     assert text.startswith("counting: regions")
     assert "its Python runs as it is, its models and updates by plan" in text
     assert text.count("cure: ") == len(found["obstacles"])
+
+
+def test_the_line_of_a_file_whose_name_has_spaces(hocket, target, tmp_path):
+    target("pass", "loss = loss + len(list(__import__('pathlib').Path('/').glob('x')))")
+    file = (tmp_path / "train.py").rename(tmp_path / "my first train.py")
+    obstacle = hocket("explain", f"{file}:job", "--format", "json").json["obstacles"][0]
+    assert obstacle["line"] == "my first train.py:14"
+
+
+def test_what_is_written_is_short_and_shows_no_escape_sequence(hocket, target):
+    between = "[state.update({f'\\x1b[31m{i}': state.get(f'\\x1b[31m{i}', 0) + 1}) for i in range(30)]"
+    words = ("explain", target("pass", between))
+    assert len(hocket(*words, "--format", "json").json["written"]) == 31
+    out = hocket(*words).out
+    assert "and 23 more" in out
+    assert "\x1b" not in out
+
+
+def test_a_mode_around_the_step_is_named(hocket, target):
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        out = hocket("explain", target("pass")).out
+    assert "1. torch.autograd looks for anomalies" in out
+    assert "cure: leave it before the step is called" in out
+
+
+def test_draws_are_no_place_of_the_users(hocket, target):
+    found = hocket("explain", target("pass", "loss = loss * __import__('random').random()"), "--format", "json").json
+    assert found["verdict"] == "one graph"
+    assert [name for name in found["written"] if "'n'" not in name] == []
+
+
+def test_a_generator_that_is_advanced_has_a_cure(hocket, target):
+    between = "seen.setdefault('it', (k for k in iter(int, 1))); next(seen['it'])"
+    found = hocket("explain", target("pass", between)).out
+    assert "the step fetches from closure of step: seen['it']\n   cure: fetch before its first op" in found
 
 
 def test_python_after_the_ops_is_no_obstacle(hocket, target):

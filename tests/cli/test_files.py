@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from safetensors.torch import save_model
 
+from hocket import zoo
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op, Plan, Timeline
 
 from .conftest import TINY
@@ -25,6 +27,18 @@ def test_capture_writes_the_graph_and_counts_it(hocket, tmp_path):
     assert told["bytes"] == sum(op.size_bytes for op in graph.ops)
     assert told["flops"] == sum(op.flops for op in graph.ops) > 0
     assert told["seconds"] > 0
+
+
+def test_results_are_where_the_command_was_given(hocket, tmp_path):
+    """Also where the user's code goes to another folder, as Hydra does."""
+    (tmp_path / "elsewhere").mkdir()
+    body = "    os.chdir('elsewhere')\n    return zoo.load('mlp', width=8)\n"
+    (tmp_path / "moving.py").write_text(f"import os\nfrom hocket import zoo\ndef job():\n{body}")
+    save_model(zoo.load("mlp", width=8).model, str(tmp_path / "weights.safetensors"))
+    assert hocket("capture", "moving.py:job", "-o", "graph.json").status == 0
+    assert hocket("load", "moving.py:job", "weights.safetensors", "--reorder", "ordered.safetensors").status == 0
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert {"graph.json", "ordered.safetensors"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_capture_leaves_a_backward_in_one_piece_if_told(hocket):

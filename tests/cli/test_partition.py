@@ -100,6 +100,27 @@ def test_what_cannot_be_is_said(hocket, files):
     assert "flops_per_s: expected a finite number > 0" in hocket(*words, "--machine", "slow.json").error
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--batch-size", 3), "--batch-size, --optimizer and --set are for zoo entries"),
+        (("--set", "width=3"), "--batch-size, --optimizer and --set are for zoo entries"),
+        (("--microbatches", 3), "--microbatches is of the objective pipeline"),
+        (("--budget-s", "inf"), "--budget-s: expected a number of seconds above 0"),
+    ],
+)
+def test_options_that_would_do_nothing(hocket, files, words, message):
+    found = hocket("partition", "graph.json", "--costs", "costs.json", *words)
+    assert found.status == 2
+    assert message in found.error
+
+
+def test_a_pipeline_has_as_many_micro_batches_as_devices_if_nothing_is_said(hocket, files):
+    found = hocket("partition", "graph.json", "--costs", "costs.json", "--objective", "pipeline", "--format", "json")
+    assert found.status == 0, found.error
+    assert found.json["cycle"] is None
+
+
 def test_devices_keep_no_more_than_they_may(hocket, files):
     words = ("partition", *TINY, "--devices", 2, "--epsilon", 0.9, "--budget-s", 1, "--format", "json")
     found = hocket(*words, "--memory-bytes", 10**9)

@@ -75,6 +75,13 @@ def test_more_servers_than_parameters_are_refused_before_they_start(hocket):
     assert (found.status, found.error) == (2, "hocket: error: --servers: mlp has 6 parameters for 7 servers")
 
 
+def test_an_output_is_looked_at_before_ranks_start(hocket, monkeypatch, tmp_path):
+    monkeypatch.setattr(ranks.subprocess, "Popen", None)
+    found = hocket("ps", *TINY, "-o", tmp_path / "none" / "checkpoint.pt")
+    assert found.status == 1
+    assert "there is no directory" in found.error
+
+
 @pytest.mark.parametrize("may_fail", [(), (1,)])
 def test_a_rank_that_fails_ends_the_others_unless_they_go_on_without_it(monkeypatch, may_fail):
     monkeypatch.setattr(ranks, "_GRACE_S", 0.0)

@@ -172,6 +172,7 @@ def test_options_of_the_zoo_are_not_for_files(hocket, steps, words):
             "class Own(Exception):\n    def __str__(self):\n        raise RuntimeError\n\n\nraise Own\n",
             "(bad.py, line 6): Own",
         ),
+        ("raise ValueError('\\x1b[31mred')\n", "(bad.py, line 1): ValueError: \ufffd[31mred"),
     ],
 )
 def test_a_file_that_cannot_be_imported(hocket, tmp_path, text, message):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hocket
+from hocket.errors import InputError
 from hocket.fusion.store import Store
 
 D = torch.float64
@@ -175,3 +176,17 @@ def test_a_refill_copies_as_few_models_of_many_as_of_two(monkeypatch):
         array.refill(models - 1, nn.Linear(3, 2).double())
         counts.append(len(copied))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("1.rate", "1.rate: Dropout has no attribute 'rate'"),
+        ("2.p", "2.p: no layer is called '2'"),
+        ("0.weight", "0.weight: expected an attribute, got a parameter"),
+    ],
+)
+def test_an_attribute_that_is_not_there_is_not_set(name, message):
+    array = hocket.fuse(made(lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), 2))
+    with pytest.raises(InputError, match=message):
+        array.set_attribute(name, 0.1)

@@ -87,6 +87,10 @@ def test_what_is_not_finite_becomes_null() -> None:
             {"lower_bound_ms": None, "speedup": 0.8, "verdict": "eager"},
             "eager kept: the plan is 1.25x slower than eager, same result bitwise",
         ),
+        (
+            {"lower_bound_ms": None, "speedup": 1.0, "verdict": "eager", "ops": 0},
+            "eager kept: no plan was made, same result bitwise",
+        ),
         ({"lower_bound_ms": None, "speedup": 1.001}, "as fast as eager, same result bitwise"),
     ],
 )

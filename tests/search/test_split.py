@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from hocket import Training
-from hocket.errors import InputError
+from hocket.errors import HocketError, InputError
 from hocket.search.split import Split, built, difference, find_split, signature
 
 EVERY = {
@@ -85,6 +85,12 @@ def test_a_space_with_nothing_fusible_trains_one_at_a_time_and_says_so(caplog):
     assert record.split == ((), ("width",))
     assert "nothing in the space is fusible, so trials train one at a time: model.0.weight: (" in caplog.text
     assert {each.kind for each in record.epochs} == {"serial"}
+
+
+def test_trials_that_all_raise_are_not_said_to_declare_nothing_fusible(caplog):
+    with pytest.raises(HocketError, match="all 2 trials failed"):
+        searched(lambda params: 1 / 0, {"lr": FloatDistribution(0.1, 1)}, study=random_study(), trials=2, epochs=1)
+    assert "fusible" not in caplog.text
 
 
 def test_a_parameter_that_matters_only_beside_another_one_is_found_later():

@@ -92,6 +92,8 @@ def test_a_locked_storage_is_named(tmp_path):
 def test_a_storage_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ExecutionError, match="study mine: its storage failed, is it locked or gone"):
         hocket.tune(train, {"lr": LR}, 2, 1, storage=f"sqlite:///{tmp_path / 'no' / 'study.db'}", name="mine")
+    with pytest.raises(ExecutionError, match=r"^a new study: its storage failed"):
+        hocket.tune(train, {"lr": LR}, 2, 1, storage=f"sqlite:///{tmp_path / 'no' / 'study.db'}")
 
 
 def test_without_optuna_one_line_says_what_installs_it(monkeypatch):

@@ -235,6 +235,15 @@ def test_the_decorator_of_a_function_is_a_schedule():
         hocket.scheduled(model, optimizer, planner="fastest")(step.__wrapped__)
 
 
+def test_a_decorator_without_its_arguments_is_refused_by_the_first_call():
+    @hocket.scheduled
+    def step(batch):
+        raise AssertionError
+
+    with pytest.raises(InputError, match=r"scheduled: expected a step, got Tensor; write @scheduled\(model, optimizer"):
+        step(torch.ones(3, 4))
+
+
 def test_a_copy_of_an_owner_trains_itself():
     trainer = Trainer()
     trainer.training_step(torch.randn(3, 4))

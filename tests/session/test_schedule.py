@@ -104,6 +104,10 @@ def test_bad_arguments_are_named() -> None:
         hocket.schedule(None, job.model, job.optimizer)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="optimizer: expected"):
         hocket.schedule(job.step, job.model, job.model)
+    with pytest.raises(InputError, match=r"machine: expected one such as hocket\.Machine\.of\(cores=1\), got 2"):
+        hocket.schedule(job.step, job.model, job.optimizer, machine=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="on_progress: expected a function, got 3"):
+        hocket.schedule(job.step, job.model, job.optimizer, on_progress=3)  # type: ignore[arg-type]
 
 
 def test_a_schedule_is_a_context_and_says_what_it_is():
@@ -140,3 +144,4 @@ def test_progress_is_told_stage_by_stage_and_a_callback_may_raise(caplog):
     fast = hocket.schedule(job.step, job.model, job.optimizer, planner="serial", on_progress=fail)
     decide(fast, job)
     assert caplog.text.count("on_progress raised ValueError: no more after 1") == 1
+    assert caplog.text.count("it is not called again") == 1, "by no other variant"

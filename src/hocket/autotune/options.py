@@ -22,17 +22,22 @@ NUMERICS = ("bitwise", "rounding", "close")
 
 def check_options(
     step: Any,
-    machine: Machine,
+    machine: Any,
     *,
     planner: str = "auto",
     plan: Any = None,
     numerics: str = "bitwise",
     executor: str = "auto",
+    on_progress: Any = None,
     **_: Any,
 ) -> None:
     """Raise an `InputError` that names the argument of `hocket.schedule` which cannot be used."""
     if not callable(step):
         raise InputError(f"schedule: expected a step to call, got {type(step).__name__}")
+    if not isinstance(machine, Machine):
+        raise InputError(f"schedule: machine: expected one such as hocket.Machine.of(cores=1), got {machine!r}")
+    if on_progress is not None and not callable(on_progress):
+        raise InputError(f"schedule: on_progress: expected a function, got {on_progress!r}")
     if plan is not None and (planner != "auto" or not isinstance(plan, Plan)):
         raise InputError("schedule: plan: expected a hocket.Plan and no planner beside it")
     known = {"planner": ("auto", *planners()), "numerics": NUMERICS, "executor": EXECUTORS}

@@ -58,21 +58,26 @@ class PlanSearch:
 
 
 class Progress:
-    """Calls the user's callback with each step of a search. One that raises is logged once and not called again."""
+    """Calls the user's callback with each step of a search. One that raises is logged once and not called again.
 
-    def __init__(self, callback: Callable[[str, int], Any] | None) -> None:
-        self._callback = callback
+    Args:
+        callback: the user's.
+        errors: the types of what it has raised, here or for another variant.
+    """
+
+    def __init__(self, callback: Callable[[str, int], Any] | None, errors: list[str]) -> None:
+        self._callback, self._errors = callback, errors
         self._num_steps = 0
 
     def note(self, stage: str) -> None:
         """A step of this stage was made."""
         self._num_steps += 1
-        if self._callback is None:
+        if self._callback is None or self._errors:
             return
         try:
             self._callback(stage, self._num_steps)
         except Exception as error:  # noqa: BLE001  # training goes on
-            self._callback = None
+            self._errors.append(type(error).__name__)
             log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)
 
 

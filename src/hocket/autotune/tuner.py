@@ -240,7 +240,7 @@ class Tuner:
         else:
             reason += f"ops that wait for each other take {chain.duration_ms / lower_quartile(eager_ms):.0%}"
         others = self._cores_of_others()
-        reason += _beside(others, self._backend.num_cores) + _because(drift)
+        reason += _beside(others) + _because(drift)
         return Decision("eager", reason, eager_ms=tuple(eager_ms), cores_of_others=others)
 
     def _propose(self, profile: Profile, proposals: list[Proposal]) -> None:
@@ -322,7 +322,7 @@ class Tuner:
         if apart is not None and best.executor is apart.executor:
             reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
         others = self._cores_of_others()
-        reason += _beside(others, self._backend.num_cores) + _because(cause)
+        reason += _beside(others) + _because(cause)
         planned = found.is_clear and found.speedup > 1
         return Decision(
             "planned" if planned else "eager",
@@ -348,8 +348,8 @@ def _compiles(config: TunerConfig, backend: Backend) -> bool:
     return config.numerics == "close" and config.guard and config.plan is None and isinstance(backend, CpuBackend)
 
 
-def _beside(cores: float, num_cores: int) -> str:
-    return f"; beside other processes that used {cores:.1f} of {num_cores} cores" if cores > MAX_CORES_OF_OTHERS else ""
+def _beside(cores: float) -> str:
+    return f"; beside other processes that used {cores:.1f} cores" if cores > MAX_CORES_OF_OTHERS else ""
 
 
 def _because(cause: Drift | Missed | None) -> str:

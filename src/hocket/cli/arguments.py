@@ -13,7 +13,7 @@ from typing import Any
 
 from hocket.cli.console import UsageError, prepare_streams
 from hocket.errors import HocketError
-from hocket.reporting.words import count_text
+from hocket.reporting.words import count_text, plain
 
 DONE, FAILED, USAGE_ERROR, INTERRUPTED = 0, 1, 2, 130
 BROKEN_PIPE = 141  # as a shell reports a program that SIGPIPE has ended
@@ -224,7 +224,7 @@ def _failure(program: str, error: Exception, status: int, in_full: bool) -> int:
     message = str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         message = f"{error.filename}: {error.strerror}"
-    line = " ".join(message.split())
+    line = plain(" ".join(message.split()))
     if len(line) > MAX_ERROR_CHARACTERS:
         line = f"{line[: MAX_ERROR_CHARACTERS - 200]} ... {line[-195:]}"
     print(f"{program}: error: {line}", file=sys.stderr)

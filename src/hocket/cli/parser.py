@@ -338,8 +338,8 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                 arg("--acyclic", action="store_true", help="no devices that wait for each other in a circle"),
                 arg("--twins", action="store_true", help="keep forward and backward of a layer together"),
                 arg("--expensive", type=float, default=1.0, metavar="X", help="place ops of this share of time (1)"),
-                arg("--microbatches", type=count, default=1, metavar="M", help="of the objective pipeline (1)"),
-                arg("--budget-s", type=float, default=5.0, metavar="S", help="seconds to search for (5)"),
+                arg("--microbatches", type=count, metavar="M", help="of the objective pipeline (K)"),
+                arg("--budget-s", type=arguments.seconds, default=5.0, metavar="S", help="seconds to search for (5)"),
                 arg("--report", type=Path, metavar="DIR", help="write the page with a picture of the parts"),
                 output("the plan"),
             ),
@@ -379,7 +379,7 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                 arg("--not-ahead", action="store_true", help="pull nothing while a call runs"),
                 _timeout("a server"),
             ),
-            f"MODEL is a TARGET of one model, which is called with the first value of each batch. {_WORDS}",
+            f"MODEL is {_WORDS}\nIt has one model, which is called with the first value of each batch.",
         ),
         Verb(
             "load",
@@ -394,6 +394,6 @@ def _verbs_of_processes() -> tuple[Verb, ...]:
                     "--reorder", type=Path, metavar="OUT", help="write the tensors into OUT, in the order of first use"
                 ),
             ),
-            f"MODEL is a TARGET of one model: {_WORDS}",
+            f"MODEL is {_WORDS}\nIt has one model.",
         ),
     )

@@ -41,6 +41,10 @@ def partition_verb(args: Namespace) -> None:
     folder = None if args.report is None else output_folder(args.report)
     if args.costs is not None and not _is_graph(args.target):
         raise UsageError("--costs: a target is measured or estimated; costs go with a graph")
+    if _is_graph(args.target) and (args.batch_size is not None or args.optimizer is not None or args.settings):
+        raise UsageError(f"{args.target}: --batch-size, --optimizer and --set are for zoo entries")
+    if args.microbatches is not None and args.objective != "pipeline":
+        raise UsageError("--microbatches is of the objective pipeline")
     machine = Machine.load(args.machine) if args.machine else equal_devices(Machine.here(), args.devices)
     if args.memory_bytes is not None:
         limited = tuple(replace(device, memory_bytes=float(args.memory_bytes)) for device in machine.devices)
@@ -52,7 +56,7 @@ def partition_verb(args: Namespace) -> None:
             "objective": args.objective,
             "epsilon": args.epsilon,
             "acyclic": args.acyclic,
-            "micro_batches": args.microbatches,
+            "micro_batches": args.microbatches or len(machine.devices),  # of the objective pipeline alone
             "budget_s": args.budget_s,
             "seed": args.seed or 0,
         }

@@ -29,6 +29,7 @@ FEW_SERVERS = 4
 def ps_verb(args: Namespace) -> None:
     """Train with workers and servers, as one of the ranks of a torchrun job, or by starting all of them."""
     ranks = args.workers + args.servers
+    path = None if args.output is None else output_file(args.output.absolute())  # the user's code may leave the folder
     if not started_by_torchrun():
         if args.servers > FEW_SERVERS:
             _check_servers(args)
@@ -41,7 +42,6 @@ def ps_verb(args: Namespace) -> None:
             f"torchrun has started {world} ranks; {args.workers} workers and {args.servers} servers need {ranks}"
         )
     wait_policy()
-    path = None if args.output is None else output_file(args.output)
     target = Target.of(args)
     rank = int(os.environ["RANK"])
     with prints_aside():

@@ -19,6 +19,9 @@ from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import Comparison, comparison_table, ops_table, plan_table
 from hocket.reporting.words import count_text, duration_text, plain, quantity_text
 
+# Places that a table names of those that a step writes. JSON has all of them.
+MAX_WRITTEN = 8
+
 
 def run_verb(args: Namespace) -> None:
     """The main job: measure eager, plan, run, compare."""
@@ -80,7 +83,10 @@ def explain_verb(args: Namespace) -> None:
     wait_policy()
     with working(args, "load the step", moving=True) as (target, job, bar):
         from hocket.explanation import explain
+        from hocket.native import available
 
+        bar.update("load the native lanes (they are compiled once)")
+        available()
         bar.update("watch and record a few steps")
         with target.blamed("the step"):
             found = explain(job)
@@ -90,13 +96,15 @@ def explain_verb(args: Namespace) -> None:
     if found.roles:
         lines.append(", ".join(f"{count} {role.replace('_', ' ')}" for role, count in found.roles.items()) + " ops")
     if found.written:
-        lines.append(f"written by planned steps, too: {', '.join(found.written)}")
+        further = len(found.written) - MAX_WRITTEN
+        shown = [*found.written[:MAX_WRITTEN], *([f"and {further} more"] if further > 0 else [])]
+        lines.append(f"written by planned steps, too: {', '.join(shown)}")
     if found.python:
         lines.append(f"run as Python before and after the planned ops: {found.python}")
     for number, one in enumerate(found.obstacles, 1):
         lines.append(f"{number}. {one.line + ': ' if one.line else ''}{one.reason}")
         lines += [f"   cure: {one.cure}"] if one.cure else []
-    emit(args, found.to_json(), "\n".join(lines))
+    emit(args, found.to_json(), "\n".join(map(plain, lines)))
 
 
 def capture_verb(args: Namespace) -> None:
@@ -210,17 +218,18 @@ def zoo_verb(args: Namespace) -> None:
 def load_verb(args: Namespace) -> None:
     """Stream FILE into MODEL while its first step runs. With ``--reorder``, write FILE in the order of first use."""
     wait_policy()
-    path = output_file(args.reorder)
+    path, file = output_file(args.reorder), args.file.absolute()  # the user's code may leave the folder
+    path = None if path is None else path.absolute()
     with working(args, "load the step") as (target, job, bar):
         from hocket.loading import finish, load, open_weights, recorded_first_use, reorder
 
         model = only_model(job, "load")
-        with closing(open_weights(args.file)) as weights:
+        with closing(open_weights(file)) as weights:
             tensors, size_bytes = len(weights.tensors), weights.size_bytes
         batch = job.batch(0)
         bar.update("load, and run the first step")
         start = perf_counter()
-        load(model, args.file, order=args.order)
+        load(model, file, order=args.order)
         with target.blamed("the step"):
             job.step(batch)
         first_s = perf_counter() - start
@@ -234,7 +243,7 @@ def load_verb(args: Namespace) -> None:
             bar.update("write the tensors in the order of their use")
             with target.blamed("the step"), recorded_first_use(model) as order:
                 job.step(batch)
-            reorder(args.file, path, order)
+            reorder(file, path, order)
     found = {
         "target": job.name,
         "file": str(args.file),

@@ -10,7 +10,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,9 +193,12 @@ def wait_policy() -> str:
 
 @contextmanager
 def working(args: Namespace, what: str, *, moving: bool = False) -> Iterator[tuple[Target, Job, Bar]]:
-    """Yield the job that the arguments name, and a progress bar. The user's code prints to stderr meanwhile."""
+    """Yield the job that the arguments name, and a progress bar. The user's code prints to stderr meanwhile.
+
+    Afterwards the working directory is what it was, since paths of results are in it.
+    """
     target = Target.of(args)
-    with prints_aside(), Bar(what, moving=moving) as bar:
+    with prints_aside(), chdir("."), Bar(what, moving=moving) as bar:
         yield target, target.job(), bar
 
 

@@ -36,6 +36,8 @@ SECRET_VARIABLE = "HOCKET_JOB_SECRET"
 
 CHALLENGE_BYTES = 32
 TAG = 0
+# Between two tries to reach a store, which may come later than those who look for it.
+_LEAST_S = 0.05
 
 
 def job_secret() -> bytes | None:
@@ -197,10 +199,28 @@ def opened(host: str, port: int, timeout_s: float, *, is_keeper: bool = False) -
     if is_keeper:
         with suppress(OSError):  # a store that this process keeps for another job there is shared, else torch raises
             listening = socket.create_server(address[:2], family=family).detach()
+    else:
+        timeout = timedelta(seconds=_wait_for(address, timeout_s))
     store = TCPStore(host, port, None, is_keeper, timeout, False, multi_tenant=True, master_listen_fd=listening)
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing, but chooses the address to send from
         return JobStore(store, probe.getsockname()[0], secret)
+
+
+def _wait_for(address: Any, timeout_s: float) -> float:
+    """Wait until a program listens at an address, and return how much of the timeout is left.
+
+    Torch's store waits as well, and writes pages of its C++ frames to stderr if none comes.
+    """
+    until = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection(address[:2], max(until - time.monotonic(), _LEAST_S)).close()
+            return max(until - time.monotonic(), _LEAST_S)
+        except OSError:
+            if time.monotonic() + _LEAST_S >= until:
+                raise
+            time.sleep(_LEAST_S)
 
 
 def first_line(error: Exception) -> str:

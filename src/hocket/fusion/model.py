@@ -223,7 +223,7 @@ class Array(nn.Module):
             model: the model whose attribute is set, or None for all of them.
 
         Raises:
-            InputError: no such layer, or the attribute is a parameter, a buffer or a layer.
+            InputError: no such layer or attribute, or it is a parameter, a buffer or a layer.
 
         Example:
             >>> array = Array([nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)) for _ in range(2)])

@@ -153,6 +153,8 @@ class Store:
                 raise InputError(f"set_attribute: {name}: no layer is called {path!r}") from error
             if any(leaf in table for table in (layer._parameters, layer._buffers, layer._modules)):
                 raise InputError(f"set_attribute: {name}: expected an attribute, got a parameter, buffer or layer")
+            if not hasattr(layer, leaf):
+                raise InputError(f"set_attribute: {name}: {type(layer).__name__} has no attribute {leaf!r}")
             setattr(layer, leaf, value)
 
     def whole(self, name: str) -> Tensor:

@@ -266,9 +266,8 @@ def _check(machine: Machine, source: str) -> None:
         for field in _LAUNCHING:
             require_finite(getattr(device, field), source, f"{where}.{field}")
         if device.cpus and len(device.cpus) != device.cores:
-            raise FormatError(
-                source, f"{where}.cpus", f"expected one entry for each of {device.cores} cores, got {len(device.cpus)}"
-            )
+            expected = f"one entry for each of {device.cores} cores, or none"
+            raise FormatError(source, f"{where}.cpus", f"expected {expected}, got {len(device.cpus)}")
     check_wires(machine.links, machine.cards, source)
 
 

@@ -43,7 +43,7 @@ MAX_LISTS = 5
 # Keyword argument of the middle.
 DRAWN = "_hocket_drawn"
 # The place that counts draws. Planned steps write it as they write any other.
-_NUM = "_hocket_num_drawn"
+NUM_DRAWN = "_hocket_num_drawn"
 # Methods that are no draws, or write what they are given.
 _OTHERS = frozenset(
     (
@@ -116,7 +116,7 @@ class DrawnAhead:
     def __init__(self, inner: StepParts, watch: PurityWatch, num_lists: int = 0) -> None:
         self._inner, self._watch, self._num_lists = inner, watch, num_lists + 1
         self.lines, self.before, self.runs_users = inner.lines, inner.before, inner.runs_users
-        self._count = SimpleNamespace(**{_NUM: 0})
+        self._count = SimpleNamespace(**{NUM_DRAWN: 0})
         self._generators = list(watch.generators.values())
         self._places: list[GeneratorPlace] = []
         tells_types = bool(watch.executed.asks_types)
@@ -138,8 +138,8 @@ class DrawnAhead:
         watch = self._inner.watch(roots)
         watch.executed.asks_draws = True
         watch.executed.persistent[id(self._count)] = self._count
-        watch.executed.names.add(_NUM)
-        watch.executed.user_names.add(_NUM)
+        watch.executed.names.add(NUM_DRAWN)
+        watch.executed.user_names.add(NUM_DRAWN)
         return watch
 
     def begin(self, batch: Any) -> tuple[Any, Any]:
@@ -152,7 +152,7 @@ class DrawnAhead:
         if known is None:
             return self._listed(batch, own, kept, shapes), RETURNED
         self._turn = _Turn(known, _states(self._generators))
-        setattr(self._count, _NUM, 0)
+        setattr(self._count, NUM_DRAWN, 0)
         args, kwargs = unpacked(own)
         return packed(args, {**kwargs, DRAWN: tuple(draw.again() for draw in known)}), kept
 
@@ -182,7 +182,7 @@ class DrawnAhead:
     def raised(self) -> None:
         """The middle has raised: the generators go back to where its draws so far have left them."""
         if self._turn.gives:
-            self._turn.go_back(getattr(self._count, _NUM))
+            self._turn.go_back(getattr(self._count, NUM_DRAWN))
 
     def _given(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         turn = self._turn
@@ -206,7 +206,7 @@ class DrawnAhead:
     @contextmanager
     def _replaced(self, turn: _Turn) -> Iterator[None]:
         """Let the methods of generators ask `turn`."""
-        setattr(self._count, _NUM, 0)
+        setattr(self._count, NUM_DRAWN, 0)
 
         def asked(function: Callable[..., Any]) -> Callable[..., Any]:
             def draw(*args: Any, **kwargs: Any) -> Any:
@@ -290,7 +290,7 @@ class _Turn:
             is_given = any(value is each for given in (*args, *kwargs.values()) for each in _items(given))
             self.is_plain = self.is_plain and made.is_plain and _is_plain_result(value) and not is_given
         self._num += 1
-        setattr(count, _NUM, self._num)
+        setattr(count, NUM_DRAWN, self._num)
         return value
 
 

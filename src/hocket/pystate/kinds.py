@@ -140,7 +140,8 @@ class Kinds(TorchKinds):
 
     def suspended(self, value: types.GeneratorType[Any, Any, Any], path: Path) -> None:
         if value.gi_code in self.executed.codes:
-            self.found.opaque[f"{describe(path)} is a generator that the step advances"] = None
+            told = f"the step fetches from {describe(path)}: fetch before its first op, or outside the step"
+            self.found.opaque[told] = None
 
     def coroutine(self, value: Any, path: Path) -> None:
         self.found.opaque[f"{describe(path)} is a {type(value).__name__}, whose state cannot be seen"] = None

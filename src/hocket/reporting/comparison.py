@@ -176,6 +176,8 @@ class Comparison:
     @property
     def outcome(self) -> str:
         """Text that compares the plan with eager, and says so if eager was kept."""
+        if self.verdict == "eager" and not self.ops:
+            return "eager kept: no plan was made"
         if not math.isfinite(self.speedup) or self.speedup <= 0:
             words = "speed not compared"
         elif round(self.speedup, 2) == 1.0:

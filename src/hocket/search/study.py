@@ -50,7 +50,7 @@ def load_optuna() -> Any:
 def new_study(direction: str, storage: Any, name: str | None) -> optuna.Study:
     """A study in a storage (in memory if None), or the existing one of this name and direction."""
     optuna = load_optuna()
-    with _storage_errors(name or "a new one"):
+    with _storage_errors(name):
         study: Any = optuna.create_study(
             direction=direction,
             storage=storage,
@@ -305,7 +305,7 @@ def checked_space(space: Any) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _storage_errors(name: str) -> Iterator[None]:
+def _storage_errors(name: str | None) -> Iterator[None]:
     """Raise a storage's errors as one ExecutionError that names the study."""
     try:
         yield
@@ -313,7 +313,8 @@ def _storage_errors(name: str) -> Iterator[None]:
         if not _is_of_storage(error):
             raise
         cause = error.__cause__ or error
-        raise ExecutionError(f"study {name}: its storage failed, is it locked or gone? {cause}") from error
+        whose = "a new study" if name is None else f"study {name}"
+        raise ExecutionError(f"{whose}: its storage failed, is it locked or gone? {cause}") from error
 
 
 def _is_of_storage(error: Exception) -> bool:

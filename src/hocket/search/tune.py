@@ -142,7 +142,8 @@ def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) 
         policy: Policy = AllEpochs(config.epochs, client.maximize)
         if config.halving is not None:
             policy = config.halving.policy(total, config.epochs, client.maximize)
-        if processes is None and config.executor != "serial" and not split.fusible and (asked or known):
+        is_known = split.why or config.fusible is not None  # else no trial can be built, which each of them says
+        if processes is None and config.executor != "serial" and not split.fusible and is_known:
             why = next(iter(split.why.values()), "none is declared fusible")
             log.warning("hocket.tune: nothing in the space is fusible, so trials train one at a time: %s", why)
         ends = Ends(config.timeout, config.patience, is_best=config.value == "best")

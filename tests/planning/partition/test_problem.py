@@ -56,6 +56,7 @@ def test_other_values_that_make_no_sense():
         ({"objective": "speed"}, "unknown objective 'speed'"),
         ({"epsilon": -0.1}, r"expected epsilon in \[0, 1\), got -0.1"),
         ({"budget_s": 0.0}, "expected a budget > 0 s"),
+        ({"budget_s": float("inf")}, "expected a budget > 0 s, less than a year"),
         ({"objective": "time", "acyclic": True}, "time takes neither epsilon nor acyclic"),
         ({"objective": "pipeline", "micro_batches": 2}, "2 micro-batches for 3 stages"),
     ],

@@ -27,6 +27,8 @@ OBJECTIVES = ("cut", "load", "time", "pipeline")
 # The most ops, and nodes of the search, with which `time` tries to prove the optimum.
 PROOF_OPS = 12
 PROOF_NODES = 30_000_000
+# The core's clock cannot add longer budgets to a time.
+YEAR_S = 365 * 86400
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,9 @@ def partitioned(
         raise InputError(f"partition: unknown objective {objective!r}; one of {', '.join(OBJECTIVES)}")
     if epsilon is not None and not 0 <= epsilon < 1:
         raise InputError(f"partition: expected epsilon in [0, 1), got {epsilon}")
-    if budget_s <= 0 or rounds < 0:
-        raise InputError(f"partition: expected a budget > 0 s and rounds >= 0, got {budget_s} and {rounds}")
+    if not 0 < budget_s < YEAR_S or rounds < 0:
+        expected = "a budget > 0 s, less than a year, and rounds >= 0"
+        raise InputError(f"partition: expected {expected}, got {budget_s} and {rounds}")
     if objective != "time" and problem.num_parts > len(problem):
         raise InputError(f"partition: {problem.num_parts} devices, and only {len(problem)} ops to place on them")
     if objective == "pipeline" and micro_batches < problem.num_parts:
