@@ -75,21 +75,17 @@ SMALL_US, LARGE_US = 5.0, 500.0  # of work: 30 KB and 3 MB, the tensors of an LS
 GRID_US = tuple(4.0**power for power in range(12))
 
 
-def published_knl(cores: int = CORES, *, noise: float = 0.0, seed: int = 0) -> Curves:
+def published_knl(cores: int = CORES) -> Curves:
     """Curves of a Knights Landing of 68 cores, built from published figures, as the module's docstring says.
 
-    Args:
-        cores: fewer than 68 for the first cores of the same machine: 16 is "the same model at 16 cores", not a Xeon.
-        noise: standard deviation of a factor on every time. 0 for smooth curves.
-        seed: of the noise.
+    Fewer cores are the first ones of the same machine: 16 is "the same model at 16 cores", not a Xeon.
 
     Example:
         >>> curve = published_knl().curves[0]
         >>> curve.op_type, curve.shape, min(curve.best_us, key=curve.best_us.get)
         ('Conv2DBackpropFilter', '32x8x8x384', 26)
     """
-    curves = _published().narrowed(cores)
-    return curves.noisy(noise, seed) if noise else curves
+    return _published().narrowed(cores)
 
 
 @cache

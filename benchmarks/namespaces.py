@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hocket.errors import InputError
+
 # What may leave at once, and how long a packet may wait in the queue: a switch with a shallow buffer.
 BURST_BYTES = 96 * 1024
 QUEUE_MS = 50
@@ -35,7 +37,7 @@ class Namespace:
 
 def unavailable_reason() -> str | None:
     """Return why namespaces cannot be made here, or None."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+    if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
@@ -46,6 +48,16 @@ def unavailable_reason() -> str | None:
         return f"ip netns add: {probe.stderr.strip()}"
     _run("ip", "netns", "del", name)
     return None
+
+
+def needs_namespaces(what: str) -> None:
+    """Raise an error where namespaces cannot be made.
+
+    Raises:
+        InputError: says why.
+    """
+    if (reason := unavailable_reason()) is not None:
+        raise InputError(f"{what} are SKIPPED: {reason}")
 
 
 @contextmanager

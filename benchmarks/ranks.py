@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.namespaces import Namespace, enter
 from hocket.errors import InputError
 
 
@@ -23,12 +24,7 @@ def in_process(function: Callable[..., Any], *args: Any, timeout_s: float) -> An
         InputError: it took longer, or the process ended.
     """
     with started(_answer, [(function, args)]) as (pipe,):
-        if not pipe.poll(timeout_s):
-            raise InputError(f"bench: {function.__name__} did not answer within {timeout_s:.0f} s")
-        value, error = pipe.recv()
-    if error is not None:
-        raise error
-    return value
+        return heard(pipe, timeout_s)
 
 
 def _answer(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -38,9 +34,23 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...
         pipe.send((None, error))
 
 
+def heard(pipe: Connection, timeout_s: float | None = None) -> Any:
+    """Return the value that a process sent with None, or raise the error that it sent in place of one.
+
+    Raises:
+        InputError: it took longer.
+    """
+    if not pipe.poll(timeout_s):
+        raise InputError(f"bench: a process did not answer within {timeout_s:.0f} s")
+    value, error = pipe.recv()
+    if error is not None:
+        raise error
+    return value
+
+
 @contextmanager
 def started(
-    work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, preload: str | None = None
+    work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, preload: str | None = None, daemon: bool = False
 ) -> Iterator[list[Connection]]:
     """Start a process for each element of `arguments`, which `work` receives behind its end of a pipe.
 
@@ -50,6 +60,7 @@ def started(
         work: a function of a module, which is imported there.
         arguments: of each process.
         preload: a module that is imported once and then forked. If None, each process starts from nothing.
+        daemon: end them with this process, too.
 
     Yields:
         Our ends of the pipes.
@@ -65,7 +76,7 @@ def started(
     try:
         for each in arguments:
             ours, theirs = context.Pipe()
-            processes.append(context.Process(target=work, args=(theirs, *each)))
+            processes.append(context.Process(target=work, args=(theirs, *each), daemon=daemon))
             processes[-1].start()
             theirs.close()
             pipes.append(ours)
@@ -78,18 +89,48 @@ def started(
             process.join()
 
 
-def results(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], preload: str) -> list[Any]:
-    """Start processes as `started` does, and return what each sends.
+def results(
+    work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], preload: str, num_answers: int | None = None
+) -> list[Any]:
+    """Run a function in a process for each element of `arguments`, side by side, and return what each returns.
+
+    Args:
+        work: a function of a module.
+        arguments: of each process.
+        preload: the module of `work`.
+        num_answers: end when so many of the first processes have answered. All if None.
 
     Raises:
-        InputError: a process failed: it ended, or sent a string, which says why.
+        InputError: a process failed.
     """
-    with started(work, arguments, preload=preload) as pipes:
-        found = [pipe.recv() for pipe in pipes]
-    for each in found:
-        if isinstance(each, str):
-            raise InputError(f"bench: {each}")
-    return found
+    asked = [(rank, work, each) for rank, each in enumerate(arguments)]
+    with started(_answer_and_stay, asked, preload=preload) as pipes:
+        return [heard(pipe) for pipe in pipes[:num_answers]]
+
+
+def _answer_and_stay(pipe: Connection, rank: int, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    found: tuple[Any, InputError | None]
+    try:
+        found = work(*args), None
+    except Exception as error:  # noqa: BLE001  # raised by who asked
+        found = None, InputError(f"bench: rank {rank}: {type(error).__name__}: {error}")
+    pipe.send(found)
+    pipe.recv()  # until it is killed: others may still want what this process keeps
+
+
+def join_job(rank: int, world: int, address: str, port: int, end: Namespace | None = None) -> None:
+    """Make this process a rank of a job with one thread, as ``torchrun`` tells it, at an end of a link if there is one.
+
+    Raises:
+        OSError: there is no such namespace, or no right to enter it.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    if end is not None:
+        enter(end.name)
+        os.environ["GLOO_SOCKET_IFNAME"] = end.interface
 
 
 _PEAK, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")

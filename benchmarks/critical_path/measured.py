@@ -13,7 +13,7 @@ apart: both processes capture and run a step of one layer before the model is ma
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import geometric_mean
 from typing import Any
@@ -65,28 +65,22 @@ def on_cores(
     """Eager, native serial, `concurrency` and `critical-path` on this machine's cores.
 
     Returns:
-        ``networks``: by label the times of each contender, the speedup over eager, and ``to_concurrency``, which is the
-        time of critical-path's plan over that of concurrency's; ``geomean`` of these; ``memory``: see
-        `benchmarks.critical_path.measured`; and ``left_out``.
+        ``networks``: by label the times of each contender, the speedup over eager, ``memory`` (see `peaks_on_cores`),
+        and ``to_concurrency``, which is the time of critical-path's plan over that of concurrency's; ``geomean`` of
+        these; and ``left_out``.
     """
     backend = CpuBackend(Machine.here(), "auto")
     budget = Budget(budget_s)
     rows: dict[str, Any] = {}
-
-    def result() -> dict[str, Any]:
-        return {
-            "networks": rows,
-            "geomean": _geomeans({"to_concurrency": [row["to_concurrency"] for row in rows.values()]}),
-            "left_out": budget.left_out,
-        }
-
+    result: dict[str, Any] = {"networks": rows, "left_out": budget.left_out}
     for name, sizes in list(ON_CORES.items())[: 2 if quick else None]:
         for size in sizes:
             with budget.item(f"{name}/{size}", units=_layers(name)) as begun:
                 if begun:
                     rows[f"{name}/{size}"] = _cores_row(name, size, backend, rounds, block)
-                    save(result())
-    return result()
+            result["geomean"] = _geomeans({"to_concurrency": [row["to_concurrency"] for row in rows.values()]})
+            save(result)
+    return result
 
 
 def _cores_row(name: str, size: int, backend: Backend, rounds: int, block: int) -> dict[str, Any]:
@@ -132,26 +126,22 @@ def on_streams(
     save: Save,
 ) -> dict[str, Any]:
     """`on_gpu` on any backend: a test has no GPU."""
-    rows: dict[str, dict[str, dict[str, Any]]] = {"small": {}, "large": {}}
-
-    def result() -> dict[str, Any]:
-        return {
-            "gpu": backend.machine.note,
-            "networks": rows["small"] | rows["large"],
-            "geomean": {batch: _over_graph(group.values()) for batch, group in rows.items()},
-            "left_out": budget.left_out,
-        }
-
-    for place, (_, group) in enumerate(rows.items()):
+    rows: dict[str, dict[str, Any]] = {}
+    over_graph: dict[str, dict[str, list[float]]] = {"small": {}, "large": {}}
+    result: dict[str, Any] = {"gpu": backend.machine.note, "networks": rows, "left_out": budget.left_out}
+    for place, found in enumerate(over_graph.values()):
         for name, sizes in networks.items():
             label = f"{name}/{sizes[place]}"
             with budget.item(label, units=_layers(name), spared=Exception) as begun:
                 if begun:
-                    group[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
+                    rows[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
+                    for contender, speedup in rows[label].get("speedup", {}).items():
+                        found.setdefault(contender, []).append(speedup)
             gc.collect()
             torch.cuda.empty_cache()
-            save(result())
-    return result()
+            result["geomean"] = {batch: _geomeans(speedups) for batch, speedups in over_graph.items()}
+            save(result)
+    return result
 
 
 def _streams_row(
@@ -215,15 +205,6 @@ def _eager_graph(name: str, size: int, backend: StreamBackend, device: str) -> C
     return step
 
 
-def _over_graph(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Return the geometric means of the speedups over one graph, each over the networks where it was measured."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for label, speedup in row.get("speedup", {}).items():
-            found.setdefault(label, []).append(speedup)
-    return _geomeans(found)
-
-
 def profiled_job(name: str, size: int, backend: Backend, device: str) -> tuple[Job, Captured, Costs]:
     """A job, its captured step (convolutions' backward taken apart), and what its ops take."""
     job = zoo.load(name, batch_size=size, device=device)
@@ -256,17 +237,12 @@ def _compiled(name: str, size: int, device: str, mode: str) -> Callable[[Any], A
 
 
 def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, block: int) -> dict[str, Any]:
-    found = in_turns(contenders, job.batch, rounds=rounds, block=block)
-    summary = summaries(found)
-    row: dict[str, Any] = {
-        "median_ms": {label: turns.median_ms for label, turns in found.items()},
-        "over_eager": summary["speedup"],
-        "contenders": summary["contenders"],
+    found = summaries(in_turns(contenders, job.batch, rounds=rounds, block=block))
+    return {
+        "median_ms": {label: each["median_ms"] for label, each in found["contenders"].items()},
+        "over_eager": found["speedup"],
+        "contenders": found["contenders"],
     }
-    for step in contenders.values():
-        if isinstance(step, Executor):
-            step.close()
-    return row
 
 
 def _layers(name: str) -> int:

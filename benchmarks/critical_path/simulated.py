@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import geometric_mean
 from time import process_time
 from typing import Any
@@ -70,65 +71,46 @@ class Setting:
         return replace(found, shares=shares)
 
 
-def simulated(*, quick: bool = False, machine: str = "p100") -> dict[str, Any]:
+def simulated(*, quick: bool = False) -> dict[str, Any]:
     """The whole experiment, or with `quick` the six networks at the paper's batch sizes and ResNet-18 and 152.
 
     Returns:
         ``machine`` and its ``note``; ``networks``, ``depths`` (and ``depths_at_equal_batch``) and ``batches``: rows of
-        `measure` by label;
-        ``geomean`` of the six networks: speedup of each contender over ``layers``, beside ``paper``; ``contribution``:
-        what asynchrony and priorities add to each (the paper's Fig. 11); ``sensitivity``, not with `quick`.
+        `measure` by label; ``geomean`` of the six networks: speedup of each contender over ``layers``, beside
+        ``paper``; ``sensitivity``, not with `quick`.
     """
-    setting = Setting(Machine.preset(machine))
-    graphs = _Graphs()
-    networks = {name: measure(graphs(name, batch), setting, batch) for name, batch in PAPER.items()}
+    setting = Setting(Machine.preset("p100"))
 
+    @cache
     def row(name: str, batch: int) -> dict[str, Any]:
-        return networks[name] if PAPER.get(name) == batch else measure(graphs(name, batch), setting, batch)
+        return measure(graph_of(name, batch), setting, batch)
 
+    networks = {name: row(name, batch) for name, batch in PAPER.items()}
     ends = {name: batch for name, batch in DEPTHS.items() if not quick or name in ("resnet18", "resnet152")}
-    depths = {name: row(name, batch) for name, batch in ends.items()}
-    equal_batch = {name: row(name, EQUAL_BATCH) for name in ends}
-    batches = {
-        name: {str(batch): row(name, batch) for batch in sizes} for name, sizes in ({} if quick else BATCHES).items()
-    }
+    batches = {} if quick else BATCHES
     result: dict[str, Any] = {
-        "machine": machine,
+        "machine": "p100",
         "note": setting.machine.note,
         "networks": networks,
-        "depths": depths,
-        "depths_at_equal_batch": equal_batch,
-        "batches": batches,
+        "depths": {name: row(name, batch) for name, batch in ends.items()},
+        "depths_at_equal_batch": {name: row(name, EQUAL_BATCH) for name in ends},
+        "batches": {name: {f"{name}/{batch}": row(name, batch) for batch in sizes} for name, sizes in batches.items()},
         "geomean": {
             label: geometric_mean(row["speedup"][label] for row in networks.values())
             for label in networks["lenet"]["speedup"]
         },
         "paper": {"networks": PAPER_SPEEDUP, "geomean": 1.30, "depths": PAPER_DEPTH_SPEEDUP},
-        "contribution": {
-            name: {
-                "asynchronous": row["speedup"]["asynchronous"] - 1.0,
-                "priorities": row["speedup"]["full"] - row["speedup"]["asynchronous"],
-            }
-            for name, row in networks.items()
-        },
     }
     if not quick:
-        result["sensitivity"] = sensitivity({name: graphs(name, batch) for name, batch in PAPER.items()}, setting)
+        result["sensitivity"] = sensitivity({name: graph_of(name, batch) for name, batch in PAPER.items()}, setting)
     return result
 
 
-class _Graphs:
-    """Captured graphs, each captured once."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, int], Graph] = {}
-
-    def __call__(self, name: str, batch_size: int) -> Graph:
-        key = (name, batch_size)
-        if key not in self._found:
-            job = zoo.load(name, batch_size=batch_size, num_batches=1, device="meta")
-            self._found[key] = capture_step(job.step, job.model, job.optimizer, job.batch(0)).graph
-        return self._found[key]
+@cache
+def graph_of(name: str, batch_size: int) -> Graph:
+    """The captured graph of a network."""
+    job = zoo.load(name, batch_size=batch_size, num_batches=1, device="meta")
+    return capture_step(job.step, job.model, job.optimizer, job.batch(0)).graph
 
 
 def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:

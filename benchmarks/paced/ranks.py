@@ -18,7 +18,6 @@ moment; by links of a fixed rate for each pair that would cost nothing.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -28,7 +27,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.namespaces import Namespace, enter
+from benchmarks.namespaces import Namespace
+from benchmarks.ranks import join_job
 from benchmarks.transfers import Cluster, with_transfers, worker_machine
 from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet
@@ -180,22 +180,14 @@ class StepRecord:
     end_ns: int
 
 
-def run_rank(pipe: Any, place: Place, work: Workload, steps: int) -> None:
-    """A process: what a worker records goes into the pipe, and so does an error."""
-    try:
-        enter(place.end.name)
-        os.environ["GLOO_SOCKET_IFNAME"] = place.end.interface
-        wires = _wires(place, work)
-        if place.rank < place.workers:
-            pipe.send(_work(place, work, wires, steps))
-        else:
-            _serve(place, work, wires, steps)
-            pipe.send([])
-        for wire in wires:
-            wire.close()
-    except BaseException as error:
-        pipe.send(f"rank {place.rank}: {type(error).__name__}: {error}")
-        raise
+def run_rank(place: Place, work: Workload, steps: int) -> list[StepRecord]:
+    """Take part. A worker returns what it has recorded."""
+    join_job(place.rank, place.workers + place.servers, *place.store, place.end)
+    wires = _wires(place, work)
+    found = _work(place, work, wires, steps) if place.rank < place.workers else _serve(place, work, wires, steps)
+    for wire in wires:
+        wire.close()
+    return found
 
 
 def _wires(place: Place, work: Workload) -> list[Wire]:
@@ -218,7 +210,7 @@ def _wires(place: Place, work: Workload) -> list[Wire]:
     return found
 
 
-def _serve(place: Place, work: Workload, wires: list[Wire], steps: int) -> None:
+def _serve(place: Place, work: Workload, wires: list[Wire], steps: int) -> list[StepRecord]:
     number = place.rank - place.workers
     values = {
         i: torch.zeros(size, dtype=torch.uint8) for i, size in enumerate(work.sizes) if work.receives.links[i] == number
@@ -235,6 +227,7 @@ def _serve(place: Place, work: Workload, wires: list[Wire], steps: int) -> None:
                 wire.get(FINISHED, torch.empty(1, dtype=torch.int64))
     if number:
         wires[0].get(FINISHED, told)  # of worker 0, at the end
+    return []
 
 
 def _work(place: Place, work: Workload, wires: list[Wire], steps: int) -> list[StepRecord]:
