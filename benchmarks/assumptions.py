@@ -1,7 +1,6 @@
-"""Assumptions of a simulation on published curves, and the results if one of them is changed.
+"""Assumptions of `benchmarks.manycore`, and the results if one of them is changed.
 
-Every assumption that a figure of `benchmarks.manycore` rests on can be changed here on its own: a `Setup` goes in and
-comes out with one thing different. Which change moves the result most says how far to trust it.
+Each can be changed here on its own: a `Setup` goes in and comes out with one thing different.
 """
 
 from __future__ import annotations
@@ -35,15 +34,10 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class Setup:
-    """A step and all that is assumed about running it.
+    """A step and all that is assumed about running it on a machine of one CPU device.
 
-    Attributes:
-        graph: the step.
-        costs: of each op at every width of the machine.
-        machine: one CPU device.
-        wait_us: how much later an op starts than one of another lane ends that it waits for.
-        beside: by how much longer an op takes while it runs beside another one.
-        alone_us: what other ops of the step take, during which none of the graph's runs.
+    An op starts `wait_us` later than one of another lane ends that it waits for, and takes `beside` times as long while
+    it runs beside another one. Other ops of the step take `alone_us`, during which none of the graph's runs.
     """
 
     graph: Graph
@@ -61,8 +55,8 @@ class Setup:
 def timeline_of(setup: Setup, plan: Plan) -> Timeline:
     """The step as simulated.
 
-    Where ops disturb each other, it is simulated a second time: with each op longer by `Setup.beside` for that part of
-    it that had company the first time.
+    Where ops disturb each other, it is simulated a second time: with each op longer for that part of it that had
+    company the first time.
     """
     timeline = simulate(setup.graph, plan, setup.costs, setup.machine, setup.wait_us)
     if setup.beside == 1.0:

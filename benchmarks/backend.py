@@ -1,12 +1,9 @@
-"""Backends of `torch.compile` in turns with eager: ``python -m benchmarks backend``.
+"""Backends of `torch.compile` in turns with eager, each on a twin of the same job: ``python -m benchmarks backend``.
 
-Contenders, in one process, each on a twin of the same job (`benchmarks.turns`):
-
-- ``dynamo``: Dynamo's graphs as they stand (``backend="eager"``), with Dynamo's guards: no backend can undo their time;
+- ``dynamo``: Dynamo's graphs as they stand, with Dynamo's guards: no backend can undo their time;
 - ``aot_eager``: the graphs of AOTAutograd op by op, what a region has to beat;
 - ``bitwise`` and ``close``: the model compiled with ``backend="hocket"`` and these ``numerics``;
-- ``bitwise+update`` and ``close+update``: the same, and `hocket.schedule_update` for the optimizer;
-- ``inductor`` and ``inductor+update``: torch's own backend, for the model alone and for ``optimizer.step`` as well;
+- ``+update``: and `hocket.schedule_update` for the optimizer, or for Inductor a compiled ``optimizer.step``;
 - ``schedule``: the whole step by `hocket.schedule`.
 
 Regions and updates have decided before they are timed, their turns with what has no plan are over, and their audits go

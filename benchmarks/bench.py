@@ -32,15 +32,14 @@ Save: TypeAlias = Callable[[dict[str, Any]], object]
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench, called with the parsed arguments.
+    """A bench, called with the parsed arguments, whose `name` is the value of ``bench`` in the result file.
 
-    Attributes:
-        name: the value of ``bench`` in the result file.
-        module: of `benchmarks`, imported when the bench is called. Its ``run`` makes the result. It is called with the
-            options that it has parameters for, without those that were not given. The parameter ``save`` is a function
-            that it calls with the result after each item, so that a bench that is stopped leaves what it has measured.
-            Its ``tables`` yields the tables and lines of text that show a result.
-        spins_briefly: limit the spinning of OpenMP's idle threads, as the command line does, and say so in the result.
+    ``run`` of the `module` of `benchmarks` makes the result. It is called with the options that it has parameters for,
+    without those that were not given. Its ``save`` is a function that it calls with the result after each item, so that
+    a bench that is stopped leaves what it has measured. ``tables`` of the module yields what shows a result.
+
+    With `spins_briefly` the spinning of OpenMP's idle threads is limited, as by the command line, and the result says
+    so.
     """
 
     name: str
@@ -98,11 +97,7 @@ def by_target(targets: Iterable[str], measure: Callable[[str], Any], save: Save)
 
 
 def check_names(bench: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raise an error for the first name that is not known.
-
-    Raises:
-        InputError: names the bench and what it knows.
-    """
+    """Raise `InputError` for the first name that is not known."""
     for name in names:
         if name not in known:
             raise InputError(f"bench {bench}: expected some of {', '.join(known)}, got {name!r}")
@@ -112,13 +107,10 @@ Rows: TypeAlias = Mapping[str, Mapping[str, Any]] | Iterable[Mapping[str, Any]]
 
 
 def table_of(title: str, columns: Mapping[str, str], rows: Rows, words: int = 1) -> Table:
-    """Make a table of result rows.
+    """Make a table of result rows, by name or without names, of which `words` columns are no figures.
 
-    Args:
-        title: of the table.
-        columns: by heading what stands in a row, such as ``{ratio:.2f}``. "-" where a row has no such value.
-        rows: by name, which is the value of ``name`` in their columns, or without names.
-        words: so many columns hold words, and the others figures.
+    `columns` say by heading what stands in a row, such as ``{ratio:.2f}``: "-" where it has no such value. A row that
+    has a name has it as ``{name}``.
     """
     named = ({"name": name, **row} for name, row in rows.items()) if isinstance(rows, Mapping) else rows
     return table(title, columns, [[_filled(form, row) for form in columns.values()] for row in named], words=words)
@@ -142,17 +134,10 @@ def _filled(form: str, row: Mapping[str, Any]) -> str:
 
 
 class Budget:
-    """So many seconds, from now on.
+    """So many seconds from now on. `left_out` has a line for each item that did not begin, or failed.
 
     An item begins only where time is left for it. What it will take is guessed from the items of its kind before it: as
     long per unit (a model, a layer) as the dearest of them. The first of a kind begins if any time is left.
-
-    Args:
-        total_s: how many. All the time there is if None.
-        clock: gives seconds.
-
-    Attributes:
-        left_out: a line for each item that did not begin, or failed.
 
     Example:
         >>> budget = Budget(0.0)
@@ -187,12 +172,8 @@ class Budget:
     ) -> Iterator[bool]:
         """Give whether there is time for an item, and look how long it takes.
 
-        Args:
-            what: its name.
-            kind: what it is compared with to guess how long it takes.
-            units: how large it is.
-            share: of the whole budget, for all items of this kind.
-            spared: errors that cost this item alone: their first line is noted in `left_out`, and they end here.
+        All items of its `kind` have a `share` of the whole budget. Errors that are `spared` cost this item alone: their
+        first line is noted in `left_out`, and they end here.
         """
         left_s = min(self.left_s(), share * self.total_s - self._spent_s.get(kind, 0.0))
         expected_s = self._dearest_s.get(kind, 0.0) * units

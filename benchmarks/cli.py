@@ -38,14 +38,10 @@ def make_parser() -> argparse.ArgumentParser:
 def _verb(
     bench: Bench, summary: str, example: str, *arguments: Argument, more: str = "", fails: bool = False, **others: Bench
 ) -> Verb:
-    """A bench as a command.
+    """A bench as a command whose example is `example` behind its name.
 
-    Args:
-        bench: whose name is that of the command.
-        summary, arguments, more: as in `Verb`.
-        example: the words behind the name.
-        fails: raise the errors that the result names, once it is printed.
-        others: by an option, the bench that runs where it is given. The first one counts.
+    With `fails`, errors that the result names are raised once it is printed. `others` are by an option the benches that
+    run where it is given.
     """
 
     def work(args: argparse.Namespace) -> None:

@@ -1,7 +1,5 @@
 """The cost of the compiling process: its time, and the slowdown of the training beside it.
 
-    python -m benchmarks compiling mlp resnet20 -o compiling.json
-
 The step is scheduled first, and then compiled as a schedule compiles it: in a process that gives way to the steps by as
 much as their plan asks for, while they run. In turns that process is stopped, for planned steps alone and eager ones.
 """
@@ -53,15 +51,9 @@ def run(targets: tuple[str, ...] = TARGETS, save: Save = unsaved) -> dict[str, A
 def measure(target: str) -> dict[str, Any]:
     """One target, in the last of its forms that are compiled: of images, with channels last.
 
-    Returns:
-        ``eager_ms``, ``alone_ms`` and ``beside_ms``, medians of eager steps and of scheduled ones while the compiler is
-        stopped and while it runs; ``over_eager``, the last over the first, ``mean_over_eager`` and ``slowdown`` (over
-        those alone) of their means, which single long steps move; ``nice``, the compiler's niceness; ``compile_s``, for
-        which it ran, in ``turns``; ``compile_cores``, its part of the cores in that time; ``cached_s``, what a second
-        process takes to have the compiled form of what is kept, once it has captured the step.
-
-    Raises:
-        HocketError: the step cannot be compiled.
+    Medians of eager steps and of scheduled ones while the compiler is stopped and while it runs, ratios of them and of
+    their means, which single long steps move, the compiler's time and part of the cores, and ``cached_s``, what a
+    second process takes to have the compiled form that is kept, once it has captured the step.
     """
     eager, job = _trained(target), _trained(target)
     captured = _to_compile(_trained(target))

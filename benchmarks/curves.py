@@ -1,9 +1,8 @@
 """Many-core curves: the time of an op at every width, for machines that are not at hand.
 
-`benchmarks.knl.published_knl` builds curves from published tables (Liu et al., IPDPS 2019), and says so in its note; a
-big machine records them (`Curves.recorded`). `for_graph` gives the ops of a captured graph the times of the curves of
-their type: in a training step the same few kernels come back in many sizes, and for one kernel time grows steadily with
-its work.
+`benchmarks.knl.published_knl` builds them from published tables. `for_graph` gives the ops of a captured graph the
+times of the curves of their type: in a training step the same few kernels come back in many sizes, and for one kernel
+time grows steadily with its work.
 """
 
 from __future__ import annotations
@@ -24,14 +23,10 @@ FLOPS_PER_S, BYTES_PER_S = 1.0e10, 5.9e9
 
 @dataclass(frozen=True)
 class Curve:
-    """The time of one op at 1, 2, 3, ... threads.
+    """The time of one op at 1, 2, 3, ... threads, with the better of two affinities.
 
-    Attributes:
-        op_type: a type of the paper, such as ``Conv2DBackpropFilter``. Of a recorded op ``target:role``.
-        shape: the input's sizes, or another text that identifies the op within its type.
-        flops: floating-point operations.
-        size_bytes: bytes read and written.
-        times_us: microseconds at each width from 1, with the better of two affinities.
+    `op_type` is a type of the paper, such as ``Conv2DBackpropFilter``, of a recorded op ``target:role``, and `shape` a
+    text that identifies it within its type.
     """
 
     op_type: str
@@ -52,13 +47,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of many ops, and where they come from.
-
-    Attributes:
-        curves: all of the same number of widths.
-        note: where the figures come from, in words.
-        source: as in `Costs.sources`: ``published``, ``measured`` or ``analytic``.
-    """
+    """Curves of many ops, all of as many widths, and where they come from (`source` as in `Costs.sources`)."""
 
     curves: tuple[Curve, ...]
     note: str = ""

@@ -1,7 +1,7 @@
 """All that is to be measured on a machine with a GPU, in one go and one file: ``python -m benchmarks gpu``.
 
-Each part is a bench in a process of its own, with a share of the time. One that crashes (an error on a GPU spoils its
-whole process) or hangs costs itself alone, and what it had saved until then is kept.
+Each part is a bench in a process of its own. One that crashes (an error on a GPU spoils its whole process) or hangs
+costs itself alone, and what it had saved until then is kept.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ GRACE = 0.2  # of a part's time is for loading torch, and for an item that takes
 
 @dataclass(frozen=True)
 class Part:
-    """A bench, and how much of the time it gets.
-
-    Attributes:
-        words: what stands after ``python -m benchmarks``.
-        share: of the time, relative to those of the others.
-    """
+    """A bench as words behind ``python -m benchmarks``, and its share of the time, relative to those of the others."""
 
     words: tuple[str, ...]
     share: float
@@ -75,11 +70,11 @@ def run(
     parts: Sequence[Part] | None = None,
     command: Sequence[str] = (sys.executable, "-m", "benchmarks"),
 ) -> dict[str, Any]:
-    """Run every part, one after the other. Nothing runs for longer than the budget.
+    """Run every part, one after the other, within the budget.
 
     Returns:
-        ``device``, ``budget_s``; ``parts``: by name the bench's own result, with ``took_s``; ``stopped``: a line for
-        each part that ran out of time (what it had saved is there); ``failed``: a line for each that ended otherwise.
+        ``parts``: by name the bench's own result, with ``took_s``; ``stopped``: a line for each part that ran out of
+        time (what it had saved is there); ``failed``: a line for each that ended otherwise.
 
     Raises:
         InputError: there is no GPU.

@@ -1,14 +1,11 @@
 """Rows of the papers that need a GPU: ``python -m benchmarks gpu-papers``.
 
-- *Co-run of two ops* (Liu et al., "Runtime Concurrency Control and Operation Scheduling for High Performance Neural
-  Network Training", IPDPS 2019, Table VII): two ops one after another, on two streams, and on streams that have halves
-  of the multiprocessors (green contexts, where torch and the driver have them).
+- *Co-run of two ops* (Liu et al., IPDPS 2019, Table VII): two ops one after another, on two streams, and on streams
+  that have halves of the multiprocessors (green contexts, where torch and the driver have them).
 - *Blocks and threads of a kernel* (there, Fig. 5): the time of one kernel by its block and its warps, and the choice of
   Triton's autotuner.
 - *Occupancy over a step* (TurboDL, Fig. 12): the part of the multiprocessors that is busy, by tenths of a step, of one
-  stream and of the plan. The times of the ops are measured, and the part that each fills is estimated from its blocks.
-
-Each row has a try of its own. Without a GPU each says so.
+  stream and of the plan. The part that each op fills is estimated from its blocks.
 """
 
 from __future__ import annotations
@@ -40,11 +37,7 @@ WARPS = (1, 2, 4, 8, 16)
 
 
 def run(*, budget_s: float | None = None, save: Save = unsaved) -> dict[str, Any]:
-    """Measure all rows on the current CUDA device.
-
-    Returns:
-        ``gpu``: its name or None; ``rows``: by name what was measured, or a line that says why it was not.
-    """
+    """Measure all rows on the current CUDA device. One that was not measured is a line that says why."""
     has_gpu, budget = torch.cuda.is_available(), Budget(budget_s)
     rows: dict[str, Any] = {}
     result = {"gpu": torch.cuda.get_device_name() if has_gpu else None, "rows": rows}

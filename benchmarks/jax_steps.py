@@ -4,9 +4,8 @@
 their threads would get in each other's way in one. The process times its steps itself, some in a row: what a pipe takes
 is not part of a step, nor what JAX's threads, which fall asleep between two questions, take to wake up.
 
-The models are those of the zoo's MLP, of its unrolled LSTM cells, and of transformers' GPT-2 without dropout, written
-as functions of their weights; weights, batches and numbers of the optimizer are the torch job's own, so the losses are
-too, within rounding.
+The models are the zoo's MLP and unrolled LSTM cells and transformers' GPT-2 without dropout; weights, batches and
+numbers of the optimizer are the torch job's own, so the losses are too, within rounding.
 """
 
 from __future__ import annotations
@@ -40,14 +39,7 @@ def jax_missing() -> str:
 
 
 class JaxProcess:
-    """A process that trains by JAX. `arguments` are those of `_serve`, which runs in it.
-
-    Attributes:
-        loss: of the last step.
-
-    Raises:
-        RuntimeError: the process ended, or did not answer.
-    """
+    """A process that trains by JAX and knows its last loss. `arguments` are those of `_serve`, which runs in it."""
 
     def __init__(self, *arguments: Any) -> None:
         self._stack = ExitStack()
@@ -82,13 +74,9 @@ class JaxProcess:
 
 
 def jax_step(name: str, job: Job, *, heads: int = 4, in_a_row: int = IN_A_ROW) -> JaxProcess:
-    """A process that takes the steps of a job that has not been trained yet.
+    """A process that takes the steps of a job (of `MODELS`, by SGD, Adam or AdamW) that has not been trained yet.
 
-    Args:
-        name: of `MODELS`.
-        job: by SGD, Adam or AdamW.
-        heads: of attention, where there is any.
-        in_a_row: steps for each one that is asked for. The mean is of those behind the first.
+    It takes `in_a_row` steps for each one that is asked for, and gives the mean of those behind the first.
     """
     (model,), (optimizer,) = job.models, job.optimizers
     weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
@@ -104,13 +92,9 @@ def jax_peer(
     rates: Sequence[float],
     decays: Sequence[float],
 ) -> JaxProcess:
-    """A process that trains B perceptrons.
+    """A process that trains B perceptrons, from the weights of these models, by a rate and a weight decay for each.
 
-    Args:
-        models: linear layers with ReLU between them. Their weights are where JAX begins.
-        batches: for each step in turns, inputs ``(N, width)`` and labels ``(N,)`` for all models.
-        optimizer: "sgd", with momentum, or "adam", as torch's are.
-        rates, decays: of each model.
+    Batches are for each step in turns, inputs ``(N, width)`` and labels ``(N,)`` for all models.
     """
     parameters = [dict(model.named_parameters()) for model in models]
     stacked = {name: np.stack([each[name].detach().numpy() for each in parameters]) for name in parameters[0]}

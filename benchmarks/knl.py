@@ -1,21 +1,17 @@
 """Curves of a Knights Landing, built from published figures; nothing here was recorded.
 
-Liu et al. ("Runtime Concurrency Control and Operation Scheduling for High Performance Neural Network Training", IPDPS
-2019) measured on a Xeon Phi 7250: 68 cores, 4 hardware threads each, 2 cores to a cache. Their Table II gives for nine
-convolutions the width at which each is fastest, its time there, and how much slower it is at 68 threads. With p threads
-a convolution of w microseconds of work at one thread takes::
+Liu et al. (IPDPS 2019) measured on a Xeon Phi 7250: 68 cores, 4 hardware threads each, 2 cores to a cache. Their Table
+II gives for nine convolutions the width at which each is fastest, its time there, and how much slower it is at 68
+threads. With p threads a convolution of w microseconds of work at one thread takes::
 
     t(p) = launch + ((w/p)^4 + floor^4)^(1/4) + spawn * p + crowd * max(0, p - best)
 
-that is, work that divides, memory traffic or serial code that does not, threads that must be started and fed, and cores
-that something else wants. The three figures of a row fix `w`, `floor` and `spawn`; `crowd` is 0 unless even without a
-floor the loss at 68 threads is too small. For the other ops only that loss is published (Table VI), and no width::
+The three figures of a row fix `w`, `floor` and `spawn`; `crowd` is 0 unless even without a floor the loss at 68 threads
+is too small. For the other ops only that loss is published (Table VI), and no width::
 
     t(p) = launch + w / min(p, best) + t(best) * loss * max(0, p - best) / 67
 
-with `best` from `w` by the power law through the nine rows: every thread too many costs the same share, and an op that
-is best at one thread loses all of what is published. docs/models.md has each assumption, and what of the paper
-these curves do not reproduce.
+with `best` from `w` by the power law through the nine rows. docs/models.md has each assumption.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ takes as long as reading. Contenders alternate, each on a model whose weights ar
     first_use       in the order that hocket.loading.first_use finds
     reordered       a stream that cannot seek, of a file that hocket.loading.reorder has written
 
-**From a warm disk.** ``safetensors.torch.load_file`` and ``load_state_dict`` against `hocket.load`, each until all
-weights are there, and until the first output of a small batch.
+**From a warm disk.** ``load_file`` and ``load_state_dict`` against `hocket.load`, until all weights are there, and
+until the first output of a small batch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The strategies of Liu et al. on many cores: ``python -m benchmarks manycore``.
 
-Simulated, on curves built from published figures (`benchmarks.knl`), beside what the paper printed (Liu et al.,
-IPDPS 2019, Figure 3 and Table I): four networks at the paper's batch sizes, captured here, planned for 68 and for 16
-cores. What that takes for granted, and what comes of it if it is otherwise, is in `benchmarks.assumptions`.
-
-With ``--measured`` the same plans are made from times measured on this machine's own cores, and run.
+Simulated, on curves built from published figures (`benchmarks.knl`), beside what the paper printed (IPDPS 2019, Figure
+3 and Table I). With ``--measured`` the same plans are made from times measured on this machine's own cores, and run.
 """
 
 from __future__ import annotations
@@ -69,15 +66,8 @@ def run(
 ) -> dict[str, Any]:
     """Simulate every target on every number of cores (68 at most), or measure on this machine's.
 
-    Args:
-        quick: only targets that are captured in seconds, and no changed assumptions.
-        measured, budget_s, save: see `_on_cores`.
-        cores: of the machines.
-
-    Returns:
-        ``machines``: by cores and target what `figures` returns, and means over the targets; ``sensitivity``: what
-        each changed assumption makes of the speedups on the first number of cores, and which one changes the mean of
-        the four strategies ``most``; ``assumptions``, and ``paper``.
+    `quick` are only targets that are captured in seconds, and no changed assumptions. ``sensitivity`` is what each
+    changed assumption makes of the speedups on the first number of cores.
     """
     names = QUICK if quick else tuple(TARGETS)
     if measured:
@@ -111,13 +101,10 @@ def run(
 def figures(setup: Setup) -> dict[str, Any]:
     """One step on one machine.
 
-    Returns:
-        ``recommended_ms``: one op at a time on all cores; ``speedup`` over that of strategies 1, 1 and 2, ... (paper's
-        plan as it is), of all four with halved widths (``halves``), of the best setting that is the same for all ops
-        (``uniform``, and which one that is), and of everything with looking ahead (``all``); ``added``: what each
-        strategy adds to those before it, as the paper's Figure 3 has it; ``to_bound``: time by all over the lower bound
-        without sibling threads; ``corunning``: ops running at an event, in the mean; ``planning_s``: processor time of
-        the last plan.
+    ``speedup`` over one op at a time on all cores is that of strategies 1, 1 and 2, ... (paper's plan as it is), of all
+    four with halved widths (``halves``), of the best setting that is the same for all ops (``uniform``), and of
+    everything with looking ahead (``all``); ``added``: what each strategy adds to those before it; ``to_bound``: time
+    by all over the lower bound without sibling threads.
     """
     recommended_us = _recommended_us(setup)
     plans = {label: _planned(setup, added) for label, added in STRATEGIES.items()}

@@ -1,9 +1,9 @@
-"""Peak memory of a scheduled step, by stage: ``python -m benchmarks memory resnet20/64 -o memory.json``.
+"""Peak memory of a scheduled step, by stage, each target in a process of its own: ``python -m benchmarks memory``.
 
-Each target in a process of its own. First eager steps; then the same job through `hocket.schedule`, searched, and on
-Linux the peak of the process's resident memory is set back after each step, so that it is known which stage made it.
-Then planned steps, and the search that follows once compiled forms are there. Figures are those of the whole process,
-which torch alone makes some 200 MB large; so ratios say what a user sees, and bytes the rest.
+First eager steps; then the same job through `hocket.schedule`, searched, and on Linux the peak of the process's
+resident memory is set back after each step, so that it is known which stage made it. Then planned steps, and the search
+that follows once compiled forms are there. Figures are those of the whole process, which torch alone makes 200 MB
+large.
 """
 
 from __future__ import annotations

@@ -51,11 +51,7 @@ def unavailable_reason() -> str | None:
 
 
 def needs_namespaces(what: str) -> None:
-    """Raise an error where namespaces cannot be made.
-
-    Raises:
-        InputError: says why.
-    """
+    """Raise `InputError`, which says why, where namespaces cannot be made."""
     if (reason := unavailable_reason()) is not None:
         raise InputError(f"{what} are SKIPPED: {reason}")
 

@@ -1,9 +1,6 @@
 """Costs of Hocket itself: capturing a step, profiling it, and the time between ops in the Python executor.
 
-    python -m benchmarks overhead mlp resnet20
-
-The overhead of an op is a step's time, less the time that native lanes spend inside ops, over the number of ops: for
-eager, for Python lanes, and for native lanes.
+The overhead of an op is a step's time, less the time that native lanes spend inside ops, over the number of ops.
 """
 
 from __future__ import annotations

@@ -43,11 +43,9 @@ def run(
 def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
     """Decide one target in this process, and time 200 planned steps in turns with eager ones.
 
-    Returns:
-        ``verdict`` and ``why``. ``promised``, ``low``, ``high``: the speedup that was promised, with its interval.
-        ``met``: the ratio of lower quartiles afterwards. ``met_total``: that of all time, which a disturbed program
-        feels. ``kept``: ``met`` is at least ``low``, or nothing was promised.
-        ``noticed``: the schedule has decided anew, or has gone eager, within these steps.
+    ``met`` is the ratio of lower quartiles afterwards, ``met_total`` that of all time, which a disturbed program feels.
+    A speedup is ``kept`` if ``met`` is at least the promise's ``low``, and ``noticed`` is a schedule that has decided
+    anew, or has gone eager, within these steps.
     """
     job = job_of(target)
     with started(_train, [()] if neighbour != "none" else [], daemon=True) as pipes:

@@ -18,11 +18,7 @@ from hocket.errors import InputError
 
 
 def in_process(function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
-    """Return what a function of a module returns in a new process, or raise what it raises.
-
-    Raises:
-        InputError: it took longer, or the process ended.
-    """
+    """Return what a function of a module returns in a new process, or raise what it raises."""
     with started(_answer, [(function, args)]) as (pipe,):
         return heard(pipe, timeout_s)
 
@@ -35,11 +31,7 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...
 
 
 def heard(pipe: Connection, timeout_s: float | None = None) -> Any:
-    """Return the value that a process sent with None, or raise the error that it sent in place of one.
-
-    Raises:
-        InputError: it took longer.
-    """
+    """Return the value that a process sent, or raise the error in place of one, or `InputError` if it took longer."""
     if not pipe.poll(timeout_s):
         raise InputError(f"bench: a process did not answer within {timeout_s:.0f} s")
     value, error = pipe.recv()
@@ -52,18 +44,10 @@ def heard(pipe: Connection, timeout_s: float | None = None) -> Any:
 def started(
     work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, preload: str | None = None, daemon: bool = False
 ) -> Iterator[list[Connection]]:
-    """Start a process for each element of `arguments`, which `work` receives behind its end of a pipe.
+    """Start a process for each element of `arguments`, which `work` receives behind its end of a pipe, and yield ours.
 
-    The processes are killed at the end of the block.
-
-    Args:
-        work: a function of a module, which is imported there.
-        arguments: of each process.
-        preload: a module that is imported once and then forked. If None, each process starts from nothing.
-        daemon: end them with this process, too.
-
-    Yields:
-        Our ends of the pipes.
+    The processes are killed at the end of the block. Their module is imported anew, or forked from one process that has
+    imported `preload`. Those that are a `daemon` end with this process, too.
 
     Raises:
         InputError: a process ended without an answer.
@@ -94,14 +78,7 @@ def results(
 ) -> list[Any]:
     """Run a function in a process for each element of `arguments`, side by side, and return what each returns.
 
-    Args:
-        work: a function of a module.
-        arguments: of each process.
-        preload: the module of `work`.
-        num_answers: end when so many of the first processes have answered. All if None.
-
-    Raises:
-        InputError: a process failed.
+    All are killed once `num_answers` of the first processes have answered, or all. Those of them that fail raise.
     """
     asked = [(rank, work, each) for rank, each in enumerate(arguments)]
     with started(_answer_and_stay, asked, preload=preload) as pipes:
@@ -119,11 +96,7 @@ def _answer_and_stay(pipe: Connection, rank: int, work: Callable[..., Any], args
 
 
 def join_job(rank: int, world: int, address: str, port: int, end: Namespace | None = None) -> None:
-    """Make this process a rank of a job with one thread, as ``torchrun`` tells it, at an end of a link if there is one.
-
-    Raises:
-        OSError: there is no such namespace, or no right to enter it.
-    """
+    """Make this process a rank of a job with one thread, as ``torchrun`` does, at an end of a link if there is one."""
     import torch
 
     torch.set_num_threads(1)

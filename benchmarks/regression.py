@@ -47,18 +47,9 @@ PAPER_TABLE_V = {  # model -> accuracy at each of INTERVALS
 def scores(
     known: Sequence[Curve], asked: Sequence[Curve], model: str, n: int, widths: Iterable[int] | None, seed: int
 ) -> tuple[float, float]:
-    """How well `model` predicts ops that it was not trained on, over all widths that were not sampled.
+    """How well `model` predicts ops it was not trained on: accuracy, which may be far below zero, and R².
 
-    Args:
-        known: the ops to train on.
-        asked: the ops to test on.
-        model: one of `MODELS`.
-        n: how many widths are sampled.
-        widths: to be predicted. All if None.
-        seed: of the model.
-
-    Returns:
-        Accuracy, one minus the mean of |predicted - actual| / actual, which may be far below zero, and R².
+    It knows `n` sampled widths, and predicts all others, or these `widths`.
     """
     from sklearn.exceptions import ConvergenceWarning
 
@@ -118,12 +109,8 @@ def regressions(
 ) -> Iterator[dict[str, Any]]:
     """Accuracy and R² of each model by the number of sampled widths, and the paper's, on its own data.
 
-    Args:
-        curves: the ops to train on, the published ones if None. Tested on is a quarter of them, drawn with `seed`,
-            unless `test` has the ops to test on. The paper trains on three networks and tests on DCGAN.
-        test, models, samples, widths: see `scores`.
-        noise: standard deviation of a factor on all times.
-        seed: of models, noise and what is drawn.
+    Tested on is a quarter of the ops, drawn with `seed`, unless `test` has those to test on. The paper trains on three
+    networks and tests on DCGAN. `noise` is the standard deviation of a factor on all times.
     """
     used = published_knl() if curves is None else curves
     if noise:
@@ -152,12 +139,9 @@ def table_iv(curves: Curves | None = None, **options: Any) -> Table:
 
 @dataclass(frozen=True)
 class Climb:
-    """The result of a climb.
+    """The result of a climb: the measured times by width, in the better affinity, and the training steps it took.
 
-    Attributes:
-        times_us: width -> microseconds, of the better affinity. Only measured widths.
-        path: the widths that the climb itself visited, in order. `times_us` may have others.
-        num_steps: training steps it took.
+    `path` are the widths that the climb itself visited, in order.
     """
 
     times_us: Mapping[int, float]
@@ -229,12 +213,8 @@ def climbs(
     """Accuracy of hill climbing by interval, and what its choices lose.
 
     `also` and `tolerance` are those of `HillClimb`; with ``()`` it is the paper's method to the letter. The climbs see
-    times with the noise, and are judged by those without.
-
-    Yields:
-        ``accuracy``: mean over the ops, over all widths that were not measured; ``climbed``: over those up to where
-        each climb ended; ``paper``'s; ``mean_loss`` and ``worst_loss``: by how much choices are slower than the true
-        best widths; ``num_steps``: training steps until the last climb has ended.
+    times with the noise, and are judged by those without: over all widths that were not measured (``accuracy``), and
+    over those up to where each climb ended (``climbed``).
     """
     for name, smooth in ({"published curves": published_knl()} if sets is None else sets).items():
         seen = smooth.noisy(noise) if noise else smooth

@@ -1,12 +1,10 @@
 """`hocket.simulate` against a SimPy model of the same plan: ``python -m benchmarks simulate``.
 
 The SimPy model is the one that its documentation teaches: a process per lane, an event per op, and a process waits
-only for events that have not been triggered yet. Both sides run in one process, in turns, after a garbage collection
-each; both must end with the same makespan. Four questions, since a simulator is asked the same plan more than once:
+only for events that have not been triggered yet. Both sides run in turns, and must end with the same makespan.
 
 - ``again``: the same plan was simulated before. SimPy has every duration and dependency looked up beforehand.
-- ``again_spans``: the same, and all spans are read, which Hocket otherwise makes only when asked for. SimPy gathers
-  them, too.
+- ``again_spans``: the same, and all spans are read, which Hocket otherwise makes only when asked for.
 - ``new_plan``: another plan for the same graph and costs. SimPy as before.
 - ``first``: the graph, plan and costs are all new. SimPy looks up every duration as it goes.
 """
@@ -32,12 +30,7 @@ from hocket.simulation import simulate
 
 
 def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
-    """Simulate a random plan with both engines, in turns.
-
-    Returns:
-        Milliseconds of each engine and their ratio (SimPy's time over Hocket's) for each question above, as median,
-        min and max over the repeats; and what was measured on.
-    """
+    """Simulate a random plan with both engines, in turns: milliseconds and their ratio for each question above."""
     graph, plan, costs = _random_step(num_ops, num_lanes, seed)
     machine = Machine.of(cores=num_lanes)
     durations_us = _looked_up(plan, costs)

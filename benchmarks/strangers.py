@@ -1,9 +1,7 @@
 """Models that nobody here wrote, scheduled with both promises of numerics: ``python -m benchmarks strangers``.
 
 Six networks of pytorchcv and six of transformers, unchanged, with random weights and inputs, trained as their users do:
-SGD with momentum, or AdamW; dropout where the library has it. Contenders take turns, and whole steps are timed:
-eager, and `hocket.schedule` with ``numerics="bitwise"`` and ``"close"``. What is not faster than eager runs as eager,
-so no ratio may be clearly below one.
+SGD with momentum, or AdamW; dropout where the library has it.
 """
 
 from __future__ import annotations

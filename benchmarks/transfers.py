@@ -2,12 +2,10 @@
 
 A worker's step is that of a zoo model: a recv for each parameter before whoever reads it first, and a send for each
 parameter's gradient before its update, which runs at the server and so is left out. Links to the servers are scaled so
-that receiving takes as long as computing, times `ratio`. As in the paper, each model also runs with half and twice its
-batch, over the links of the whole one.
+that receiving takes as long as computing; each model also runs with half and twice its batch, over the same links.
 
-**Many workers by symmetry.** Workers that run the same plan at the same time all have the same part of each server's
-card, so one worker is simulated whose links have that part. With random orders each has an order of its own, and still
-the same part of the card as long as all are receiving: each is simulated alone, and the step ends with the last.
+Workers that run the same plan at the same time all have the same part of each server's card, so one worker is simulated
+for many. With random orders each is simulated alone, and the step ends with the last.
 """
 
 from __future__ import annotations

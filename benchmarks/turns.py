@@ -27,17 +27,10 @@ def in_turns(
     settle: Callable[[], object] = lambda: None,
     clock: Callable[[], float] = perf_counter,
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of the counted steps of each contender.
+    """Return the milliseconds of the counted steps of each contender, in `rounds` blocks of `block` steps.
 
-    Args:
-        contenders: the steps. One that runs in another process has a method `seconds`, which says what it took there.
-            A method `close` ends the lanes after a block.
-        batch: the batch of a number.
-        rounds: how many blocks each gets.
-        block: counted steps in a block.
-        warm_up: steps before these.
-        settle: waits for what a step has begun.
-        clock: gives seconds.
+    A contender that runs in another process has a method `seconds`, which says what it took there. A method `close`
+    ends the lanes after a block. `settle` waits for what a step has begun.
     """
     found: dict[str, list[float]] = {label: [] for label in contenders}
     number = 0

@@ -1,9 +1,8 @@
 """Another version's steps against this one's: two processes, in turns, on the same targets.
 
 A target is a zoo entry, whose step is scheduled, or one of the fuse bench with a number of models, as in ``mlp-32:8``,
-whose models are fused, by what ``backend="auto"`` chooses; or ``search-mlp-32:12``, a search of that number of trials.
-``own-mlp-32:8`` gives each model a rate of its own. ``lengths-mlp-32:8`` and ``search-lengths-mlp-32:12`` train with
-batches of 40 lengths.
+whose models are fused; or ``search-mlp-32:12``, a search of that number of trials. ``own-mlp-32:8`` gives each model a
+rate of its own. ``lengths-mlp-32:8`` and ``search-lengths-mlp-32:12`` train with batches of 40 lengths.
 
 Each process prepares the step with its own sources and then makes a block of steps whenever it is asked to; the two
 never run at the same time. What is compared is what a caller pays: whole calls of the schedule, whole steps from
@@ -160,23 +159,16 @@ def run(
     rounds: int = 10,
     save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Measure each target with the sources in `other` and with those of this process.
-
-    Returns:
-        ``targets`` (see `measure`), and ``geometric_mean`` of their ratios.
-    """
+    """Measure each target with the sources in `other` and with those of this process."""
     result = by_target(targets, lambda target: measure(other.resolve(), target, rounds), save)
     return {**result, "geometric_mean": geometric_mean(row["ratio"] for row in result["targets"].values())}
 
 
 def measure(other: Path, target: str, rounds: int) -> dict[str, Any]:
-    """One target.
+    """One target: ``calls`` until the decision, its ``verdict``, and lower quartiles of its steps and of plain ones.
 
-    Returns:
-        For ``other`` and ``this``: ``calls`` until the decision, its ``verdict`` and ``why``, ``step_ms`` and
-        ``eager_ms``, of the plain step, the plain models or trials one after another (lower quartiles); ``ratio``, the
-        other's time over this one's, and ``low`` and ``high``, the quartiles of the ratios of single rounds. Of fused
-        models and searches also ``first_ms``, and ``first_ratio``, of these.
+    ``ratio`` is the other's time over this one's, and ``low`` and ``high`` the quartiles of the ratios of single
+    rounds.
     """
     in_a_row = SEARCHES_IN_A_ROW if target.startswith(SEARCH) else STEPS_IN_A_ROW
     in_a_row = NUM_LENGTHS if target.startswith(LENGTHS) else in_a_row

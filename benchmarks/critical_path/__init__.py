@@ -1,16 +1,10 @@
-"""Streams by critical path against what others do: ``python -m benchmarks critical-path --device sim``.
+"""Streams by critical path on TurboDL's networks: ``python -m benchmarks critical-path --device sim``.
 
-The networks and batch sizes are those of TurboDL's experiments (section 4). Contenders:
-
-- ``eager``: one stream, each op launched by the host;
-- ``graph``: one stream, launched as one CUDA graph;
+- ``eager``: one stream, each op launched by the host; ``graph``: launched as one CUDA graph;
 - ``layers``: the tasks of a layer side by side, a barrier between layers: Caffe with cuDNN, the paper's baseline;
-- ``asynchronous``: no barrier, streams by layer path and task;
-- ``full``: and priorities; both launched like the baseline, and like the paper's without a limit on memory;
-- ``full_graph``: the same as one CUDA graph;
-- ``kept_graph``: and within 1.1 times eager's memory, which is what the planner does when nobody says otherwise.
-
-``sim`` simulates a GPU that need not be there; ``cuda`` and ``cpu`` measure on devices that are.
+- ``asynchronous``: no barrier, streams by layer path and task; ``full``: and priorities; all launched like the
+  baseline, and like the paper's without a limit on memory;
+- ``full_graph``: the same as one CUDA graph; ``kept_graph``: and within 1.1 times eager's memory, as by default.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
 On cores (``--device cpu``) streams are lanes. On a GPU (``--device cuda``) a step is timed from an idle device to an
 idle device, so what overlaps across the step's end does not count in its favour.
 
-Peak memory is that of whole processes: a step run eagerly, and by plan, each in one of its own. What counts is what the
-process grew by since before the model was made, at its highest while steps are run, as the kernel sees it (``VmHWM`` of
-/proc/self/status, set back after the warm-up). So memory that a lane keeps between steps counts, and what capturing has
-left behind, too. What loading torch's tracer and Hocket takes, once for a process and whatever it trains, is stated
-apart: both processes capture and run a step of one layer before the model is made.
+Peak memory is what a process grew by since before the model was made, at its highest while steps are run eagerly, or by
+plan, in one of its own. What loading torch's tracer and Hocket takes is stated apart: both processes capture and run a
+step of one layer before the model is made.
 """
 
 from __future__ import annotations
@@ -64,10 +62,7 @@ def on_cores(
 ) -> dict[str, Any]:
     """Eager, native serial, `concurrency` and `critical-path` on this machine's cores.
 
-    Returns:
-        ``networks``: by label the times of each contender, the speedup over eager, ``memory`` (see `peaks_on_cores`),
-        and ``to_concurrency``, which is the time of critical-path's plan over that of concurrency's; ``geomean`` of
-        these; and ``left_out``.
+    ``to_concurrency`` is the time of critical-path's plan over that of concurrency's.
     """
     backend = CpuBackend(Machine.here(), "auto")
     budget = Budget(budget_s)
@@ -103,10 +98,6 @@ def on_gpu(
     the user's own step captured by torch; ``compile`` and ``autotuned``: `torch.compile` with ``reduce-overhead`` and
     ``max-autotune``, the optimizer's step compiled, too; ``layers``, ``asynchronous`` and ``full``: see the package.
     Each of them, and each network, that fails is named in ``left_out`` and costs itself alone.
-
-    Returns:
-        ``gpu``; ``networks``: by label the times, ``speedup`` over ``graph``, and what was planned; ``geomean`` of the
-        speedups at the smaller and at the larger batch of each network; ``left_out``.
 
     Raises:
         ExecutionError: there is no CUDA device.
@@ -266,12 +257,7 @@ TIMEOUT_S = 300.0
 
 
 def peaks_on_cores(name: str, batch_size: int, plan: Plan) -> dict[str, float]:
-    """Peaks of a zoo model's step, eager and by plan.
-
-    Returns:
-        ``eager_bytes`` and ``plan_bytes``; ``ratio`` of the second to the first; what the plan predicts of that,
-        ``predicted_ratio``; and ``loading_bytes``, which is in neither. Empty where the operating system does not tell.
-    """
+    """Peaks of a zoo model's step, eager and by plan, and their ratio. Empty where the system does not tell."""
     if not is_measurable():
         return {}
     eager, _ = in_process(_peak_bytes, name, batch_size, None, timeout_s=TIMEOUT_S)

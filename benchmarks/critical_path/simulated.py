@@ -1,9 +1,7 @@
 """The experiment on a simulated GPU: captured networks, kernel times from the analytic model, published constants.
 
 Each network is captured as it is trained (on ``meta`` tensors, so no memory is needed), its convolutions' backward
-split into activation, weight and bias gradients. Kernel times and shares are `hocket.profiling.gpu`'s; a step's time is
-its makespan, since streams meet at its end. docs/critical-path.md tells what is assumed, and what the result hangs on
-most.
+split into activation, weight and bias gradients. docs/critical-path.md tells what is assumed.
 """
 
 from __future__ import annotations
@@ -50,10 +48,8 @@ BATCHES = {
 class Setting:
     """A GPU and a model of its kernels.
 
-    Attributes:
-        machine, model: see `hocket.profiling.gpu`.
-        left: the part of its multiprocessors that a kernel cannot use, and another one beside it could.
-        barrier_us: what a barrier between layers takes beyond its events, with the host in it for instance.
+    Kernels leave the part `left` of what they fill to others, and a barrier between layers takes `barrier_us` beyond
+    its events, with the host in it for instance.
     """
 
     machine: Machine
@@ -72,13 +68,7 @@ class Setting:
 
 
 def simulated(*, quick: bool = False) -> dict[str, Any]:
-    """The whole experiment, or with `quick` the six networks at the paper's batch sizes and ResNet-18 and 152.
-
-    Returns:
-        ``machine`` and its ``note``; ``networks``, ``depths`` (and ``depths_at_equal_batch``) and ``batches``: rows of
-        `measure` by label; ``geomean`` of the six networks: speedup of each contender over ``layers``, beside
-        ``paper``; ``sensitivity``, not with `quick`.
-    """
+    """The whole experiment, or with `quick` the six networks at the paper's batch sizes and ResNet-18 and 152."""
     setting = Setting(Machine.preset("p100"))
 
     @cache
@@ -114,13 +104,11 @@ def graph_of(name: str, batch_size: int) -> Graph:
 
 
 def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
-    """All contenders on one network.
+    """All contenders on one network: milliseconds, speedups over ``layers``, and figures of single plans.
 
-    Returns:
-        ``ops``; ``ms`` of each contender; ``speedup`` of each over ``layers``; ``lower_bound_ms``: the longest chain,
-        or all multiprocessor time, whichever is longer; of the full plan: ``to_bound``, ``images_per_s``, ``streams``,
-        ``events`` (``edges_across``: edges that cross streams); of the one that keeps the memory limit:
-        ``planning_s`` (process time) and ``peak_ratio`` (its peak over eager's).
+    ``lower_bound_ms`` is the longest chain, or all multiprocessor time, whichever is longer. ``to_bound``, ``streams``,
+    ``events`` and ``edges_across`` (streams) are of the full plan, ``planning_s`` and ``peak_ratio`` (over eager's) of
+    the one that keeps the memory limit.
     """
     costs = setting.costs(graph)
     plans = {

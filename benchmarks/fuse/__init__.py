@@ -11,13 +11,9 @@
     lanes          the loop by such a plan, nothing fused
     jax            perceptrons by JAX, ``jit(vmap(value_and_grad))`` and its own update, in a process of its own
 
-Throughput is models times steps per second; what counts is the ratio to serial, of blocks of steps taken in turns.
-Beside it stands the ratio to the same contender with one model, which is always measured. Where fusing stops paying is
-the first B at which a ratio to serial falls below one. Each step takes another batch, which models share. They share
-the rate, too, or have their own, as in a search. Memory is what the process grew by (CPU) or the allocator's peak
-(CUDA), each contender in a process of its own.
-
-Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.
+What counts is the ratio of models times steps per second to serial's, and to the same contender's with one model, which
+is always measured. Memory is what the process grew by (CPU) or the allocator's peak (CUDA), each contender in a process
+of its own. Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.
 """
 
 from __future__ import annotations
@@ -58,18 +54,15 @@ def run(
     """Measure targets at every B, small B first. Memory at the end.
 
     Returns:
-        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
-        ``to_serial``, ``to_own_one`` (models per second over those of the same contender at B = 1), ``first_steps``
-        (its first step in steps of serial: models are traced and plans timed), ``chosen`` (by auto, in the
-        order of its choices, and why a plan was kept or not), ``memory_bytes``, ``memory_to_singles`` (to B times what
-        one model alone needs).
-        ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
-        ``stops_at``, the next one at which it is; None where there is none.
-        ``targets_float16``, ``crossover_float16``: the same in further precisions, by name.
-        ``left_out``: a line for each contender that cannot be had here, and for what had no time or memory.
+        ``targets``: name -> B (as text) -> contender -> its times, ``to_serial``, ``to_own_one``, ``first_steps`` (its
+        first step in steps of serial: models are traced and plans timed), ``chosen`` (by auto, and why a plan was kept
+        or not), and ``memory_to_singles`` (to B times what one model alone needs). ``crossover``: name -> contender ->
+        the first B at which it is no slower than serial, and the next one at which it is. ``targets_float16`` and so
+        on: the same in further precisions. ``left_out``: a line for what cannot be had here, and for what had no time
+        or memory.
 
     Raises:
-        InputError: the device is not there, or a target, contender or precision is unknown.
+        InputError: the device is not there, or a target or contender is unknown.
     """
     check_device(device)
     check_names("fuse", contenders, CONTENDERS)

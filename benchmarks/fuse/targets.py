@@ -1,7 +1,6 @@
 """Targets of the fuse bench: entries of the zoo in suitable sizes, and one training step of B of them at once.
 
-The same lines train one plain model and B fused ones: a `Net` is either, and knows how its loss is taken. `Training`
-has optimizer, rates and precision.
+The same lines train one plain model and B fused ones: a `Net` is either, and knows how its loss is taken.
 """
 
 from __future__ import annotations
@@ -27,12 +26,9 @@ from hocket.session import Schedule, schedule
 
 @dataclass(frozen=True)
 class Training:
-    """Training settings of the models of a target.
+    """Settings of SGD with momentum or Adam. With `own_rates` each model has a rate and a weight decay, as in a search.
 
-    Attributes:
-        precision: "float32", or under autocast to "bfloat16" or "float16", the latter with a `GradScaler`.
-        optimizer: "sgd", with momentum, or "adam".
-        own_rates: give each model a rate and a weight decay of its own, as in a search.
+    With `precision` "bfloat16" or "float16" under autocast, the latter with a `GradScaler`.
     """
 
     precision: str = "float32"
@@ -135,14 +131,10 @@ WRONG_LABELS = 0.1  # of all
 
 @dataclass(frozen=True)
 class Target:
-    """An entry of the zoo, and how large.
+    """An entry of the zoo, and how large: its own batch size if None.
 
-    Attributes:
-        entry: its name.
-        batch_size: examples in a batch. The entry's own if None.
-        options: the entry's options.
-        kind: how it is trained: "classifier", "words" (scores for each token), "own" (the model computes its own loss),
-            or "gan" (a generator and a discriminator, each with its optimizer).
+    It is trained as a "classifier", by "words" (scores for each token), by its "own" loss, or as a "gan" (a generator
+    and a discriminator, each with its optimizer).
     """
 
     entry: str
@@ -215,14 +207,7 @@ def named(name: str) -> Target:
 
 @dataclass(frozen=True)
 class Step:
-    """One training step of B models.
-
-    Attributes:
-        run: takes it.
-        arrays: the fused models in it, if there are any.
-        schedule: the plan's, if it is run by plan.
-        seconds: takes it and says how long that took, where another process does.
-    """
+    """One training step of B models: the fused ones in it, what planned it, and how another process times it."""
 
     run: Callable[[], Any]
     arrays: tuple[Array, ...] = ()

@@ -1,8 +1,8 @@
 """Many workers on few cores: computing is slept as it was recorded, transport is real. ``transfers --paced``.
 
-Of each cluster of W workers and S servers, in one run: how well the order alone predicts the step (R^2 of TicTac's E,
-of the slowest worker by simulation of all of them, against the measured step time), how even planned steps are (the
-shortest over the 95th percentile), and which part of a step the first worker waits for the last, planned and not.
+Of each cluster of W workers and S servers, in one run: how well the order alone predicts the step (R^2 of TicTac's E),
+how even planned steps are (the shortest over the 95th percentile), and which part of a step the first worker waits for
+the last, planned and not.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-r"""Paced workers and their servers: processes that sleep what they would compute, and move bytes over real wires.
-
-    server 0   go --------.                             .--> finished by all: go again
-    worker     requests --'--> values arrive, work is slept --'
+"""Paced workers and their servers: processes that sleep what they would compute, and move bytes over real wires.
 
 In turns all workers receive in the planned order, which the sender keeps, and each one in an order of its own, drawn
-anew for each step, as frameworks without an order do.
-
-A worker's step is that of a zoo model, recorded. Each op is timed once on this machine; a worker of many then sleeps
-these times, for two cores cannot compute for eight workers. Parameters of one layer travel as one value, as a wire
-would pack the small ones.
+anew for each step, as frameworks without an order do. A worker's step is that of a zoo model, whose ops are timed once
+on this machine. Parameters of one layer travel as one value, as a wire would pack the small ones.
 
 Their step is predicted by simulation of all transfers over shared network cards. A worker's card carries what all
 servers send it, and a server's what it sends all workers, each transfer a max-min fair part
@@ -49,11 +43,7 @@ PROFILE_RUNS = 3
 class Workload:
     """A step of one worker, scaled so that its parameters take a given time on its link.
 
-    Attributes:
-        receives: names, links and times of what is received, and the work that waits for it.
-        sizes: bytes of each, in this order.
-        planned: the order that the planner finds.
-        scale: sizes over those of the model.
+    What is received has these sizes in bytes, and an order that the planner finds.
     """
 
     receives: Receives

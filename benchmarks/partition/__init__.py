@@ -1,9 +1,8 @@
 """Partitions against those of others: ``python -m benchmarks partition``.
 
-Bytes moved, at a balance of 0.03 above the target (the others bound the heaviest part alone): against METIS and
-Mt-KaHyPar (km1), each within the balance or left out. The heaviest part: against contiguous intervals by dynamic
-programming, and the published optimum over all contiguous parts. Simulated time with delays: against HEFT, which is our
-search without any cycle. Cycles between parts are what an acyclic partition of ours does not have, and the others may.
+Bytes moved, at a balance of 0.03 above the target: against METIS and Mt-KaHyPar (km1), each within the balance or left
+out. The heaviest part: against contiguous intervals by dynamic programming, and the published optimum over all
+contiguous parts. Simulated time with delays: against HEFT, which is our search without any cycle.
 
 Eight workloads are of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020). Their files
 are beside this one, unchanged (MIT licence). A tensor costs what moving it between an accelerator and host memory
@@ -51,10 +50,7 @@ DYNAMIC_PROGRAMME = {
 def workload(name: str, *, host: bool = True, parts: int | None = None) -> PartitionProblem:
     """One of the eight, its times taken for microseconds and its costs of 1 for 2**20 bytes.
 
-    Args:
-        name: a key of `DYNAMIC_PROGRAMME`.
-        host: with the host as the last device.
-        parts: so many accelerators instead of the file's number.
+    It has its own number of accelerators or so many `parts`, and with `host` the host as the last device.
     """
     document = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     nodes = document["nodes"]

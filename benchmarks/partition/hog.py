@@ -2,7 +2,7 @@
 
 Two ranks, each on a core of its own, train a model whose branches they divide. After some steps a program that never
 sleeps starts on the core of rank 1. In one job ops may move, in the other they may not: what the hog costs is taken
-from the other one, what assistants win back from both. All of it is real: compute, transport, and the hog.
+from the other one, what assistants win back from both.
 """
 
 from __future__ import annotations
@@ -75,12 +75,7 @@ def run(
 
 
 def summary_of(fixed: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
-    """Summarise the cost of the hog, the part of it that is won back, and the units that moved.
-
-    Args:
-        fixed: of the job without moves: ``steps_us``, and ``hog_from``, the first step beside the hog.
-        moving: the same of the job with moves, and ``migrations``.
-    """
+    """Summarise the cost of the hog in the job without moves, the part of it that the one with moves wins back."""
     since = moving["hog_from"]
     without_us = median(fixed["steps_us"][WARM_UP : fixed["hog_from"]])
     hogged_us = median(fixed["steps_us"][fixed["hog_from"] :])

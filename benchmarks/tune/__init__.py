@@ -1,24 +1,11 @@
 """Whole searches, by every executor: the same trials with the same seeds, captures and searches for plans included.
 
-    serial      one trial after another, by a plain loop
-    processes   as many processes as there are cores, one trial in each
-    fused       trials of one shape as one model, in slots
-    auto        the same
-    scheduled   the same, and its step by a plan of `hocket.schedule`
-
-Random search gives all trials all epochs; Hyperband runs its brackets side by side. What counts is the time of a whole
-search over that of serial, in one run. Values of the trials are compared, too: trials that train together have those
-that they have alone, within the rounding of single precision.
-
-Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 5.4, Tables 11 and 12.
+What counts is the time of a whole search over that of one trial after another (``serial``), in one run. Values of the
+trials are compared, too. Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 5.4.
 
 What is searched are entries of the zoo, with the hyper-parameters of HFHT (Table 12): rate, both betas and weight decay
-of Adam, factor and period of the schedule, batch size, and an option of the model. PointNet's option is whether points
-are transformed, which ours do not have: its width stands for it. Data are generated or bundled, and one set for all
-trials.
-
-Sizes are scaled down so that a search by serial, processes, fused and auto takes less than four minutes on two cores:
-PointNet has a quarter of its width and of the points, MobileNet eight trials of 15 epochs and one batch size.
+of Adam, factor and period of the schedule, batch size, and an option of the model: PointNet's width, in place of
+transforms. Sizes are scaled down so that a search takes less than four minutes on two cores.
 """
 
 from __future__ import annotations
@@ -48,16 +35,8 @@ from hocket.session import schedule
 class Workload:
     """A search: what is trained, and over which parameters.
 
-    Attributes:
-        entry: a name of the zoo.
-        size: options of the entry.
-        num_batches: batches of an epoch. Another half as many are for validation.
-        trials: of random search.
-        epochs: of each of these.
-        algorithms: what it is searched by, unless others are asked for.
-        batch_sizes: what the batch size is chosen from.
-        choices: what the entry's option is chosen from, by the option's name.
-        entries: what the entry itself is chosen from, if it is.
+    `num_batches` is of an epoch: another half as many are for validation. The batch size, the entry's options and the
+    entry itself are chosen from what `batch_sizes`, `choices` and `entries` have, if it is more than one.
     """
 
     entry: str

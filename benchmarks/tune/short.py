@@ -1,9 +1,8 @@
-"""A short search of a small model: what surrounds the steps counts as much as the steps.
+"""A short search of a small MLP: what surrounds the steps counts as much as the steps.
 
 Trials of 8 epochs of 16 batches of 32: an MLP with layer norms, of width 32 or 48, AdamW, a step schedule by trial,
-accuracy. Nobody waits for such a search, and many do little else. What counts is the CPU time of a whole search by
-`hocket.tune`, as its users call it, over that of one trial at a time, in one process and in turns: a machine that is
-busy with something else stretches the time of day of both, and unequally.
+accuracy. What counts is the CPU time of a whole search by `hocket.tune` over that of one trial at a time: a machine
+that is busy with something else stretches the time of day of both, and unequally.
 """
 
 from __future__ import annotations
@@ -56,12 +55,7 @@ def space() -> dict[str, Any]:
 
 
 def run(trials: int = 48, rounds: int = 5, contenders: Sequence[str] = CONTENDERS) -> dict[str, Any]:
-    """Search by each contender, in turns.
-
-    Returns:
-        CPU seconds of each search by contender, the medians of the ratios of serial to them within a turn, and the
-        best values, which tell whether they searched alike.
-    """
+    """Search by each contender, in turns: CPU seconds, and the best values, which tell whether they searched alike."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -1,18 +1,9 @@
 """Searches of HFHT's settings, simulated: the real rungs, with measured times of steps in place of training.
 
 The policies of `hocket.tune` decide on trials of random values. A group of up to 64 slots trains one epoch at a time,
-and the models that are left cost what a fused step of that number was measured to take::
-
-    R = 250, eta = 5, the last round skipped         epoch   2    10    50   250
-        bracket 3                                    trials  125 -> 25 -> 5
-        bracket 2                                            34 ------> 6
-        bracket 1                                            10
-        bracket 0                                             4
-
-Brackets train side by side, so few trials share the long epochs: what is left of a group there gains less from fusing.
-Recording and choosing are not in the simulation.
-
-Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Tables 11 and 12, Appendix E.
+and the models that are left cost what a fused step of that number was measured to take. Recording and choosing are not
+in the simulation. Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Tables 11 and 12, Appendix
+E.
 """
 
 from __future__ import annotations
@@ -41,13 +32,9 @@ ROUNDS, BLOCK = 3, 4
 
 @dataclass(frozen=True)
 class Setting:
-    """A search.
+    """A search of `epochs` a trial at most (Hyperband's R): by these brackets, or if None by `sets` of random search.
 
-    Attributes:
-        epochs: of a trial, at most. Hyperband's R.
-        hyperband: the brackets, or None for random search.
-        sets: trials of random search.
-        groups: combinations of infusible parameters, among which trials are drawn.
+    Trials are drawn among `groups` combinations of infusible parameters.
     """
 
     epochs: int
@@ -79,12 +66,7 @@ SETTINGS = {
 
 
 def run(targets: Sequence[str] = TARGETS) -> dict[str, Any]:
-    """Measure steps of numbers of models, and simulate every setting with them, and steps interpolated between them.
-
-    Returns:
-        ``steps_ms``: target -> contender -> size -> CPU time of a step, and ``searches``: target -> setting ->
-        ``trials``, ``epochs`` (of all trials), ``fused_epochs`` (of all groups), and ``to_serial`` (means).
-    """
+    """Measure steps of numbers of models, and simulate every setting with them, and steps interpolated between them."""
     steps_ms: dict[str, dict[str, dict[int, float]]] = {}
     for name in targets:
         by_size = {size: _steps_ms(named(name), size) for size in SIZES}
