@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from benchmarks.curves import kind_of
@@ -17,19 +18,6 @@ from hocket.simulation import simulate
 LAUNCH_US = 10.0
 # Of these types TensorFlow 1.9 has MKL-DNN kernels; only their widths did the paper change (section IV-A).
 MKL_DNN = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatchNorm", "MaxPooling", "AvgPool")
-
-ASSUMPTIONS = (
-    "the networks are this package's, in PyTorch's ops, at the paper's batch sizes; image sizes are those of CIFAR-10 "
-    "(ResNet-50), 64x64 (DCGAN; the paper's MNIST has 28x28) and 299x299 (Inception-v3)",
-    "op times are those of the published curves, which were built and not recorded: see docs/models.md",
-    "the recommended setting runs ops one after another on all cores, and no time is lost between two of them",
-    "an op takes as long beside others as alone: cores share neither memory traffic nor clock frequency",
-    "dispatching costs 10 us an op, inside the op's time, so lanes dispatch side by side",
-    "an op that waits for another lane starts 5 us after that lane is done",
-    "every op may run at any width (the paper changes widths of MKL-DNN's ops only)",
-    "the two threads of a core together get done 1.03 times what one does alone (Table III), and an op is done when "
-    "all of its threads are",
-)
 
 
 @dataclass(frozen=True)
@@ -79,15 +67,10 @@ def _company(timeline: Timeline) -> dict[str, float]:
     for span in timeline.spans:
         change[place[span.start_us]] += 1
         change[place[span.end_us]] -= 1
-    shared_us = [0.0]  # until each event: for how long there was company
-    running = 0
-    for number in range(len(events) - 1):
-        running += change[number]
-        shared_us.append(shared_us[-1] + (events[number + 1] - events[number] if running > 1 else 0.0))
+    with_company = [(end - begin) * (ops > 1) for (begin, end), ops in zip(pairwise(events), accumulate(change))]  # noqa: B905
+    shared_us = list(accumulate(with_company, initial=0.0))
     return {
-        span.op: (shared_us[place[span.end_us]] - shared_us[place[span.start_us]]) / span.duration_us
-        if span.duration_us
-        else 0.0
+        span.op: (shared_us[place[span.end_us]] - shared_us[place[span.start_us]]) / (span.duration_us or 1.0)
         for span in timeline.spans
     }
 

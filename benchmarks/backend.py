@@ -7,14 +7,13 @@
 - ``schedule``: the whole step by `hocket.schedule`.
 
 Regions and updates have decided before they are timed, their turns with what has no plan are over, and their audits go
-on. Of the time until they have plans, what the same number of eager steps takes is left out (``decision_s``). With
+on. With
 ``close`` their forms are compiled before that, as a training does by itself when it has run for half a minute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from time import perf_counter
 from typing import Any
 
 import hocket
@@ -58,23 +57,22 @@ class _Compiled:
 
     def __init__(self, job: Job, label: str) -> None:
         options, update = WAYS[label]
-        known, start = set(regions()), perf_counter()
+        known = set(regions())
         self.updates: list[hocket.Schedule] = []
         if update == "planned":
             numerics = options["options"]["numerics"]
             self.updates = [hocket.schedule_update(each, numerics=numerics, cache=False) for each in job.optimizers]
         self.step, self.report = compiled_step(job, update == "compiled", False, **options)
         self.regions = [region for region in regions() if region not in known]
-        self.num_calls, self.num_compiled = 3, 0
-        while self.step is not None and self.num_calls < MAX_SEARCHED and not self._is_decided():
-            self.step(job.batch(self.num_calls))
-            self.num_calls += 1
-        self.took_s = perf_counter() - start
-        if self.step is not None and (self.regions or self.updates):
-            self.num_compiled = sum(region.compile() for region in self.regions if region.was_called)
-            num_calls = MAX_TURNS + (MAX_SEARCHED if self.num_compiled else 0)
-            for number in range(num_calls):
-                self.step(job.batch(number))
+        if self.step is None or not (self.regions or self.updates):
+            return
+        for number in range(MAX_SEARCHED):
+            if self._is_decided():
+                break
+            self.step(job.batch(number))
+        num_compiled = sum(region.compile() for region in self.regions if region.was_called)
+        for number in range(MAX_TURNS + (MAX_SEARCHED if num_compiled else 0)):
+            self.step(job.batch(number))
 
     def __call__(self, batch: Any) -> Any:
         assert self.step is not None
@@ -101,15 +99,8 @@ def _measured(target: str, rounds: int) -> dict[str, Any]:
     contenders |= {label: each for label, each in made.items() if label not in failed}
     contenders["schedule"] = decided(job_of(target), "bitwise")
     found = summaries(in_turns(contenders, eager.batch, rounds=rounds, block=BLOCK))
-    eager_s = found["contenders"]["eager"]["median_ms"] / 1e3
-    bitwise = made["bitwise"].regions
     return {
         **found,
-        "regions": len(bitwise),
-        "planned": sum(region.verdict == "planned" for region in bitwise),
-        "decision_s": {label: each.took_s - each.num_calls * eager_s for label, each in made.items()},
-        "decision_calls": {label: each.num_calls for label, each in made.items()},
-        "compiled": {label: each.num_compiled for label, each in made.items()},
         "verdicts": {label: [(one.kind, one.verdict, one.why) for one in each.regions] for label, each in made.items()},
         "updates": {label: [(str(one.verdict), one.why) for one in each.updates] for label, each in made.items()},
         "failed": failed,
@@ -118,5 +109,5 @@ def _measured(target: str, rounds: int) -> dict[str, Any]:
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    columns = {"target": "{name}", **columns_of("speedup", CONTENDERS), "regions planned": "{planned} of {regions}"}
+    columns = {"target": "{name}", **columns_of("speedup", CONTENDERS)}
     yield table_of(title(result), columns, result["targets"])

@@ -102,9 +102,7 @@ def compiled_step(
 
 
 # The width, depth, heads, steps and characters of nanoGPT's model for CPUs (github.com/karpathy/nanoGPT, README).
-OPTIONS: dict[str, dict[str, Any]] = {
-    "transformer": {"width": 128, "depth": 4, "heads": 4, "steps": 64, "vocab": 65},
-}
+OPTIONS: dict[str, dict[str, Any]] = {"transformer": {"width": 128, "depth": 4, "heads": 4, "steps": 64, "vocab": 65}}
 
 
 def job_of(target: str) -> Job:

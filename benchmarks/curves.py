@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hocket.errors import InputError
@@ -52,11 +52,13 @@ class Curves:
     curves: tuple[Curve, ...]
     note: str = ""
     source: str = "published"
-    _by_type: dict[str, list[Curve]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _by_type(self) -> dict[str, list[Curve]]:
+        found: dict[str, list[Curve]] = {}
         for curve in sorted(self.curves, key=lambda curve: curve.work_us):
-            self._by_type.setdefault(curve.op_type, []).append(curve)
+            found.setdefault(curve.op_type, []).append(curve)
+        return found
 
     def __iter__(self) -> Iterator[Curve]:
         return iter(self.curves)

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.bench import Save, unsaved
 from hocket.errors import InputError
 
+COMMAND = (sys.executable, "-m", "benchmarks")
 LEAST_CORES = 3  # for the part that measures cores
 ROOT = Path(__file__).parents[1]  # of the repository: `python -m benchmarks` works from there
 GRACE = 0.2  # of a part's time is for loading torch, and for an item that takes longer than was guessed
@@ -62,14 +63,7 @@ PARTS = {
 }
 
 
-def run(
-    *,
-    device: str = "cuda",
-    budget_s: float = 360.0,
-    save: Save = unsaved,
-    parts: Sequence[Part] | None = None,
-    command: Sequence[str] = (sys.executable, "-m", "benchmarks"),
-) -> dict[str, Any]:
+def run(*, device: str = "cuda", budget_s: float = 360.0, save: Save = unsaved) -> dict[str, Any]:
     """Run every part, one after the other, within the budget.
 
     Returns:
@@ -84,15 +78,14 @@ def run(
 
         if not torch.cuda.is_available():
             raise InputError("bench gpu: --device: expected one that is there, got 'cuda', and torch sees no GPU")
-    chosen = PARTS[device] if parts is None else tuple(parts)
-    chosen = tuple(part for part in chosen if part is not _CORES or (os.cpu_count() or 1) >= LEAST_CORES)
+    chosen = tuple(part for part in PARTS[device] if part is not _CORES or (os.cpu_count() or 1) >= LEAST_CORES)
     begin = perf_counter()
     result: dict[str, Any] = {"device": device, "budget_s": budget_s, "parts": {}, "stopped": {}, "failed": {}}
     for place, part in enumerate(chosen):
         left_s = max(0.0, budget_s - (perf_counter() - begin))
         own_s = left_s * part.share / sum(each.share for each in chosen[place:])
         start = perf_counter()
-        found, stopped, failed = _run_part(part, own_s, command)
+        found, stopped, failed = _run_part(part, own_s)
         result["parts"][part.name] = {"took_s": perf_counter() - start, **found}
         if stopped:
             result["stopped"][part.name] = stopped
@@ -102,14 +95,14 @@ def run(
     return result
 
 
-def _run_part(part: Part, own_s: float, command: Sequence[str]) -> tuple[dict[str, Any], str, str]:
+def _run_part(part: Part, own_s: float) -> tuple[dict[str, Any], str, str]:
     """Run a part, and return its saved result, a line if it was stopped, and a line if it failed."""
     stopped = failed = ""
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
         path = Path(folder, "result.json")
         words = (*part.words, "--budget-s", str(max(1, int(own_s * (1 - GRACE)))), "--format", "json", "-o", str(path))
         with subprocess.Popen(
-            (*command, *words),
+            (*COMMAND, *words),
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

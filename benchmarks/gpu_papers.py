@@ -55,46 +55,29 @@ def run(*, budget_s: float | None = None, save: Save = unsaved) -> dict[str, Any
     return result
 
 
-# ----------------------------------------------------------------------------------------------------- co-runs
+def _convolution(side: int, channels: int, batch: int) -> Callable[[], object]:
+    x = torch.randn(batch, channels, side, side, device="cuda")
+    weight = torch.randn(channels, channels, 3, 3, device="cuda")
+    return lambda: torch.conv2d(x, weight, padding=1)
 
 
-def _convolution(side: int, channels: int, batch: int) -> Callable[[], Callable[[], None]]:
-    def make() -> Callable[[], None]:
-        x = torch.randn(batch, channels, side, side, device="cuda")
-        weight = torch.randn(channels, channels, 3, 3, device="cuda")
-
-        def op() -> None:
-            torch.conv2d(x, weight, padding=1)
-
-        return op
-
-    return make
+def _product(rows: int, inner: int) -> Callable[[], object]:
+    first, second = torch.randn(rows, inner, device="cuda"), torch.randn(inner, rows, device="cuda")
+    out = torch.empty(rows, rows, device="cuda")
+    return lambda: torch.mm(first, second, out=out)
 
 
-def _product(rows: int, inner: int) -> Callable[[], Callable[[], None]]:
-    def make() -> Callable[[], None]:
-        first, second = torch.randn(rows, inner, device="cuda"), torch.randn(inner, rows, device="cuda")
-        out = torch.empty(rows, rows, device="cuda")
-
-        def op() -> None:
-            torch.mm(first, second, out=out)
-
-        return op
-
-    return make
-
-
-_PAIRS = {
-    "two small products": (_product(256, 1024), _product(256, 1024)),
-    "two large products": (_product(4096, 4096), _product(4096, 4096)),
-    "a product and a convolution": (_product(512, 1024), _convolution(14, 256, 8)),
-    "two small convolutions": (_convolution(7, 512, 8), _convolution(14, 256, 8)),
+_PAIRS: dict[str, tuple[Callable[[], Callable[[], object]], ...]] = {
+    "two small products": (partial(_product, 256, 1024), partial(_product, 256, 1024)),
+    "two large products": (partial(_product, 4096, 4096), partial(_product, 4096, 4096)),
+    "a product and a convolution": (partial(_product, 512, 1024), partial(_convolution, 14, 256, 8)),
+    "two small convolutions": (partial(_convolution, 7, 512, 8), partial(_convolution, 14, 256, 8)),
 }
 
 
-def _co_run(first: Callable[[], Callable[[], None]], second: Callable[[], Callable[[], None]]) -> dict[str, Any]:
+def _co_run(*makers: Callable[[], Callable[[], object]]) -> dict[str, Any]:
     """Microseconds of two ops by way of running them."""
-    ops = (first(), second())
+    ops = [make() for make in makers]
     plain = [torch.cuda.Stream(), torch.cuda.Stream()]
     found: dict[str, Any] = {"one after another": _took_us(ops, (plain[0], plain[0])), "streams": _took_us(ops, plain)}
     try:
@@ -121,7 +104,7 @@ def _halves() -> list[torch.cuda.Stream]:
     return streams
 
 
-def _took_us(ops: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Stream]) -> float:
+def _took_us(ops: Sequence[Callable[[], object]], streams: Sequence[torch.cuda.Stream]) -> float:
     times = []
     for _ in range(REPEATS):
         torch.cuda.synchronize()
@@ -136,9 +119,6 @@ def _took_us(ops: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Str
         end.synchronize()
         times.append(1e3 * start.elapsed_time(end))
     return median(times[REPEATS // 2 :])  # the first ones choose kernels
-
-
-# ---------------------------------------------------------------------------------------------- blocks and threads
 
 
 if triton is not None:
@@ -179,9 +159,6 @@ def _blocks() -> dict[str, Any]:
         "gain": times[slowest] / times[fastest],
         "autotuner": f"{best.kwargs['BLOCK']}/{best.num_warps}",
     }
-
-
-# ------------------------------------------------------------------------------------------------------ occupancy
 
 
 def _occupancy(name: str, size: int) -> dict[str, Any]:

@@ -20,8 +20,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from statistics import linear_regression
+
+import numpy as np
 
 from benchmarks.curves import BYTES_PER_S, FLOPS_PER_S, Curve, Curves
 
@@ -95,7 +96,7 @@ def _published() -> Curves:
     for kind, (small, large) in TABLE_VI.items():
         for w in GRID_US:
             best_width = min(max(round(math.exp(law.intercept) * w**law.slope), 1), CORES)
-            loss = _lerp(math.log(w), [(math.log(SMALL_US), small), (math.log(LARGE_US), large)])
+            loss = float(np.interp(math.log(w), np.log((SMALL_US, LARGE_US)), (small, large)))
             curves.append(_curve(kind, f"{w:g}us", w, _capped(w, best_width, loss)))
     note = (
         "Built from published figures, not recorded: Liu et al., IPDPS 2019, Tables II, III and VI, on a Xeon Phi "
@@ -162,21 +163,11 @@ def _capped(w: float, best_width: int, loss: float) -> list[float]:
 
 def _between(w: float, rows: list[tuple[float, int, float]], slope: float) -> tuple[float, float]:
     """Best width and loss of a convolution of another size: between the rows, beyond them by the power law."""
-    first, last = rows[0], rows[-1]
-    loss = _lerp(math.log(w), [(math.log(row[0]), row[2]) for row in rows])
-    if w < first[0] or w > last[0]:
-        nearest = first if w < first[0] else last
-        return max(1.0, nearest[1] * (w / nearest[0]) ** slope), loss
-    return math.exp(_lerp(math.log(w), [(math.log(row[0]), math.log(row[1])) for row in rows])), loss
-
-
-def _lerp(x: float, points: list[tuple[float, float]]) -> float:
-    if x <= points[0][0]:
-        return points[0][1]
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if x <= x1:
-            return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
-    return points[-1][1]
+    works, widths, losses = zip(*rows, strict=True)
+    loss = float(np.interp(math.log(w), np.log(works), losses))
+    nearest = min(max(w, works[0]), works[-1])
+    width = math.exp(np.interp(math.log(nearest), np.log(works), np.log(widths)))
+    return (max(1.0, width * (w / nearest) ** slope) if w != nearest else width), loss
 
 
 def _curve(kind: str, shape: str, w: float, times_us: list[float]) -> Curve:

@@ -163,8 +163,6 @@ def _measured(name: str, folder: Path, bytes_per_s: float, rounds: int, batch_si
         "bound_over_load_then_run": max(read_s, forward_s) / then_s,
         "over_link": over_link,
         "over_load_then_run": {name: found["median_s"] / then_s for name, found in over_link.items()},
-        "first_use_over_file_order": over_link["first_use"]["median_s"] / over_link["file_order"]["median_s"],
-        "registration_over_file_order": over_link["registration"]["median_s"] / over_link["file_order"]["median_s"],
         "warm_disk": _warm(model, _forward(model, inputs), path, 3 * rounds),
     }
 
@@ -251,7 +249,6 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
     columns = {"model": "{name}", "bytes": "{bytes:,}", "read s": "{read_s:.2f}", "forward s": "{forward_s:.2f}"}
     columns |= columns_of("over_load_then_run", CONTENDERS[1:])
-    columns |= {"first use over file order": "{first_use_over_file_order:.2f}"}
     title = f"first output over load-then-run, {GBIT:g} Gbit/s, {result['threads']} threads"
     yield table_of(title, columns, result["models"])
     until = {each: f"{{warm_disk[{each}][over_load_file]:.2f}}" for each in ("ready", "output")}

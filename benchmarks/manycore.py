@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean, mean
-from time import process_time
 from typing import Any
 
-from benchmarks.assumptions import ASSUMPTIONS, VARIANTS, Setup, timeline_of
+from benchmarks.assumptions import VARIANTS, Setup, timeline_of
 from benchmarks.bench import Budget, Save, columns_of, table_of, unsaved
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
@@ -89,7 +88,6 @@ def run(
     result: dict[str, Any] = {
         "curves": published_knl().note,
         "sizes": {name: TARGETS[name] for name in names},
-        "assumptions": list(ASSUMPTIONS),
         "paper": {"figure_3": FIGURE_3, "mean": 1.36, "corunning": FIGURE_4},
         "machines": machines,
     }
@@ -110,9 +108,7 @@ def figures(setup: Setup) -> dict[str, Any]:
     plans = {label: _planned(setup, added) for label, added in STRATEGIES.items()}
     plans["halves"] = _planned(setup, halves=True)
     plans["uniform"], uniform = _uniform(setup)
-    start = process_time()
     plans["all"] = _planned(setup, lookahead=True)
-    planning_s = process_time() - start
     timelines = {label: timeline_of(setup, made) for label, made in plans.items()}
     speedup = {label: recommended_us / (timeline.makespan_us + setup.alone_us) for label, timeline in timelines.items()}
     lower_us = bounds(setup.graph, setup.costs, Machine.of(cores=setup.machine.cores)).lower_us
@@ -125,8 +121,6 @@ def figures(setup: Setup) -> dict[str, Any]:
         "uniform_best": uniform,
         "to_bound": timelines["all"].makespan_us / lower_us,
         "corunning": {label: mean(corunning_of(timelines[label])) for label in ("s123", "s1234", "all")},
-        "lanes": {label: len(made.lanes) for label, made in plans.items()},
-        "planning_s": planning_s,
     }
 
 

@@ -10,10 +10,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from benchmarks.bench import Save, by_target, table_of, unsaved
-from benchmarks.turns import in_turns
+from benchmarks.turns import in_turns, one_thread
 from hocket import zoo
 from hocket.execution import executor
 from hocket.ir import Machine
@@ -27,12 +25,8 @@ ROUNDS = 15
 
 def run(targets: tuple[str, ...] = TARGETS, save: Save = unsaved) -> dict[str, Any]:
     """Measure each target, eager and planned in turn, on one thread, so that no thread waits for another."""
-    usual = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return by_target(targets, measure, save)
-    finally:
-        torch.set_num_threads(usual)
 
 
 def measure(target: str) -> dict[str, float]:

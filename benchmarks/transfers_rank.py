@@ -9,10 +9,11 @@ Agents take turns, one for each order: nothing is pulled ahead, so a call begins
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.namespaces import Namespace
 from benchmarks.ranks import join_job
@@ -45,19 +46,21 @@ def pulls_first(plan: Plan) -> Plan:
     return replace(plan, after=after, planner=f"transfers-{ALL_FIRST}")
 
 
-def run_rank(
-    rank: int,
-    ends: Sequence[Namespace],
-    model: str,
-    sizes: Mapping[str, Any],
-    orders: Sequence[str],
-    rounds: int,
-    steps: int,
-    seconds: float | None,
-) -> list[dict[str, Any]]:
+class Asked(NamedTuple):
+    """A measurement: turns by each order, of so many steps or calls, in about so many seconds."""
+
+    model: str
+    sizes: Mapping[str, Any]
+    orders: Sequence[str]
+    rounds: int
+    steps: int
+    seconds: float | None
+
+
+def run_rank(rank: int, ends: Sequence[Namespace], asked: Asked) -> list[dict[str, Any]]:
     """Take part, in all turns. Rank 0, the worker, returns the times of each."""
     join_job(rank, 2, ends[0].address, PORT, ends[rank])
-    job = load(model, **sizes)
+    job, (orders, rounds, steps, seconds) = load(asked.model, **asked.sizes), asked[2:]
     made = set_up(job.step, job.model, job.optimizer, job.batch(0), join(1, TIMEOUT_S))
     worker = worker_part(made.captured, made.assignment)
     costs = profiled(made.captured) if made.membership.is_worker else None
@@ -121,34 +124,25 @@ def _times(order: str, times_us: list[float], steps: int, predicted_us: float, l
     }
 
 
-def run_with_agents(
-    rank: int,
-    ends: Sequence[Namespace],
-    model: str,
-    sizes: Mapping[str, Any],
-    orders: Sequence[str],
-    rounds: int,
-    steps: int,
-    _: float | None,
-) -> list[dict[str, Any]]:
+def run_with_agents(rank: int, ends: Sequence[Namespace], asked: Asked) -> list[dict[str, Any]]:
     """As rank 0 call agents, one after another, as 1 and 2 be the job that publishes, at the other end of the link."""
     address, end = ends[1].address, ends[min(rank, 1)]
     join_job(max(0, rank - 1), 2, address, PORT, end)
     options: dict[str, Any] = {"timeout_s": TIMEOUT_S}
     if rank == 0:
-        job = load(model, **sizes)
+        job = load(asked.model, **asked.sizes)
         net, inputs = job.models[0].eval(), job.batch(0)[0]
         options |= {"ahead": False, "every_call": True}
-        return [
-            _calls(net, inputs, f"{address}:{PORT}", order, steps, options) for _ in range(rounds) for order in orders
-        ]
-    job = load(model, **{**sizes, "batch_size": 2})
+        turns = [*asked.orders] * asked.rounds
+        return [_calls(net, inputs, f"{address}:{PORT}", order, asked.steps, options) for order in turns]
+    job = load(asked.model, **{**asked.sizes, "batch_size": 2})
     if rank == 2:
         distribute.server(job.step, job.model, job.optimizer, job.batch(0), num_servers=1, **options)
     else:
         fast = distribute.worker(job.step, job.model, job.optimizer, order="layer", num_servers=1, **options)
         fast(job.batch(0))
         fast.publish()
+        threading.Event().wait()  # until it is killed
     return []
 
 

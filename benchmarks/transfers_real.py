@@ -25,7 +25,8 @@ import torch
 from benchmarks.bench import Budget, Save, table_of, unsaved
 from benchmarks.namespaces import linked, needs_namespaces
 from benchmarks.ranks import results
-from benchmarks.transfers_rank import ALL_FIRST, run_rank, run_with_agents
+from benchmarks.transfers_rank import ALL_FIRST, Asked, run_rank, run_with_agents
+from benchmarks.turns import one_thread
 from hocket.cli.console import UsageError
 from hocket.job import Job
 from hocket.zoo import load
@@ -74,7 +75,8 @@ def run(
             sizes = {"image_size": IMAGE_SIZES[model]} if model in IMAGE_SIZES else {}
             sizes["batch_size"] = batch_size or fitting_batch(model, sizes, mbit * 1e6 / 8, forward_only=agents)
             with linked(mbit) as ends:
-                places = [(rank, ends, model, sizes, orders, rounds, steps, part_s) for rank in range(2 + agents)]
+                asked = Asked(model, sizes, orders, rounds, steps, part_s)
+                places = [(rank, ends, asked) for rank in range(2 + agents)]
                 work = run_with_agents if agents else run_rank
                 turns = results(work, places, "benchmarks.transfers_rank", num_answers=1)[0]
         found = {order: _summary([turn for turn in turns if turn["order"] == order]) for order in orders}
@@ -89,17 +91,13 @@ def fitting_batch(model: str, sizes: Mapping[str, Any], bytes_per_s: float, *, f
     Batches are doubled until they take that long: where parameters are large, what an example adds to a batch of two
     says little of one of hundreds.
     """
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as a rank has
-    try:
-        batch, took_s, shorter_s, wanted_s = 1, 0.0, 0.0, float("inf")
-        while took_s < wanted_s and batch < MAX_BATCH:
-            batch, shorter_s = 2 * batch, took_s
-            job = load(model, batch_size=batch, **sizes)
+    batch, took_s, shorter_s, wanted_s = 1, 0.0, 0.0, float("inf")
+    while took_s < wanted_s and batch < MAX_BATCH:
+        batch, shorter_s = 2 * batch, took_s
+        job = load(model, batch_size=batch, **sizes)
+        with one_thread():  # as a rank has
             took_s = min(_computing_s(job, forward_only) for _ in range(2))
-            wanted_s = sum(tensor.nbytes for tensor in job.models[0].parameters()) / bytes_per_s
-    finally:
-        torch.set_num_threads(num_threads)
+        wanted_s = sum(tensor.nbytes for tensor in job.models[0].parameters()) / bytes_per_s
     part = min(1.0, (wanted_s - shorter_s) / max(1e-6, took_s - shorter_s))
     return max(1, round(batch / 2 * (1 + part)))
 

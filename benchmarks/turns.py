@@ -11,10 +11,13 @@ are more than the cores its idle threads hardly spin any more, so one contender'
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
+
+import torch
 
 
 def in_turns(
@@ -51,6 +54,17 @@ def in_turns(
             if (close := getattr(step, "close", None)) is not None:
                 close()
     return found
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let ops have one thread in the block."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
 
 
 def summaries(found: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:

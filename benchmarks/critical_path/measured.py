@@ -28,10 +28,11 @@ from hocket.backends import Backend, CpuBackend, CudaBackend, StreamBackend
 from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.execution.base import Executor
-from hocket.ir import Costs, Lane, Machine, Plan, Timeline
+from hocket.ir import Costs, Machine, Plan
 from hocket.job import Job
 from hocket.planning import plan
 from hocket.planning.critical_path import METHODS
+from hocket.profiling.tracer import serial_plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 
@@ -52,7 +53,6 @@ ON_GPU = {
     "resnet50": (2, 32),
     "resnet152": (2, 18),
 }
-PROFILE_RUNS = 5
 UNLIMITED = 1e15  # bytes
 COMPILED = {"compile": "reduce-overhead", "autotuned": "max-autotune"}  # by contender, the mode
 
@@ -201,14 +201,13 @@ def profiled_job(name: str, size: int, backend: Backend, device: str) -> tuple[J
     job = zoo.load(name, batch_size=size, device=device)
     job.step(job.batch(0))
     captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
-    measured: dict[str, list[Timeline]] = {}
-    for key, lanes in backend.profilers(captured):
-        for run in range(PROFILE_RUNS + 1):
-            lanes(job.batch(run))
-            if run:
-                measured.setdefault(key, []).append(lanes.timeline())
-        lanes.close()
-    return job, captured, backend.costs(captured, measured)
+    profiling, number = backend.profiled(captured), 0
+    while True:
+        try:
+            next(profiling)(job.batch(number))
+        except StopIteration as done:
+            return job, captured, done.value
+        number += 1
 
 
 def _settled(step: Callable[[Any], Any], backend: Backend) -> Callable[[Any], Any]:
@@ -287,19 +286,9 @@ def _peak_bytes(name: str, batch_size: int, plan: str | None) -> tuple[float, fl
 
 
 def _run_one_layer() -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    batch = torch.randn(2, 2)
-    captured = capture_step(step, model, optimizer, batch)
-    lanes = executor(captured, Plan((Lane("cpu0", captured.graph.order, cores=(0,)),)), Machine.here())
-    for _ in range(2):
-        lanes(batch)
+    job, machine = zoo.load("mlp", depth=1, width=2, batch_size=2), Machine.here()
+    captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
+    lanes = executor(captured, serial_plan(captured, 1, machine), machine)
+    for number in range(2):
+        lanes(job.batch(number))
     lanes.close()

@@ -6,7 +6,6 @@ split into activation, weight and bias gradients. docs/critical-path.md tells wh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -17,9 +16,8 @@ from typing import Any
 from hocket import zoo
 from hocket.checking import events_of, hazards
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.planning import plan
+from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS
-from hocket.planning.ranks import graph_ranks
 from hocket.profiling.gpu import Fit, GpuModel, estimate_gpu
 from hocket.simulation import simulate
 from hocket.tracing.capturing import capture_step
@@ -124,7 +122,7 @@ def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
     events = events_of(graph, full)
     hazards(graph, full, events)
     takes_us = {label: _takes_us(graph, made, costs, setting.machine, label) for label, made in plans.items()}
-    lower_us = _lower_us(graph, costs)
+    lower_us = bounds(graph, costs, setting.machine).lower_us
     return {
         "ops": len(graph),
         "batch_size": batch_size,
@@ -132,7 +130,6 @@ def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
         "speedup": {label: takes_us["layers"] / us for label, us in takes_us.items()},
         "lower_bound_ms": lower_us / 1e3,
         "to_bound": takes_us["full"] / lower_us,
-        "images_per_s": batch_size / takes_us["full"] * 1e6,
         "streams": len(full.lanes),
         "events": sum(len(sources) for sources in events.waits.values()),
         "edges_across": sum(full.lane_of[edge.src] is not full.lane_of[edge.dst] for edge in graph.edges),
@@ -198,9 +195,3 @@ def _plan(graph: Graph, costs: Costs, machine: Machine, methods: Sequence[str], 
 def _takes_us(graph: Graph, made: Plan, costs: Costs, machine: Machine, label: str) -> float:
     launches = "graph" if label.endswith("graph") else "eager"
     return simulate(graph, made, costs, machine, launches=launches).makespan_us
-
-
-def _lower_us(graph: Graph, costs: Costs) -> float:
-    durations_us = [costs.duration_us(op.name, device="gpu0") for op in graph.ops]
-    areas = [us * costs.shares[op.name]["gpu0"].multiprocessors for op, us in zip(graph.ops, durations_us, strict=True)]
-    return max(*graph_ranks(graph, durations_us), math.fsum(areas))

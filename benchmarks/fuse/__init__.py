@@ -56,8 +56,7 @@ def run(
     Returns:
         ``targets``: name -> B (as text) -> contender -> its times, ``to_serial``, ``to_own_one``, ``first_steps`` (its
         first step in steps of serial: models are traced and plans timed), ``chosen`` (by auto, and why a plan was kept
-        or not), and ``memory_to_singles`` (to B times what one model alone needs). ``crossover``: name -> contender ->
-        the first B at which it is no slower than serial, and the next one at which it is. ``targets_float16`` and so
+        or not), and ``memory_to_singles`` (to B times what one model alone needs). ``targets_float16`` and so
         on: the same in further precisions. ``left_out``: a line for what cannot be had here, and for what had no time
         or memory.
 
@@ -78,15 +77,10 @@ def run(
     trainings = {"" if each == first else f"_{each}": Training(each, **settings) for each in precisions}
     measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in trainings}
 
-    def result() -> dict[str, Any]:
-        found: dict[str, Any] = {"device": device, "precisions": list(precisions), **settings}
-        if device == "cuda":
-            found["machine"] = torch.cuda.get_device_name()
-        for key, targets in measured.items():
-            found[f"targets{key}"] = targets
-            found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in targets.items()}
-        return found | {"left_out": budget.left_out}
-
+    result: dict[str, Any] = {"device": device, "precisions": list(precisions), **settings}
+    result |= {f"targets{key}": rows for key, rows in measured.items()} | {"left_out": budget.left_out}
+    if device == "cuda":
+        result["machine"] = torch.cuda.get_device_name()
     for size, (key, training), (name, target) in product(sizes, trainings.items(), chosen.items()):
         what = _words(name, size, training)
         with budget.item(what, kind=name, units=size, spared=Exception) as begun:
@@ -97,48 +91,29 @@ def run(
                 for contender, row in rows.items():
                     if contender in single:
                         row["to_own_one"] = row["models_per_s"] / single[contender]["models_per_s"]
-        save(result())
+        save(result)
     for (key, training), (name, target) in product(trainings.items(), chosen.items()):
         if memory and measured[key][name]:
             _add_memory(name, target, measured[key][name], device, training, budget)
-            save(result())
-    return result()
+            save(result)
+    return result
 
 
 def _words(name: str, size: int, training: Training) -> str:
     return f"{name}, {size} models" + (f", {training.precision}" if training.amp else "")
 
 
-def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, dict[str, int | None]]:
-    """For each contender the first B, of those measured, at which it beats serial, and the next at which it loses."""
-    found: dict[str, dict[str, int | None]] = {}
-    for name in dict.fromkeys(name for rows in by_size.values() for name in rows if name != "serial"):
-        to_serial = {int(size): rows[name]["to_serial"] for size, rows in by_size.items() if name in rows}
-        begins = min((size for size, ratio in to_serial.items() if ratio >= 1), default=None)
-        loses = [size for size, ratio in to_serial.items() if begins is not None and size > begins and ratio < 1]
-        found[name] = {"pays_from": begins, "stops_at": min(loses, default=None)}
-    return found
-
-
 def _measure(
-    target: Target,
-    size: int,
-    device: str,
-    steps: int,
-    training: Training,
-    names: tuple[str, ...],
-    budget: Budget,
+    target: Target, size: int, device: str, steps: int, training: Training, names: tuple[str, ...], budget: Budget
 ) -> dict[str, dict[str, Any]]:
     suits = {"channels-last": target.has_images(), "jax": target.entry == "mlp" and not training.amp}
     here = [name for name in IN_TURNS if name in names and suits.get(name, True)]
     in_turn = {name: step_of(name, target, size, device, training) for name in here}
     first_s = {name: took_s(step, device) for name, step in in_turn.items()}
-    found: dict[str, dict[str, Any]] = {
-        name: row_of(times_ms) for name, times_ms in timed(in_turn, device, steps).items()
-    }
-    for name, row in found.items():
-        row["first_steps"] = first_s[name] * 1e3 / found["serial"]["step_ms"]
+    times_ms = timed(in_turn, device, steps)
+    found: dict[str, dict[str, Any]] = {name: row_of(own_ms) for name, own_ms in times_ms.items()}
     for name, step in in_turn.items():
+        found[name]["first_steps"] = first_s[name] * 1e3 / found["serial"]["step_ms"]
         if step.chosen():
             found[name]["chosen"] = step.chosen()
     in_turn.clear()  # their memory is needed
@@ -156,12 +131,7 @@ def _measure(
 
 
 def _add_memory(
-    name: str,
-    target: Target,
-    by_size: dict[str, dict[str, Any]],
-    device: str,
-    training: Training,
-    budget: Budget,
+    name: str, target: Target, by_size: dict[str, dict[str, Any]], device: str, training: Training, budget: Budget
 ) -> None:
     single = 0.0
     for size, found in {"1": {"serial": {}}, **by_size}.items():
@@ -185,9 +155,6 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
     yield _fused_table(f"training B models, {result['device']}: speedup over serial", result["targets"])
     for each in result["precisions"][1:]:
         yield _fused_table(f"the same in {each}", result[f"targets_{each}"])
-    for target, found in result["crossover"].items():
-        pays = [f"{name} from B = {size['pays_from']}, not at {size['stops_at']}" for name, size in found.items()]
-        yield f"no slower than serial: {target}: {'; '.join(pays)}"
 
 
 def _fused_table(title: str, by_target: dict[str, Any]) -> Any:

@@ -248,7 +248,7 @@ def step_of(name: str, target: Target, size: int, device: str, training: Trainin
     if name == "jax":
         peer = jax_peer([model for (model,) in jobs], batches, training.optimizer, *training.rates(first, size))
         return Step(peer.seconds, seconds=peer.seconds)
-    train = TRAINERS[target.kind]
+    train = partial(_train, target.kind)
     if name in ("serial", "channels-last", "lanes"):
         loop = [[Net(model, training, n) for model in models] for n, models in zip(numbers, jobs, strict=True)]
 
@@ -293,12 +293,16 @@ def _scheduled(
     return step_once
 
 
-def _classify(nets: list[Net], batch: tuple[Tensor, Tensor]) -> Tensor:
-    return _update(nets[0], lambda net: net.loss(functional.cross_entropy, batch[0], batch[1]))
-
-
-def _words(nets: list[Net], batch: tuple[Tensor, Tensor]) -> Tensor:
-    return _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, batch[0], batch[1]))
+def _train(kind: str, nets: list[Net], batch: Any) -> Tensor:
+    """One training step of one job's nets on a batch, which gives their loss."""
+    if kind == "gan":
+        return _gan(nets, batch)
+    (net,) = nets
+    net.optimizer.zero_grad()
+    losses = net.loss(LOSSES[kind], *((batch,) if kind == "own" else batch))
+    net.backward(losses)
+    net.update()
+    return losses.detach()
 
 
 def _cross_entropy_of_words(scores: Tensor, words: Tensor) -> Tensor:
@@ -310,8 +314,8 @@ def _loss_of(out: Any) -> Tensor:
     return loss
 
 
-def _own_loss(nets: list[Net], batch: dict[str, Tensor]) -> Tensor:
-    return _update(nets[0], lambda net: net.loss(_loss_of, batch))
+LOSSES: dict[str, Callable[..., Tensor]]
+LOSSES = {"classifier": functional.cross_entropy, "words": _cross_entropy_of_words, "own": _loss_of}
 
 
 def _gan(nets: list[Net], images: Tensor) -> Tensor:
@@ -329,15 +333,3 @@ def _gan(nets: list[Net], images: Tensor) -> Tensor:
     generator.backward(fooled)
     generator.update()
     return fooled.detach()
-
-
-def _update(net: Net, loss: Callable[[Net], Tensor]) -> Tensor:
-    net.optimizer.zero_grad()
-    losses = loss(net)
-    net.backward(losses)
-    net.update()
-    return losses.detach()
-
-
-TRAINERS: dict[str, Callable[[list[Net], Any], Tensor]]
-TRAINERS = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.namespaces import Namespace
 from benchmarks.ranks import join_job
-from benchmarks.transfers import Cluster, with_transfers, worker_machine
+from benchmarks.transfers import with_transfers, worker_machine
 from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet
 from hocket.distributed.store import meet_at, opened
@@ -82,7 +82,7 @@ def recorded(name: str, servers: int, bytes_per_s: float, receiving_s: float, **
     graph = Graph(
         tuple(replace(op, size_bytes=scaled[op.name]) if op.name in scaled else op for op in graph.ops), graph.edges
     )
-    machine = worker_machine(Cluster(servers=servers, card_bytes_per_s=bytes_per_s / servers))
+    machine = worker_machine(bytes_per_s / servers, servers=servers)
     found = receives_of(graph, costs, machine)
     slower = receiving_s * 1e6 / sum(found.works_us)
     found = replace(found, works_us=tuple(us * slower for us in found.works_us))

@@ -47,12 +47,7 @@ class Branches(nn.Module):
 
 
 def run(
-    *,
-    batch_size: int = 96,
-    branches: int = 24,
-    width: int = 512,
-    after: int = AFTER,
-    save: Save = unsaved,
+    *, batch_size: int = 96, branches: int = 24, width: int = 512, after: int = AFTER, save: Save = unsaved
 ) -> dict[str, Any]:
     """The job without moves, then the one with them.
 

@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from benchmarks.bench import Save, check_names, table_of, unsaved
 from benchmarks.ranks import join_job, results
+from benchmarks.turns import one_thread
 from hocket.distributed.pipelines.run import measured_link
 from hocket.distributed.pipelines.split import torch_order
 from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases, node_times
@@ -127,10 +128,7 @@ class PacedTimes(NamedTuple):
 
 
 def run(
-    targets: Sequence[str] = tuple(MODELS),
-    parts: Sequence[int] = (2, 3, 4),
-    steps: int = 6,
-    save: Save = unsaved,
+    targets: Sequence[str] = tuple(MODELS), parts: Sequence[int] = (2, 3, 4), steps: int = 6, save: Save = unsaved
 ) -> dict[str, Any]:
     """Each model on each number of ranks, one for each stage.
 
@@ -181,15 +179,11 @@ def run(
 
 def recorded(layered: LayeredModel) -> tuple[tuple[fx.Node, ...], Chain]:
     """The nodes of a model, and the chain that they are, timed one by one on this machine with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         traced = torch.export.export(layered.model, (layered.micro_batch,), strict=False).module(check_guards=False)
         inline_grad_modes(traced)
         join_aliases(traced)
         return chain_of(traced, node_times(traced))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def begins_of_layers(ops: Sequence[fx.Node], chain: Chain, layers: Sequence[str], k: int) -> tuple[int, ...]:

@@ -57,9 +57,7 @@ class Setting:
 # PointNet's and MobileNet's columns of Table 11. Either has two infusible parameters of two values.
 SETTINGS = {
     "random, 60 sets of 25 epochs": Setting(25, sets=60, groups=4),
-    "random, 50 sets of 20 epochs": Setting(20, sets=50, groups=4),
     "R = 250, eta = 5, skip 1": Setting(250, Hyperband(eta=5, skip_last=1), groups=4),
-    "R = 81, eta = 3, skip 2": Setting(81, Hyperband(eta=3, skip_last=2), groups=4),
     "R = 250, eta = 5, skip 1, one group": Setting(250, Hyperband(eta=5, skip_last=1)),
     "R = 81, eta = 3, one group": Setting(81, Hyperband(eta=3)),
 }
