@@ -44,7 +44,7 @@ def run(*, budget_s: float | None = None, save: Save = unsaved) -> dict[str, Any
     makers: dict[str, Callable[[], Any]] = {f"co-run: {pair}": partial(_co_run, *ops) for pair, ops in _PAIRS.items()}
     makers["blocks and threads"] = _blocks
     for name, size in OCCUPANCY_OF:
-        makers[f"occupancy: {name}/{size}"] = partial(_occupancy, name, size)
+        makers[f"occupancy: {name}/{size}"] = partial(occupancy_of, name, size)
     for label, make in makers.items():
         try:
             with budget.item(label, kind=label.partition(":")[0]) as begun:
@@ -161,12 +161,9 @@ def _blocks() -> dict[str, Any]:
     }
 
 
-def _occupancy(name: str, size: int) -> dict[str, Any]:
-    return occupancy_of(name, size, CudaBackend(torch.cuda.current_device()), "cuda")
-
-
-def occupancy_of(name: str, size: int, backend: StreamBackend, device: str) -> dict[str, Any]:
+def occupancy_of(name: str, size: int, backend: StreamBackend | None = None, device: str = "cuda") -> dict[str, Any]:
     """The busy part of the multiprocessors by tenths of a step, of one stream and of the plan, in two steps each."""
+    backend = backend or CudaBackend(torch.cuda.current_device())
     job, captured, costs = profiled_job(name, size, backend, device)
     found: dict[str, Any] = {}
     for label, options in (("one stream", {"methods": ()}), ("planned", {})):

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.ranks import started
+from benchmarks.ranks import heard, started
 from hocket.job import Job
 
 PATIENCE_S = 120.0  # for the first step, which is compiled
@@ -46,27 +46,13 @@ class JaxProcess:
         (self._pipe,) = self._stack.enter_context(started(_serve, [arguments], daemon=True))
         self.loss = math.nan
 
-    def ask(self, what: str) -> Any:
-        """The answer to a question."""
-        self._pipe.send(what)
-        if not self._pipe.poll(PATIENCE_S):
-            raise RuntimeError("jax: its process does not answer")
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise RuntimeError("jax: its process ended") from None
-
     def seconds(self, _: Any = None) -> float:
         """Take training steps in a row on the next batches of its own, and return what one of them took there."""
-        took_s, self.loss = self.ask("step")
+        self._pipe.send("step")
+        took_s, self.loss = heard(self._pipe, PATIENCE_S)
         return float(took_s)
 
     __call__ = seconds
-
-    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The parameters by name as they are now."""
-        found: dict[str, np.ndarray[Any, Any]] = self.ask("weights")
-        return found
 
     def end(self) -> None:
         """End the process."""
@@ -146,19 +132,13 @@ def _serve(
         jax.block_until_ready((weights, found))
 
     while True:
-        try:
-            asked = pipe.recv()
-        except EOFError:
-            return
-        if asked == "weights":
-            pipe.send({key: np.asarray(value) for key, value in weights.items()})
-        else:
-            times_s = []
-            for _ in range(in_a_row):
-                begin = perf_counter()
-                once()
-                times_s.append(perf_counter() - begin)
-            pipe.send((fmean(times_s[1:] or times_s), float(found.mean())))
+        pipe.recv()
+        times_s = []
+        for _ in range(in_a_row):
+            begin = perf_counter()
+            once()
+            times_s.append(perf_counter() - begin)
+        pipe.send(((fmean(times_s[1:] or times_s), float(found.mean())), None))
 
 
 def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: dict[str, Any]) -> Any:

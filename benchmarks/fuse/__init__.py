@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
+from statistics import quantiles
 from typing import Any
 
 import torch
 
 from benchmarks.bench import Budget, Save, check_names, table_of, unsaved
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, Training, named, step_of
-from benchmarks.fuse.timing import check_device, memory_of, row_of, side_by_side, timed, took_s
+from benchmarks.fuse.timing import memory_of, side_by_side, timed, took_s
 from benchmarks.jax_steps import jax_missing
 from hocket.errors import InputError
 
@@ -63,7 +64,8 @@ def run(
     Raises:
         InputError: the device is not there, or a target or contender is unknown.
     """
-    check_device(device)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("bench fuse: device: expected one that is there, got 'cuda', and torch sees no GPU")
     check_names("fuse", contenders, CONTENDERS)
     chosen = {name: named(name) for name in (targets or TARGETS)}
     wanted = dict.fromkeys(("serial", *contenders))
@@ -110,8 +112,10 @@ def _measure(
     here = [name for name in IN_TURNS if name in names and suits.get(name, True)]
     in_turn = {name: step_of(name, target, size, device, training) for name in here}
     first_s = {name: took_s(step, device) for name, step in in_turn.items()}
-    times_ms = timed(in_turn, device, steps)
-    found: dict[str, dict[str, Any]] = {name: row_of(own_ms) for name, own_ms in times_ms.items()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, times_ms in timed(in_turn, device, steps).items():
+        lower, middle, upper = quantiles(times_ms, n=4)
+        found[name] = {"step_ms": middle, "quartiles_ms": [lower, upper], "steps": len(times_ms)}
     for name, step in in_turn.items():
         found[name]["first_steps"] = first_s[name] * 1e3 / found["serial"]["step_ms"]
         if step.chosen():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping
-from statistics import quantiles
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +18,6 @@ from benchmarks.fuse.targets import BACKENDS, TARGETS, Step, Target, Training, s
 from benchmarks.ranks import heard, in_process, peak_bytes, resident_bytes, set_back_peak, started
 from benchmarks.turns import in_turns
 from hocket import optim as fused_optim
-from hocket.errors import InputError
 from hocket.fusion import fuse
 
 WARM_UP = 2
@@ -116,11 +114,6 @@ MAX_UNSETTLED = 64  # steps before those that count, by which choices are made
 BLOCK = 4  # counted steps of one contender after another
 
 
-def check_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("bench fuse: device: expected one that is there, got 'cuda', and torch sees no GPU")
-
-
 def timed(in_turn: Mapping[str, Step], device: str, steps: int) -> dict[str, list[float]]:
     """Time steps in ms, in blocks that take turns, once all choices are made."""
     # First calls time what they choose from, so no other contender may start, compile or keep threads meanwhile.
@@ -148,8 +141,3 @@ def took_s(step: Step, device: str) -> float:
     step()
     settle(device)
     return perf_counter() - start
-
-
-def row_of(times_ms: list[float]) -> dict[str, Any]:
-    lower, middle, upper = quantiles(times_ms, n=4)
-    return {"step_ms": middle, "quartiles_ms": [lower, upper], "steps": len(times_ms)}
