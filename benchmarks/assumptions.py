@@ -123,7 +123,7 @@ def siblings(speedup: float) -> Callable[[Setup], Setup]:
 
 
 def only_mkl(setup: Setup) -> Setup:
-    """Ops without an MKL-DNN kernel run one after another on all cores, beside nobody.
+    """Ops without an MKL-DNN kernel run one after another on all cores, alone.
 
     The others are planned for as if these took no time, and their time is added: a plan that also had to stop for them
     would be longer, so this is a limit to what the paper's runtime could gain.

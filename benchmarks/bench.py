@@ -134,7 +134,7 @@ def _filled(form: str, row: Mapping[str, Any]) -> str:
 
 
 class Budget:
-    """So many seconds from now on. `left_out` has a line for each item that did not begin, or failed.
+    """A number of seconds from now on. `left_out` has a line for each item that did not begin, or failed.
 
     An item begins only where time is left for it. What it will take is guessed from the items of its kind before it: as
     long per unit (a model, a layer) as the dearest of them. The first of a kind begins if any time is left.

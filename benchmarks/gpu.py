@@ -67,7 +67,7 @@ def run(*, device: str = "cuda", budget_s: float = 360.0, save: Save = unsaved) 
     """Run every part, one after the other, within the budget.
 
     Returns:
-        ``parts``: by name the bench's own result, with ``took_s``; ``stopped``: a line for each part that ran out of
+        ``parts``: by name the bench's own result, with ``took_s``. ``stopped``: a line for each part that ran out of
         time (what it had saved is there); ``failed``: a line for each that ended otherwise.
 
     Raises:

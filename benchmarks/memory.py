@@ -1,6 +1,6 @@
 """Peak memory of a scheduled step, by stage, each target in a process of its own: ``python -m benchmarks memory``.
 
-First eager steps; then the same job through `hocket.schedule`, searched, and on Linux the peak of the process's
+First eager steps, then the same job through `hocket.schedule`, searched, and on Linux the peak of the process's
 resident memory is set back after each step, so that it is known which stage made it. Then planned steps, and the search
 that follows once compiled forms are there. Figures are those of the whole process, which torch alone makes 200 MB
 large.

@@ -1,6 +1,6 @@
 """Tables IV and V of Liu et al. (IPDPS 2019): regression models by samples, hill climbing by interval.
 
-``rich.print(table_iv())`` and ``rich.print(table_v())`` show them; docs/models.md has them, and what they say.
+``rich.print(table_iv())`` and ``rich.print(table_v())`` show them. docs/models.md has them, and what they say.
 
 Regression, the paper's first performance model, predicts the time of an op at a width from its flops and bytes and its
 times at N sampled widths. One regressor is trained for each width to be predicted (one for all of them reaches only 25%

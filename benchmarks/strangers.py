@@ -1,7 +1,7 @@
-"""Models that nobody here wrote, scheduled with both promises of numerics: ``python -m benchmarks strangers``.
+"""Models of other people, scheduled with both promises of numerics: ``python -m benchmarks strangers``.
 
 Six networks of pytorchcv and six of transformers, unchanged, with random weights and inputs, trained as their users do:
-SGD with momentum, or AdamW; dropout where the library has it.
+SGD with momentum, or AdamW, with dropout where the library has it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Orders of transfers, by simulation: ``python -m benchmarks transfers``.
 
-A worker's step is that of a zoo model: a recv for each parameter before whoever reads it first, and a send for each
+A worker's step is that of a zoo model: a recv for each parameter before the op that reads it first, and a send for each
 parameter's gradient before its update, which runs at the server and so is left out. Links to the servers are scaled so
 that receiving takes as long as computing; each model also runs with half and twice its batch, over the same links.
 

@@ -47,7 +47,7 @@ def pulls_first(plan: Plan) -> Plan:
 
 
 class Asked(NamedTuple):
-    """A measurement: turns by each order, of so many steps or calls, in about so many seconds."""
+    """A measurement: turns by each order, their steps or calls, and about how many seconds it takes."""
 
     model: str
     sizes: Mapping[str, Any]
@@ -89,7 +89,7 @@ def run_rank(rank: int, ends: Sequence[Namespace], asked: Asked) -> list[dict[st
 def _turn(
     made: ShardedJob, part: Captured, costs: Costs, order: str, steps: int, left_s: float | None, batch: Any
 ) -> dict[str, Any]:
-    """Steps of one order: so many, or two and what there is time for."""
+    """Steps of one order: as many as are wanted, or two and what there is time for."""
     begin_s = time.monotonic()
     rates = link_rates(made)
     plan, cycle, predicted_us = worker_plan(made, part, costs, rates, "layer" if order == ALL_FIRST else order)

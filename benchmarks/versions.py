@@ -1,10 +1,10 @@
 """Another version's steps against this one's: two processes, in turns, on the same targets.
 
 A target is a zoo entry, whose step is scheduled, or one of the fuse bench with a number of models, as in ``mlp-32:8``,
-whose models are fused; or ``search-mlp-32:12``, a search of that number of trials. ``own-mlp-32:8`` gives each model a
+whose models are fused, or ``search-mlp-32:12``, a search of that number of trials. ``own-mlp-32:8`` gives each model a
 rate of its own. ``lengths-mlp-32:8`` and ``search-lengths-mlp-32:12`` train with batches of 40 lengths.
 
-Each process prepares the step with its own sources and then makes a block of steps whenever it is asked to; the two
+Each process prepares the step with its own sources and then makes a block of steps whenever it is asked to. The two
 never run at the same time. What is compared is what a caller pays: whole calls of the schedule, whole steps from
 `zero_grad` to the optimizer's, or whole searches. The first step of fresh models, or the first search, is timed apart.
 """

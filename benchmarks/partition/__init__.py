@@ -51,7 +51,7 @@ DYNAMIC_PROGRAMME = {
 def workload(name: str, *, host: bool = True, parts: int | None = None) -> PartitionProblem:
     """One of the eight, its times taken for microseconds and its costs of 1 for 2**20 bytes.
 
-    It has its own number of accelerators or so many `parts`, and with `host` the host as the last device.
+    It has its own number of accelerators or as many as `parts`, and with `host` the host as the last device.
     """
     document = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     nodes = document["nodes"]
