@@ -1,13 +1,13 @@
-"""Assumptions of a simulation on published curves, and the results if one of them is changed.
+"""Assumptions of `benchmarks.manycore`, and the results if one of them is changed.
 
-Every assumption that a figure of `benchmarks.manycore` rests on can be changed here on its own: a `Setup` goes in and
-comes out with one thing different. Which change moves the result most says how far to trust it.
+Each can be changed here on its own: a `Setup` goes in and comes out with one thing different.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from benchmarks.curves import kind_of
@@ -19,31 +19,13 @@ LAUNCH_US = 10.0
 # Of these types TensorFlow 1.9 has MKL-DNN kernels; only their widths did the paper change (section IV-A).
 MKL_DNN = ("Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter", "MatMul", "FusedBatchNorm", "MaxPooling", "AvgPool")
 
-ASSUMPTIONS = (
-    "the networks are this package's, in PyTorch's ops, at the paper's batch sizes; image sizes are those of CIFAR-10 "
-    "(ResNet-50), 64x64 (DCGAN; the paper's MNIST has 28x28) and 299x299 (Inception-v3)",
-    "op times are those of the published curves, which were built and not recorded: see docs/models.md",
-    "the recommended setting runs ops one after another on all cores, and no time is lost between two of them",
-    "an op takes as long beside others as alone: cores share neither memory traffic nor clock frequency",
-    "dispatching costs 10 us an op, inside the op's time, so lanes dispatch side by side",
-    "an op that waits for another lane starts 5 us after that lane is done",
-    "every op may run at any width (the paper changes widths of MKL-DNN's ops only)",
-    "the two threads of a core together get done 1.03 times what one does alone (Table III), and an op is done when "
-    "all of its threads are",
-)
-
 
 @dataclass(frozen=True)
 class Setup:
-    """A step and all that is assumed about running it.
+    """A step and all that is assumed about running it on a machine of one CPU device.
 
-    Attributes:
-        graph: the step.
-        costs: of each op at every width of the machine.
-        machine: one CPU device.
-        wait_us: how much later an op starts than one of another lane ends that it waits for.
-        beside: by how much longer an op takes while it runs beside another one.
-        alone_us: what other ops of the step take, during which none of the graph's runs.
+    An op starts `wait_us` later than one of another lane ends that it waits for, and takes `beside` times as long while
+    it runs beside another one. Other ops of the step take `alone_us`, during which none of the graph's runs.
     """
 
     graph: Graph
@@ -61,8 +43,8 @@ class Setup:
 def timeline_of(setup: Setup, plan: Plan) -> Timeline:
     """The step as simulated.
 
-    Where ops disturb each other, it is simulated a second time: with each op longer by `Setup.beside` for that part of
-    it that had company the first time.
+    Where ops disturb each other, it is simulated a second time: with each op longer for that part of it that had
+    company the first time.
     """
     timeline = simulate(setup.graph, plan, setup.costs, setup.machine, setup.wait_us)
     if setup.beside == 1.0:
@@ -85,15 +67,10 @@ def _company(timeline: Timeline) -> dict[str, float]:
     for span in timeline.spans:
         change[place[span.start_us]] += 1
         change[place[span.end_us]] -= 1
-    shared_us = [0.0]  # until each event: for how long there was company
-    running = 0
-    for number in range(len(events) - 1):
-        running += change[number]
-        shared_us.append(shared_us[-1] + (events[number + 1] - events[number] if running > 1 else 0.0))
+    with_company = [(end - begin) * (ops > 1) for (begin, end), ops in zip(pairwise(events), accumulate(change))]  # noqa: B905
+    shared_us = list(accumulate(with_company, initial=0.0))
     return {
-        span.op: (shared_us[place[span.end_us]] - shared_us[place[span.start_us]]) / span.duration_us
-        if span.duration_us
-        else 0.0
+        span.op: (shared_us[place[span.end_us]] - shared_us[place[span.start_us]]) / (span.duration_us or 1.0)
         for span in timeline.spans
     }
 
@@ -146,7 +123,7 @@ def siblings(speedup: float) -> Callable[[Setup], Setup]:
 
 
 def only_mkl(setup: Setup) -> Setup:
-    """Ops without an MKL-DNN kernel run one after another on all cores, beside nobody.
+    """Ops without an MKL-DNN kernel run one after another on all cores, alone.
 
     The others are planned for as if these took no time, and their time is added: a plan that also had to stop for them
     would be longer, so this is a limit to what the paper's runtime could gain.

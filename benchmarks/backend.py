@@ -1,35 +1,28 @@
-"""Backends of `torch.compile` in turns with eager: ``python -m benchmarks backend``.
+"""Backends of `torch.compile` in turns with eager, each on a twin of the same job: ``python -m benchmarks backend``.
 
-Contenders, in one process, each on a twin of the same job (`benchmarks.turns`):
-
-- ``dynamo``: Dynamo's graphs as they stand (``backend="eager"``), with Dynamo's guards: no backend can undo their time;
+- ``dynamo``: Dynamo's graphs as they stand, with Dynamo's guards: no backend can undo their time;
 - ``aot_eager``: the graphs of AOTAutograd op by op, what a region has to beat;
 - ``bitwise`` and ``close``: the model compiled with ``backend="hocket"`` and these ``numerics``;
-- ``bitwise+update`` and ``close+update``: the same, and `hocket.schedule_update` for the optimizer;
-- ``inductor`` and ``inductor+update``: torch's own backend, for the model alone and for ``optimizer.step`` as well;
+- ``+update``: and `hocket.schedule_update` for the optimizer, or for Inductor a compiled ``optimizer.step``;
 - ``schedule``: the whole step by `hocket.schedule`.
 
 Regions and updates have decided before they are timed, their turns with what has no plan are over, and their audits go
-on. Of the time until they have plans, what the same number of eager steps takes is left out (``decision_s``). With
+on. With
 ``close`` their forms are compiled before that, as a training does by itself when it has run for half a minute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hocket
-from benchmarks.bench import Save, by_target, ratios, unsaved
-from benchmarks.contenders import compiled_step, convmixer, decided, gpt2
-from benchmarks.turns import in_turns, summaries
-from hocket import zoo
+from benchmarks.bench import Save, by_target, check_names, columns_of, table_of, unsaved
+from benchmarks.contenders import compiled_step, decided, job_of
+from benchmarks.turns import in_turns, summaries, title
 from hocket.autotune.turns import BLOCK as BLOCK_OF_TURNS
 from hocket.autotune.turns import MAX_ATTEMPTS, NUM_ROUNDS
-from hocket.cli.console import table
 from hocket.dynamo import regions
-from hocket.errors import InputError
 from hocket.job import Job
 
 # How the model is compiled, and who makes the update: "eager", "planned" or "compiled". Options that are the defaults
@@ -45,13 +38,7 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "inductor+update": ({"options": {"fallback_random": False}}, "compiled"),
 }
 CONTENDERS = (*WAYS, "schedule")
-TARGETS: dict[str, Callable[[], Job]] = {
-    "mlp": lambda: zoo.load("mlp"),
-    "gpt2": lambda: gpt2(64),
-    "resnet20": lambda: zoo.load("resnet20", batch_size=4),
-    "lstm-cells": lambda: zoo.load("lstm-cells", batch_size=20),
-    "convmixer": convmixer,
-}
+TARGETS = ("mlp", "gpt2", "resnet20/4", "lstm-cells/20", "convmixer")
 BLOCK = 8
 # Steps after which a region that has not decided is timed as it is.
 MAX_SEARCHED = 400
@@ -59,22 +46,10 @@ MAX_SEARCHED = 400
 MAX_TURNS = (2 * NUM_ROUNDS * MAX_ATTEMPTS + 1) * BLOCK_OF_TURNS
 
 
-def run(
-    targets: Sequence[str] = (),
-    *,
-    rounds: int = 12,
-    close: bool = True,
-    save: Save = unsaved,
-) -> dict[str, Any]:
-    """Measure each target.
-
-    Raises:
-        InputError: a target is not known.
-    """
-    for name in targets:
-        if name not in TARGETS:
-            raise InputError(f"bench backend: expected some of {', '.join(TARGETS)}, got {name!r}")
-    return by_target(targets or TARGETS, lambda name: _measured(TARGETS[name], rounds, close), save)
+def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 12, save: Save = unsaved) -> dict[str, Any]:
+    """Measure each target."""
+    check_names("backend", targets, TARGETS)
+    return by_target(targets, lambda target: _measured(target, rounds), save)
 
 
 class _Compiled:
@@ -82,24 +57,22 @@ class _Compiled:
 
     def __init__(self, job: Job, label: str) -> None:
         options, update = WAYS[label]
-        known, start = set(regions()), perf_counter()
+        known = set(regions())
         self.updates: list[hocket.Schedule] = []
         if update == "planned":
             numerics = options["options"]["numerics"]
-            each = job.optimizers
-            self.updates = [hocket.schedule_update(one, numerics=numerics, cache=False) for one in each]
+            self.updates = [hocket.schedule_update(each, numerics=numerics, cache=False) for each in job.optimizers]
         self.step, self.report = compiled_step(job, update == "compiled", False, **options)
         self.regions = [region for region in regions() if region not in known]
-        self.num_calls, self.num_compiled = 3, 0
-        while self.step is not None and self.num_calls < MAX_SEARCHED and not self._is_decided():
-            self.step(job.batch(self.num_calls))
-            self.num_calls += 1
-        self.took_s = perf_counter() - start
-        if self.step is not None and (self.regions or self.updates):
-            self.num_compiled = sum(region.compile() for region in self.regions if region.was_called)
-            num_calls = MAX_TURNS + (MAX_SEARCHED if self.num_compiled else 0)
-            for number in range(num_calls):
-                self.step(job.batch(number))
+        if self.step is None or not (self.regions or self.updates):
+            return
+        for number in range(MAX_SEARCHED):
+            if self._is_decided():
+                break
+            self.step(job.batch(number))
+        num_compiled = sum(region.compile() for region in self.regions if region.was_called)
+        for number in range(MAX_TURNS + (MAX_SEARCHED if num_compiled else 0)):
+            self.step(job.batch(number))
 
     def __call__(self, batch: Any) -> Any:
         assert self.step is not None
@@ -118,24 +91,16 @@ class _Compiled:
         return not waiting and all(each.decided for each in self.updates)
 
 
-def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, Any]:
-    eager = make()
-    ways = [label for label in WAYS if close or not label.startswith("close")]
-    made = {label: _Compiled(make(), label) for label in ways}
+def _measured(target: str, rounds: int) -> dict[str, Any]:
+    eager = job_of(target)
+    made = {label: _Compiled(job_of(target), label) for label in WAYS}
     failed = {label: each.report for label, each in made.items() if each.step is None}
     contenders: dict[str, Callable[[Any], Any]] = {"eager": eager.step}
     contenders |= {label: each for label, each in made.items() if label not in failed}
-    contenders["schedule"] = decided(make(), "bitwise")
-    turns = in_turns(contenders, eager.batch, rounds=rounds, block=BLOCK)
-    eager_s = turns["eager"].median_ms / 1e3
-    found = made["bitwise"].regions
+    contenders["schedule"] = decided(job_of(target), "bitwise")
+    found = summaries(in_turns(contenders, eager.batch, rounds=rounds, block=BLOCK))
     return {
-        **summaries(turns),
-        "regions": len(found),
-        "planned": sum(region.verdict == "planned" for region in found),
-        "decision_s": {label: each.took_s - each.num_calls * eager_s for label, each in made.items()},
-        "decision_calls": {label: each.num_calls for label, each in made.items()},
-        "compiled": {label: each.num_compiled for label, each in made.items()},
+        **found,
         "verdicts": {label: [(one.kind, one.verdict, one.why) for one in each.regions] for label, each in made.items()},
         "updates": {label: [(str(one.verdict), one.why) for one in each.updates] for label, each in made.items()},
         "failed": failed,
@@ -144,9 +109,5 @@ def _measured(make: Callable[[], Job], rounds: int, close: bool) -> dict[str, An
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    rows = [
-        (name, *ratios(row["speedup"], CONTENDERS), f"{row['planned']} of {row['regions']}")
-        for name, row in result["targets"].items()
-    ]
-    title = f"speedup over eager, torch {result['torch']}, {result['threads']} thread(s), medians of interleaved steps"
-    yield table(title, ("target", *CONTENDERS, "regions planned"), rows)
+    columns = {"target": "{name}", **columns_of("speedup", CONTENDERS)}
+    yield table_of(title(result), columns, result["targets"])

@@ -1,61 +1,49 @@
-"""A bench as a command: measure, write the result so far into the file of ``-o``, and print its tables or its JSON.
-
-With a time budget a bench measures what it can in so many seconds, and names what it left out. An item begins only
-where time is left for it. What it will take is guessed from the items of its kind before it: as long per unit (a model,
-a layer) as the dearest of them, so a guess is rather too high. The first of a kind begins if any time is left.
-"""
+"""A bench as a command: measure, write the result so far into the file of ``-o``, and print its tables or its JSON."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hocket.cli.arguments import Argument, arg, count, output
-from hocket.cli.console import Bar, emit
+from hocket.cli.console import Bar, emit, table
 from hocket.cli.files import output_file, written
 from hocket.cli.targets import wait_policy
+from hocket.errors import InputError
 from hocket.ir import Machine
 from hocket.ir._fields import write_text
 from hocket.ir.limits import processor_name
 
-Save: TypeAlias = Callable[[dict[str, Any]], object]
+if TYPE_CHECKING:
+    from rich.table import Table
 
-# Options of a bench that may be stopped after any item.
-BUDGET = (
-    arg("--budget-s", type=count, metavar="S", help="seconds; what they do not suffice for is left out"),
-    output("the result, after each item, as JSON"),
-)
+Save: TypeAlias = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A bench, called with the parsed arguments.
+    """A bench, called with the parsed arguments, whose `name` is the value of ``bench`` in the result file.
 
-    Attributes:
-        name: the value of ``bench`` in the result file.
-        doing: the text of the progress bar.
-        module: of `benchmarks`, imported when the bench is called. Its ``tables`` yields the tables and lines of text
-            that show a result.
-        function: of the module, makes the result. It is called with the options that it has parameters for, without
-            those that were not given. The parameter ``save`` is a function that it calls with the result after each
-            item, so that a bench that is stopped leaves what it has measured.
-        spins_briefly: limit the spinning of OpenMP's idle threads, as the command line does, and say so in the result.
+    ``run`` of the `module` of `benchmarks` makes the result. It is called with the options that it has parameters for,
+    without those that were not given. Its ``save`` is a function that it calls with the result after each item, so that
+    a bench that is stopped leaves what it has measured. ``tables`` of the module yields what shows a result.
+
+    With `spins_briefly` the spinning of OpenMP's idle threads is limited, as by the command line, and the result says
+    so.
     """
 
     name: str
-    doing: str
     module: str
-    function: str = "run"
     spins_briefly: bool = False
 
     def __call__(self, args: Namespace) -> None:
@@ -66,12 +54,12 @@ class Bench:
         """Run the bench and return its result."""
         policy = {"wait_policy": wait_policy()} if self.spins_briefly else {}
         module = import_module(f"benchmarks.{self.module}")
-        measure = getattr(module, self.function)
+        measure = module.run
         file = output_file(getattr(args, "output", None))
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
         given = {name: value for name, value in given.items() if value not in (None, ())}
         given["save"] = lambda so_far: self._save(file, so_far, complete=False)
-        with Bar(self.doing):
+        with Bar(self.name):
             result = measure(**{name: given[name] for name in signature(measure).parameters if name in given})
         result = {**_surroundings(), **result, **policy}
         self._save(file, result, complete=True)
@@ -89,7 +77,9 @@ def _surroundings() -> dict[str, Any]:
     """Describe what a result was measured on. A bench that has not loaded torch has none."""
     found = {"machine": processor_name(), "cores": Machine.here().cores}
     if torch := sys.modules.get("torch"):
-        found |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
+        policy = {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        found |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "wait_policy": policy}
+        found["instructions"] = torch.backends.cpu.get_cpu_capability()
     return found
 
 
@@ -106,44 +96,48 @@ def by_target(targets: Iterable[str], measure: Callable[[str], Any], save: Save)
     return {"targets": found}
 
 
-def first_given(usual: Bench, **others: Bench) -> Callable[[Namespace], None]:
-    """Return a command that runs the first of `others` whose option is given, or the usual bench."""
-
-    def work(args: Namespace) -> None:
-        next((bench for option, bench in others.items() if getattr(args, option)), usual)(args)
-
-    return work
+def check_names(bench: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `InputError` for the first name that is not known."""
+    for name in names:
+        if name not in known:
+            raise InputError(f"bench {bench}: expected some of {', '.join(known)}, got {name!r}")
 
 
-def targets(words: str, metavar: str = "TARGET", **more: Any) -> Argument:
-    """Make the argument that names what to measure."""
-    return arg("targets", nargs="*", metavar=metavar, help=words, **more)
+Rows: TypeAlias = Mapping[str, Mapping[str, Any]] | Iterable[Mapping[str, Any]]
 
 
-def several(flag: str, **settings: Any) -> Argument:
-    """Make an option that may be given again. The parameter for it is its plural, unless `settings` name another."""
-    return arg(flag, **{"dest": f"{flag.strip('-')}s", "action": "append", "default": [], **settings})
+def table_of(title: str, columns: Mapping[str, str], rows: Rows, words: int = 1) -> Table:
+    """Make a table of result rows, by name or without names, of which `words` columns are no figures.
+
+    `columns` say by heading what stands in a row, such as ``{ratio:.2f}``: "-" where it has no such value. A row that
+    has a name has it as ``{name}``.
+    """
+    named = ({"name": name, **row} for name, row in rows.items()) if isinstance(rows, Mapping) else rows
+    return table(title, columns, [[_filled(form, row) for form in columns.values()] for row in named], words=words)
 
 
-def without(flag: str, parameter: str, words: str) -> Argument:
-    """Make an option that turns a parameter off."""
-    return arg(flag, dest=parameter, action="store_false", help=words)
+def columns_of(values: str, labels: Iterable[str], form: str = ".2f") -> dict[str, str]:
+    """Make a column for each of the labels in a mapping of the row.
+
+    Example:
+        >>> columns_of("speedup", ["close"])
+        {'close': '{speedup[close]:.2f}'}
+    """
+    return {label: f"{{{values}[{label}]:{form}}}" for label in labels}
 
 
-def ratios(found: Mapping[str, float], labels: Sequence[str], digits: int = 2) -> list[str]:
-    """Format the ratios of these labels, "-" for missing ones."""
-    return [f"{found[label]:.{digits}f}" if label in found else "-" for label in labels]
+def _filled(form: str, row: Mapping[str, Any]) -> str:
+    try:
+        return form.format_map(row)
+    except (KeyError, TypeError):  # not in this row, or None
+        return "-"
 
 
 class Budget:
-    """So many seconds, from now on.
+    """A number of seconds from now on. `left_out` has a line for each item that did not begin, or failed.
 
-    Args:
-        total_s: how many. All the time there is if None.
-        clock: gives seconds.
-
-    Attributes:
-        left_out: a line for each item that did not begin, or failed.
+    An item begins only where time is left for it. What it will take is guessed from the items of its kind before it: as
+    long per unit (a model, a layer) as the dearest of them. The first of a kind begins if any time is left.
 
     Example:
         >>> budget = Budget(0.0)
@@ -178,12 +172,8 @@ class Budget:
     ) -> Iterator[bool]:
         """Give whether there is time for an item, and look how long it takes.
 
-        Args:
-            what: its name.
-            kind: what it is compared with to guess how long it takes.
-            units: how large it is.
-            share: of the whole budget, for all items of this kind.
-            spared: errors that cost this item alone: their first line is noted in `left_out`, and they end here.
+        All items of its `kind` have a `share` of the whole budget. Errors that are `spared` cost this item alone: their
+        first line is noted in `left_out`, and they end here.
         """
         left_s = min(self.left_s(), share * self.total_s - self._spent_s.get(kind, 0.0))
         expected_s = self._dearest_s.get(kind, 0.0) * units

@@ -1,7 +1,5 @@
 """The cost of the compiling process: its time, and the slowdown of the training beside it.
 
-    python -m benchmarks compiling mlp resnet20 -o compiling.json
-
 The step is scheduled first, and then compiled as a schedule compiles it: in a process that gives way to the steps by as
 much as their plan asks for, while they run. In turns that process is stopped, for planned steps alone and eager ones.
 """
@@ -21,11 +19,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import Save, by_target, ratios, unsaved
+from benchmarks.bench import Save, by_target, table_of, unsaved
 from benchmarks.contenders import job_of, until_decided
 from benchmarks.ranks import in_process
 from hocket.autotune.rewriting import rewritten
-from hocket.cli.console import table
 from hocket.errors import CaptureError, HocketError
 from hocket.job import Job
 from hocket.session import Schedule
@@ -48,23 +45,15 @@ TIMEOUT_S = 600.0
 
 def run(targets: tuple[str, ...] = TARGETS, save: Save = unsaved) -> dict[str, Any]:
     """Measure each target (see `measure`)."""
-    policy = {name: os.environ.get(name, "") for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    return {"wait_policy": policy, **by_target(targets, measure, save)}
+    return by_target(targets, measure, save)
 
 
 def measure(target: str) -> dict[str, Any]:
     """One target, in the last of its forms that are compiled: of images, with channels last.
 
-    Returns:
-        ``eager_ms``, ``alone_ms`` and ``beside_ms``, medians of eager steps and of scheduled ones while the compiler is
-        stopped, and of scheduled ones while it runs; ``over_eager``, the last over the first, and ``mean_over_eager``
-        of their means, which single long steps move; ``within``: whether the latter is at most `BAR`; ``slowdown``, of
-        scheduled steps by their means; ``nice``, the compiler's niceness; ``compile_s``, for which it ran, and
-        ``turns``; ``compile_cores``, what it had of the cores in that time; ``cached_s``, what a second process takes
-        to have the compiled form of what is kept, once it has captured the step.
-
-    Raises:
-        HocketError: the step cannot be compiled.
+    Medians of eager steps and of scheduled ones while the compiler is stopped and while it runs, ratios of them and of
+    their means, which single long steps move, the compiler's time and part of the cores, and ``cached_s``, what a
+    second process takes to have the compiled form that is kept, once it has captured the step.
     """
     eager, job = _trained(target), _trained(target)
     captured = _to_compile(_trained(target))
@@ -169,14 +158,11 @@ def _to_compile(job: Job) -> Captured:
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    figures = ("eager_ms", "alone_ms", "beside_ms", "over_eager", "mean_over_eager")
-    rows = [
-        (
-            *(name, *ratios(row, figures), "yes" if row["within"] else "no", str(row["nice"])),
-            *(f"{row['compile_s']:.1f}", *ratios(row, ("compile_cores", "cached_s"))),
-        )
-        for name, row in result["targets"].items()
-    ]
-    beside = ("target", "eager ms", "alone ms", "beside ms", "of eager", "of means", f"within {BAR}")
+    columns = {
+        **{"target": "{name}", "eager ms": "{eager_ms:.2f}", "alone ms": "{alone_ms:.2f}"},
+        **{"beside ms": "{beside_ms:.2f}", "of eager": "{over_eager:.2f}", "of means": "{mean_over_eager:.2f}"},
+        **{f"within {BAR}": "{within}", "nice": "{nice}", "compiling s": "{compile_s:.1f}"},
+        **{"by cores": "{compile_cores:.2f}", "kept: s": "{cached_s:.2f}"},
+    }
     title = "scheduled steps beside the compiler, in turns with such steps alone and eager ones"
-    yield table(title, (*beside, "nice", "compiling s", "by cores", "kept: s"), rows)
+    yield table_of(title, columns, result["targets"])

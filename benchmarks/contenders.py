@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from hocket import zoo
-from hocket.errors import HocketError
+from hocket.errors import HocketError, InputError
 from hocket.job import Job
 from hocket.session import Schedule, schedule
 
@@ -24,12 +24,9 @@ torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
 def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
-    """A schedule of this job that has decided, and is neither audited nor looked at while it is measured.
+    """A schedule of a fresh job that has decided, and is neither audited nor looked at while it is measured.
 
-    Args:
-        job: not trained yet.
-        numerics: "bitwise" or "close".
-        compiled: decide once more, with compiled forms as well.
+    With `compiled` it has decided once more, with compiled forms as well.
     """
     fast = schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=False)
     until_decided(fast, job)
@@ -38,6 +35,13 @@ def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
     for upkeep in fast._pool.current._upkeep:
         upkeep.due = sys.maxsize
     return fast
+
+
+def verdicts_of(schedules: Mapping[str, Schedule]) -> dict[str, dict[str, str]]:
+    """Return verdicts and reasons by label, and close the schedules."""
+    for each in schedules.values():
+        each.close()
+    return {label: {"verdict": str(each.verdict), "why": each.why} for label, each in schedules.items()}
 
 
 def until_decided(fast: Schedule, job: Job, at_most: int = sys.maxsize) -> int:
@@ -97,31 +101,29 @@ def compiled_step(
     }
 
 
+# The width, depth, heads, steps and characters of nanoGPT's model for CPUs (github.com/karpathy/nanoGPT, README).
+OPTIONS: dict[str, dict[str, Any]] = {"transformer": {"width": 128, "depth": 4, "heads": 4, "steps": 64, "vocab": 65}}
+
+
 def job_of(target: str) -> Job:
-    """Make the job of a target: a zoo name, ``NAME/BATCH``, or ``gpt2``."""
+    """Make the job of a target: a zoo name, ``NAME/BATCH``, ``gpt2`` or ``convmixer``."""
     name, _, batch_size = target.partition("/")
-    if name == "gpt2":
-        return gpt2(64)
-    return zoo.load(name, batch_size=int(batch_size)) if batch_size else zoo.load(name)
+    if name in OWN:
+        return OWN[name]()
+    if batch_size and not batch_size.isdecimal():
+        raise InputError(f"{target}: expected NAME or NAME/BATCH")
+    size: dict[str, Any] = {"batch_size": int(batch_size)} if batch_size else {}
+    return zoo.load(name, **OPTIONS.get(name, {}), **size)
 
 
-def gpt2(width: int) -> Job:
+def gpt2(width: int = 64) -> Job:
     """A GPT-2 of four layers with random weights, trained by AdamW. Needs transformers."""
     import transformers
 
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_layer=4,
-        n_head=4,
-        n_embd=width,
-        n_positions=16,
-        vocab_size=2 * width,
-        bos_token_id=1,
-        eos_token_id=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
+    no_dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    sizes: dict[str, Any] = {"n_layer": 4, "n_head": 4, "n_embd": width, "n_positions": 16, "vocab_size": 2 * width}
+    config = transformers.GPT2Config(**sizes, **no_dropout, bos_token_id=1, eos_token_id=2)
     model = transformers.GPT2LMHeadModel(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return language_job(model, optimizer, [torch.randint(3, 2 * width, (2, 16)) for _ in range(3)])
@@ -188,3 +190,6 @@ def convmixer(width: int = 32, depth: int = 4) -> Job:
     model = nn.Sequential(*stem, *blocks, *head, nn.Linear(width, 10)).train()
     batches = [(torch.randn(8, 3, 32, 32), torch.randint(10, (8,))) for _ in range(3)]
     return classifier_job(model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches)
+
+
+OWN: dict[str, Callable[[], Job]] = {"gpt2": gpt2, "convmixer": convmixer}

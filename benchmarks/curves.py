@@ -1,23 +1,19 @@
 """Many-core curves: the time of an op at every width, for machines that are not at hand.
 
-Planning for 68 cores takes the time of every op at 1 to 68 threads. A big machine records it (``hocket profile`` there,
-`Curves.recorded` here); where there is none, `benchmarks.knl.published_knl` builds curves from published tables (Liu
-et al., IPDPS 2019), and says so in its note. `for_graph` gives the ops of a captured graph the times of the curves of
-their type: in a training step the same few kernels come back in many sizes, and for one kernel time grows steadily with
-its work.
+`benchmarks.knl.published_knl` builds them from published tables. `for_graph` gives the ops of a captured graph the
+times of the curves of their type: in a training step the same few kernels come back in many sizes, and for one kernel
+time grows steadily with its work.
 """
 
 from __future__ import annotations
 
-import math
-import os
 import random
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hocket.errors import FormatError, InputError
+from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Op
 
 # One thread of a Xeon Phi 7250: what the convolutions of Table II reach with the kernels that Inception-v3 has on
@@ -27,35 +23,22 @@ FLOPS_PER_S, BYTES_PER_S = 1.0e10, 5.9e9
 
 @dataclass(frozen=True)
 class Curve:
-    """The time of one op at 1, 2, 3, ... threads.
+    """The time of one op at 1, 2, 3, ... threads, with the better of two affinities.
 
-    Attributes:
-        op_type: a type of the paper, such as ``Conv2DBackpropFilter``. Of a recorded op ``target:role``.
-        shape: the input's sizes, or another text that identifies the op within its type, without white space.
-        flops: floating-point operations.
-        size_bytes: bytes read and written.
-        compact_us: microseconds at each width from 1, with neighbouring threads in one cache, or the better of the
-            two affinities, where a source tells no more than that.
-        scatter_us: the same with each thread alone in its cache, for as many widths as there are caches.
+    `op_type` is a type of the paper, such as ``Conv2DBackpropFilter``, of a recorded op ``target:role``, and `shape` a
+    text that identifies it within its type.
     """
 
     op_type: str
     shape: str
     flops: float
     size_bytes: float
-    compact_us: tuple[float, ...]
-    scatter_us: tuple[float, ...] = ()
-
-    def time_us(self, width: int, affinity: str = "compact") -> float:
-        """The oracle that a hill climb asks."""
-        times_us = self.scatter_us if affinity == "scatter" and self.scatter_us else self.compact_us
-        return times_us[width - 1]
+    times_us: tuple[float, ...]
 
     @cached_property
     def best_us(self) -> dict[int, float]:
-        """Width -> microseconds in the better affinity."""
-        alone = (*self.scatter_us, *[math.inf] * len(self.compact_us))
-        return {width: min(pair) for width, pair in enumerate(zip(self.compact_us, alone, strict=False), 1)}
+        """Width -> microseconds."""
+        return dict(enumerate(self.times_us, 1))
 
     @property
     def work_us(self) -> float:
@@ -64,52 +47,37 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """Curves of many ops, and where they come from.
-
-    Attributes:
-        curves: all of the same number of widths.
-        note: where the figures come from, in words.
-        source: as in `Costs.sources`: ``published``, ``measured`` or ``analytic``.
-    """
+    """Curves of many ops, all of as many widths, and where they come from (`source` as in `Costs.sources`)."""
 
     curves: tuple[Curve, ...]
     note: str = ""
     source: str = "published"
-    _by_type: dict[str, list[Curve]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if len({len(curve.compact_us) for curve in self.curves}) != 1:
-            raise InputError("curves: expected at least one curve, all of the same number of widths")
+    @cached_property
+    def _by_type(self) -> dict[str, list[Curve]]:
+        found: dict[str, list[Curve]] = {}
         for curve in sorted(self.curves, key=lambda curve: curve.work_us):
-            self._by_type.setdefault(curve.op_type, []).append(curve)
+            found.setdefault(curve.op_type, []).append(curve)
+        return found
 
     def __iter__(self) -> Iterator[Curve]:
         return iter(self.curves)
 
-    def __len__(self) -> int:
-        return len(self.curves)
-
     @property
     def cores(self) -> int:
         """The widest width."""
-        return len(self.curves[0].compact_us)
+        return len(self.curves[0].times_us)
 
     def narrowed(self, cores: int) -> Curves:
         """The same ops on the first `cores` cores of the same machine."""
-        if not 1 <= cores <= self.cores:
-            raise InputError(f"curves: expected cores from 1 to {self.cores}, got {cores!r}")
-        cut = [replace(c, compact_us=c.compact_us[:cores], scatter_us=c.scatter_us[:cores]) for c in self.curves]
-        return replace(self, curves=tuple(cut))
+        return replace(self, curves=tuple(replace(curve, times_us=curve.times_us[:cores]) for curve in self.curves))
 
     def noisy(self, share: float, seed: int = 0) -> Curves:
         """Every time multiplied by a number drawn around 1, with standard deviation `share` (and at least 0.1)."""
         rng = random.Random(seed)
-
-        def shaken(times_us: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(time_us * max(0.1, rng.gauss(1.0, share)) for time_us in times_us)
-
-        curves = [replace(c, compact_us=shaken(c.compact_us), scatter_us=shaken(c.scatter_us)) for c in self.curves]
-        return replace(self, curves=tuple(curves), note=f"{self.note}; with noise of {share:.1%}, seed {seed}")
+        shaken = [tuple(us * max(0.1, rng.gauss(1.0, share)) for us in curve.times_us) for curve in self.curves]
+        curves = tuple(replace(c, times_us=times_us) for c, times_us in zip(self.curves, shaken, strict=True))
+        return replace(self, curves=curves, note=f"{self.note}; with noise of {share:.1%}, seed {seed}")
 
     def times_us(self, op: Op) -> tuple[tuple[float, ...], bool]:
         """The times of `op` at each width, and whether this very op is in the set.
@@ -127,65 +95,24 @@ class Curves:
         wanted_us = work_us(op.flops, op.size_bytes)
         at = bisect_left(curves, wanted_us, key=lambda curve: curve.work_us)
         if at == len(curves):
-            factor = wanted_us / curves[-1].work_us if curves[-1].work_us else 1.0
-            return tuple(factor * time_us for time_us in curves[-1].best_us.values()), False
+            return tuple(wanted_us / curves[-1].work_us * time_us for time_us in curves[-1].times_us), False
         high = curves[at]
         if at == 0 or high.work_us == wanted_us:
-            return tuple(high.best_us.values()), high.work_us == wanted_us and types[0] == _type(op)
+            return high.times_us, high.work_us == wanted_us and types[0] == _type(op)
         low = curves[at - 1]
         share = (wanted_us - low.work_us) / (high.work_us - low.work_us)
-        pairs = zip(low.best_us.values(), high.best_us.values(), strict=True)
-        return tuple(a + share * (b - a) for a, b in pairs), False
+        return tuple(a + share * (b - a) for a, b in zip(low.times_us, high.times_us, strict=True)), False
 
     @staticmethod
     def recorded(graph: Graph, costs: Costs) -> Curves:
-        """The curves of a graph's ops, each kind once, from costs that know every width from 1 to the widest.
-
-        Raises:
-            InputError: an op without costs, or with a width that is missing.
-        """
-        cores = max((int(key) for times in costs.durations_us.values() for key in times if key.isdecimal()), default=1)
+        """The curves of a graph's ops, each kind once, from costs that know every width from 1 to the widest."""
         found: dict[tuple[str, float, float], Curve] = {}
         for op in graph.ops:
             kind = (_type(op), op.flops, op.size_bytes)
-            if kind in found:
-                continue
-            times = costs.durations_us.get(op.name, {})
-            missing = next((width for width in range(1, cores + 1) if str(width) not in times), None)
-            if missing is not None:
-                raise InputError(f"curves: op {op.name!r} has no duration at width {missing}")
-            times_us = tuple(times[str(width)] for width in range(1, cores + 1))
-            found[kind] = Curve(kind[0], op.name, op.flops, op.size_bytes, times_us)
+            times_us = tuple(costs.durations_us[op.name].values())
+            found.setdefault(kind, Curve(kind[0], op.name, op.flops, op.size_bytes, times_us))
         sources = {costs.sources.get(op.name, "measured") for op in graph.ops}
         return Curves(tuple(found.values()), costs.note, sources.pop() if len(sources) == 1 else "analytic")
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Curves:
-        """Read a ``hocket-costs/1`` file whose ops are named as `save` names them."""
-        costs = Costs.load(path)
-        found: dict[str, Curve] = {}
-        for name, times in costs.durations_us.items():
-            if list(times) != [str(width) for width in range(1, len(times) + 1)]:
-                raise FormatError(str(path), f"durations_us[{name!r}]", "expected every width, from 1 on, in order")
-            curve = _parsed(name, tuple(times.values()), str(path))
-            if name.endswith(" scatter"):
-                whole = name.removesuffix(" scatter")
-                if whole not in found:
-                    raise FormatError(str(path), f"durations_us[{name!r}]", f"expected {whole!r} before it")
-                found[whole] = replace(found[whole], scatter_us=curve.compact_us)
-            else:
-                found[name] = curve
-        return Curves(tuple(found.values()), costs.note, next(iter(costs.sources.values()), "measured"))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``hocket-costs/1`` file. An op's name is ``type shape flops=... bytes=...``."""
-        durations: dict[str, dict[str, float]] = {}
-        for curve in self.curves:
-            name = f"{curve.op_type} {curve.shape} flops={curve.flops!r} bytes={curve.size_bytes!r}"
-            for suffix, times_us in (("", curve.compact_us), (" scatter", curve.scatter_us)):
-                if times_us:
-                    durations[name + suffix] = {str(width): time_us for width, time_us in enumerate(times_us, 1)}
-        Costs(durations, sources=dict.fromkeys(durations, self.source), note=self.note).save(path)
 
 
 def for_graph(graph: Graph, curves: Curves) -> Costs:
@@ -240,14 +167,3 @@ _WORDS = {
 
 def _type(op: Op) -> str:
     return f"{op.target}:{op.role}"
-
-
-def _parsed(name: str, times_us: tuple[float, ...], source: str) -> Curve:
-    words = name.removesuffix(" scatter").split(" ")
-    try:
-        op_type, shape, flops, size = words
-        numbers = float(flops.removeprefix("flops=")), float(size.removeprefix("bytes="))
-    except ValueError:
-        message = "expected a name such as 'Conv2D 32x8x8x384 flops=1e9 bytes=1e7'"
-        raise FormatError(source, f"durations_us[{name!r}]", message) from None
-    return Curve(op_type, shape, *numbers, times_us)

@@ -1,7 +1,7 @@
 """All that is to be measured on a machine with a GPU, in one go and one file: ``python -m benchmarks gpu``.
 
-Each part is a bench in a process of its own, with a share of the time. One that crashes (an error on a GPU spoils its
-whole process) or hangs costs itself alone, and what it had saved until then is kept.
+Each part is a bench in a process of its own. One that crashes (an error on a GPU spoils its whole process) or hangs
+costs itself alone, and what it had saved until then is kept.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.bench import Save, unsaved
 from hocket.errors import InputError
 
+COMMAND = (sys.executable, "-m", "benchmarks")
 LEAST_CORES = 3  # for the part that measures cores
 ROOT = Path(__file__).parents[1]  # of the repository: `python -m benchmarks` works from there
 GRACE = 0.2  # of a part's time is for loading torch, and for an item that takes longer than was guessed
@@ -30,12 +31,7 @@ GRACE = 0.2  # of a part's time is for loading torch, and for an item that takes
 
 @dataclass(frozen=True)
 class Part:
-    """A bench, and how much of the time it gets.
-
-    Attributes:
-        words: what stands after ``python -m benchmarks``.
-        share: of the time, relative to those of the others.
-    """
+    """A bench as words behind ``python -m benchmarks``, and its share of the time, relative to those of the others."""
 
     words: tuple[str, ...]
     share: float
@@ -67,19 +63,12 @@ PARTS = {
 }
 
 
-def run(
-    *,
-    device: str = "cuda",
-    budget_s: float = 360.0,
-    save: Save = unsaved,
-    parts: Sequence[Part] | None = None,
-    command: Sequence[str] = (sys.executable, "-m", "benchmarks"),
-) -> dict[str, Any]:
-    """Run every part, one after the other. Nothing runs for longer than the budget.
+def run(*, device: str = "cuda", budget_s: float = 360.0, save: Save = unsaved) -> dict[str, Any]:
+    """Run every part, one after the other, within the budget.
 
     Returns:
-        ``device``, ``budget_s``; ``parts``: by name the bench's own result, with ``took_s``; ``stopped``: a line for
-        each part that ran out of time (what it had saved is there); ``failed``: a line for each that ended otherwise.
+        ``parts``: by name the bench's own result, with ``took_s``. ``stopped``: a line for each part that ran out of
+        time (what it had saved is there); ``failed``: a line for each that ended otherwise.
 
     Raises:
         InputError: there is no GPU.
@@ -89,15 +78,14 @@ def run(
 
         if not torch.cuda.is_available():
             raise InputError("bench gpu: --device: expected one that is there, got 'cuda', and torch sees no GPU")
-    chosen = PARTS[device] if parts is None else tuple(parts)
-    chosen = tuple(part for part in chosen if part is not _CORES or (os.cpu_count() or 1) >= LEAST_CORES)
+    chosen = tuple(part for part in PARTS[device] if part is not _CORES or (os.cpu_count() or 1) >= LEAST_CORES)
     begin = perf_counter()
     result: dict[str, Any] = {"device": device, "budget_s": budget_s, "parts": {}, "stopped": {}, "failed": {}}
     for place, part in enumerate(chosen):
         left_s = max(0.0, budget_s - (perf_counter() - begin))
         own_s = left_s * part.share / sum(each.share for each in chosen[place:])
         start = perf_counter()
-        found, stopped, failed = _run_part(part, own_s, command)
+        found, stopped, failed = _run_part(part, own_s)
         result["parts"][part.name] = {"took_s": perf_counter() - start, **found}
         if stopped:
             result["stopped"][part.name] = stopped
@@ -107,14 +95,14 @@ def run(
     return result
 
 
-def _run_part(part: Part, own_s: float, command: Sequence[str]) -> tuple[dict[str, Any], str, str]:
+def _run_part(part: Part, own_s: float) -> tuple[dict[str, Any], str, str]:
     """Run a part, and return its saved result, a line if it was stopped, and a line if it failed."""
     stopped = failed = ""
     with tempfile.TemporaryDirectory(prefix="hocket-bench-") as folder:
         path = Path(folder, "result.json")
         words = (*part.words, "--budget-s", str(max(1, int(own_s * (1 - GRACE)))), "--format", "json", "-o", str(path))
         with subprocess.Popen(
-            (*command, *words),
+            (*COMMAND, *words),
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -1,14 +1,11 @@
 """Rows of the papers that need a GPU: ``python -m benchmarks gpu-papers``.
 
-- *Co-run of two ops* (Liu et al., "Runtime Concurrency Control and Operation Scheduling for High Performance Neural
-  Network Training", IPDPS 2019, Table VII): two ops one after another, on two streams, and on streams that have halves
-  of the multiprocessors (green contexts, where torch and the driver have them).
+- *Co-run of two ops* (Liu et al., IPDPS 2019, Table VII): two ops one after another, on two streams, and on streams
+  that have halves of the multiprocessors (green contexts, where torch and the driver have them).
 - *Blocks and threads of a kernel* (there, Fig. 5): the time of one kernel by its block and its warps, and the choice of
   Triton's autotuner.
 - *Occupancy over a step* (TurboDL, Fig. 12): the part of the multiprocessors that is busy, by tenths of a step, of one
-  stream and of the plan. The times of the ops are measured, and the part that each fills is estimated from its blocks.
-
-Each row has a try of its own. Without a GPU each says so.
+  stream and of the plan. The part that each op fills is estimated from its blocks.
 """
 
 from __future__ import annotations
@@ -40,18 +37,14 @@ WARPS = (1, 2, 4, 8, 16)
 
 
 def run(*, budget_s: float | None = None, save: Save = unsaved) -> dict[str, Any]:
-    """Measure all rows on the current CUDA device.
-
-    Returns:
-        ``gpu``: its name or None; ``rows``: by name what was measured, or a line that says why it was not.
-    """
+    """Measure all rows on the current CUDA device. One that was not measured is a line that says why."""
     has_gpu, budget = torch.cuda.is_available(), Budget(budget_s)
     rows: dict[str, Any] = {}
     result = {"gpu": torch.cuda.get_device_name() if has_gpu else None, "rows": rows}
     makers: dict[str, Callable[[], Any]] = {f"co-run: {pair}": partial(_co_run, *ops) for pair, ops in _PAIRS.items()}
     makers["blocks and threads"] = _blocks
     for name, size in OCCUPANCY_OF:
-        makers[f"occupancy: {name}/{size}"] = partial(_occupancy, name, size)
+        makers[f"occupancy: {name}/{size}"] = partial(occupancy_of, name, size)
     for label, make in makers.items():
         try:
             with budget.item(label, kind=label.partition(":")[0]) as begun:
@@ -62,46 +55,29 @@ def run(*, budget_s: float | None = None, save: Save = unsaved) -> dict[str, Any
     return result
 
 
-# ----------------------------------------------------------------------------------------------------- co-runs
+def _convolution(side: int, channels: int, batch: int) -> Callable[[], object]:
+    x = torch.randn(batch, channels, side, side, device="cuda")
+    weight = torch.randn(channels, channels, 3, 3, device="cuda")
+    return lambda: torch.conv2d(x, weight, padding=1)
 
 
-def _convolution(side: int, channels: int, batch: int) -> Callable[[], Callable[[], None]]:
-    def make() -> Callable[[], None]:
-        x = torch.randn(batch, channels, side, side, device="cuda")
-        weight = torch.randn(channels, channels, 3, 3, device="cuda")
-
-        def op() -> None:
-            torch.conv2d(x, weight, padding=1)
-
-        return op
-
-    return make
+def _product(rows: int, inner: int) -> Callable[[], object]:
+    first, second = torch.randn(rows, inner, device="cuda"), torch.randn(inner, rows, device="cuda")
+    out = torch.empty(rows, rows, device="cuda")
+    return lambda: torch.mm(first, second, out=out)
 
 
-def _product(rows: int, inner: int) -> Callable[[], Callable[[], None]]:
-    def make() -> Callable[[], None]:
-        first, second = torch.randn(rows, inner, device="cuda"), torch.randn(inner, rows, device="cuda")
-        out = torch.empty(rows, rows, device="cuda")
-
-        def op() -> None:
-            torch.mm(first, second, out=out)
-
-        return op
-
-    return make
-
-
-_PAIRS = {
-    "two small products": (_product(256, 1024), _product(256, 1024)),
-    "two large products": (_product(4096, 4096), _product(4096, 4096)),
-    "a product and a convolution": (_product(512, 1024), _convolution(14, 256, 8)),
-    "two small convolutions": (_convolution(7, 512, 8), _convolution(14, 256, 8)),
+_PAIRS: dict[str, tuple[Callable[[], Callable[[], object]], ...]] = {
+    "two small products": (partial(_product, 256, 1024), partial(_product, 256, 1024)),
+    "two large products": (partial(_product, 4096, 4096), partial(_product, 4096, 4096)),
+    "a product and a convolution": (partial(_product, 512, 1024), partial(_convolution, 14, 256, 8)),
+    "two small convolutions": (partial(_convolution, 7, 512, 8), partial(_convolution, 14, 256, 8)),
 }
 
 
-def _co_run(first: Callable[[], Callable[[], None]], second: Callable[[], Callable[[], None]]) -> dict[str, Any]:
+def _co_run(*makers: Callable[[], Callable[[], object]]) -> dict[str, Any]:
     """Microseconds of two ops by way of running them."""
-    ops = (first(), second())
+    ops = [make() for make in makers]
     plain = [torch.cuda.Stream(), torch.cuda.Stream()]
     found: dict[str, Any] = {"one after another": _took_us(ops, (plain[0], plain[0])), "streams": _took_us(ops, plain)}
     try:
@@ -128,7 +104,7 @@ def _halves() -> list[torch.cuda.Stream]:
     return streams
 
 
-def _took_us(ops: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Stream]) -> float:
+def _took_us(ops: Sequence[Callable[[], object]], streams: Sequence[torch.cuda.Stream]) -> float:
     times = []
     for _ in range(REPEATS):
         torch.cuda.synchronize()
@@ -143,9 +119,6 @@ def _took_us(ops: Sequence[Callable[[], None]], streams: Sequence[torch.cuda.Str
         end.synchronize()
         times.append(1e3 * start.elapsed_time(end))
     return median(times[REPEATS // 2 :])  # the first ones choose kernels
-
-
-# ---------------------------------------------------------------------------------------------- blocks and threads
 
 
 if triton is not None:
@@ -188,15 +161,9 @@ def _blocks() -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------ occupancy
-
-
-def _occupancy(name: str, size: int) -> dict[str, Any]:
-    return occupancy_of(name, size, CudaBackend(torch.cuda.current_device()), "cuda")
-
-
-def occupancy_of(name: str, size: int, backend: StreamBackend, device: str) -> dict[str, Any]:
+def occupancy_of(name: str, size: int, backend: StreamBackend | None = None, device: str = "cuda") -> dict[str, Any]:
     """The busy part of the multiprocessors by tenths of a step, of one stream and of the plan, in two steps each."""
+    backend = backend or CudaBackend(torch.cuda.current_device())
     job, captured, costs = profiled_job(name, size, backend, device)
     found: dict[str, Any] = {}
     for label, options in (("one stream", {"methods": ()}), ("planned", {})):

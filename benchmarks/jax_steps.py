@@ -1,21 +1,21 @@
 """Whole training steps in JAX, ``jit`` of loss, gradients and update: what one could write in place of the torch step.
 
-`JaxStep` trains one model, and `JaxPeer` many small ones by ``vmap`` of the same. Both in a process beside torch's:
+`jax_step` trains one model, and `jax_peer` many small ones by ``vmap`` of the same. Both in a process beside torch's:
 their threads would get in each other's way in one. The process times its steps itself, some in a row: what a pipe takes
 is not part of a step, nor what JAX's threads, which fall asleep between two questions, take to wake up.
 
-The models are those of the zoo's MLP, of its unrolled LSTM cells, and of transformers' GPT-2 without dropout, written
-as functions of their weights; weights, batches and numbers of the optimizer are the torch job's own, so the losses are
-too, within rounding.
+The models are the zoo's MLP and unrolled LSTM cells and transformers' GPT-2 without dropout; weights, batches and
+numbers of the optimizer are the torch job's own, so the losses are too, within rounding.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
@@ -24,11 +24,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from hocket.errors import InputError
+from benchmarks.ranks import heard, started
 from hocket.job import Job
 
 PATIENCE_S = 120.0  # for the first step, which is compiled
-IN_A_ROW = 4  # steps for each one that is asked for, where they are timed
+IN_A_ROW = 4  # steps for each one that is asked for
 OPTIMIZERS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
 OPTIONS = ("lr", "momentum", "betas", "eps", "weight_decay")
 
@@ -38,135 +38,59 @@ def jax_missing() -> str:
     return "" if importlib.util.find_spec("jax") else "jax: is not installed: pip install -e '.[jax]'"
 
 
-def mean_s(step: Callable[[], Any], in_a_row: int) -> float:
-    """Return the mean seconds of a step over several in a row without the first, or of a single one.
-
-    Example:
-        >>> mean_s(lambda: None, 4) < 1.0
-        True
-    """
-    begin = perf_counter()
-    for number in range(in_a_row):
-        if number == 1:
-            begin = perf_counter()
-        step()
-    return (perf_counter() - begin) / max(1, in_a_row - 1)
-
-
 class JaxProcess:
-    """A process that trains by JAX and answers questions. `arguments` are those of `_serve`, which runs in it.
-
-    Raises:
-        RuntimeError: the process ended, or did not answer.
-    """
+    """A process that trains by JAX and knows its last loss. `arguments` are those of `_serve`, which runs in it."""
 
     def __init__(self, *arguments: Any) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, *arguments))
-        self._process.daemon = True
-        self._process.start()
-        theirs.close()
-
-    def ask(self, what: str) -> Any:
-        """The answer to a question."""
-        self._pipe.send(what)
-        if not self._pipe.poll(PATIENCE_S):
-            raise RuntimeError("jax: its process does not answer")
-        try:
-            return self._pipe.recv()
-        except EOFError:
-            raise RuntimeError("jax: its process ended") from None
-
-    def close(self) -> None:
-        """End the process."""
-        self._pipe.close()
-        self._process.join(timeout=10)
-        if self._process.is_alive():
-            self._process.terminate()
-
-
-class JaxStep(JaxProcess):
-    """A process that takes a job's steps by JAX.
-
-    Args:
-        name: of `MODELS`.
-        job: whose model has not been trained yet.
-        heads: of attention, where there is any.
-        in_a_row: steps for each one that is asked for (see `mean_s`).
-
-    Raises:
-        InputError: its optimizer is none of SGD, Adam and AdamW, or has options that are not written here.
-        RuntimeError: the process ended, or did not answer.
-    """
-
-    def __init__(self, name: str, job: Job, *, heads: int = 1, in_a_row: int = 1) -> None:
-        (model,), (optimizer,) = job.models, job.optimizers
-        kind = OPTIMIZERS.get(type(optimizer))
-        if kind is None or len(optimizer.param_groups) != 1:
-            raise InputError(f"jax: expected SGD, Adam or AdamW with one group, got {type(optimizer).__name__}")
-        group = optimizer.param_groups[0]
-        if any(group.get(flag) for flag in ("nesterov", "amsgrad", "maximize", "dampening")):
-            raise InputError("jax: expected an optimizer without nesterov, amsgrad, maximize and dampening")
-        weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
-        batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
-        options = {option: group[option] for option in OPTIONS if option in group}
-        super().__init__(name, weights, batches, kind, options, heads, in_a_row)
-        self.loss = math.nan  # of the last step
-
-    def __call__(self, batch: Any = None) -> float:
-        """One training step (or `in_a_row`) on the next batch of its own. Gives its loss."""
-        self.seconds(batch)
-        return self.loss
+        self._stack = ExitStack()
+        (self._pipe,) = self._stack.enter_context(started(_serve, [arguments], daemon=True))
+        self.loss = math.nan
 
     def seconds(self, _: Any = None) -> float:
-        """Take such a step and return its mean seconds, measured in its process."""
-        took_s, self.loss = self.ask("step")
+        """Take training steps in a row on the next batches of its own, and return what one of them took there."""
+        self._pipe.send("step")
+        took_s, self.loss = heard(self._pipe, PATIENCE_S)
         return float(took_s)
 
+    __call__ = seconds
 
-class JaxPeer(JaxProcess):
-    """A process that trains B perceptrons by JAX.
+    def end(self) -> None:
+        """End the process."""
+        self._stack.close()
 
-    Args:
-        models: linear layers with ReLU between them. Their weights are where JAX begins.
-        batches: for each step in turns, inputs ``(N, width)`` and labels ``(N,)``: one pair for all models, or one for
-            each.
-        optimizer: "sgd", with momentum, or "adam", as torch's are.
-        rates, decays: of each model.
 
-    Raises:
-        RuntimeError: the process ended, or did not answer.
+def jax_step(name: str, job: Job, *, heads: int = 4, in_a_row: int = IN_A_ROW) -> JaxProcess:
+    """A process that takes the steps of a job (of `MODELS`, by SGD, Adam or AdamW) that has not been trained yet.
+
+    It takes `in_a_row` steps for each one that is asked for, and gives the mean of those behind the first.
     """
+    (model,), (optimizer,) = job.models, job.optimizers
+    weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
+    batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
+    options = {option: value for option, value in optimizer.param_groups[0].items() if option in OPTIONS}
+    return JaxProcess(name, weights, batches, OPTIMIZERS[type(optimizer)], options, heads, in_a_row)
 
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        batches: Sequence[Sequence[tuple[Any, Any]]],
-        optimizer: str,
-        rates: Sequence[float],
-        decays: Sequence[float],
-    ) -> None:
-        parameters = [dict(model.named_parameters()) for model in models]
-        stacked = {name: np.stack([each[name].detach().numpy() for each in parameters]) for name in parameters[0]}
-        has_own = len(batches[0]) > 1
-        data = [tuple(map(np.stack, zip(*each, strict=True))) if has_own else tuple(each[0]) for each in batches]
-        options = {
-            "lr": np.asarray(rates, np.float32),
-            "weight_decay": np.asarray(decays, np.float32),
-            **{"momentum": 0.9, "betas": (0.9, 0.999), "eps": 1e-8},
-        }
-        data = [tuple(map(np.asarray, each)) for each in data]
-        super().__init__("mlp", stacked, data, optimizer, options, 1, IN_A_ROW, 0 if has_own else None)
 
-    def seconds(self) -> float:
-        """Training steps in a row, and what one of them took in its own process."""
-        return float(self.ask("step")[0])
+def jax_peer(
+    models: Sequence[nn.Module],
+    batches: Sequence[tuple[Any, Any]],
+    optimizer: str,
+    rates: Sequence[float],
+    decays: Sequence[float],
+) -> JaxProcess:
+    """A process that trains B perceptrons, from the weights of these models, by a rate and a weight decay for each.
 
-    def weights(self) -> dict[str, np.ndarray[Any, Any]]:
-        """The parameters by name as they are now, with a leading axis of models."""
-        found: dict[str, np.ndarray[Any, Any]] = self.ask("weights")
-        return found
+    Batches are for each step in turns, inputs ``(N, width)`` and labels ``(N,)`` for all models.
+    """
+    parameters = [dict(model.named_parameters()) for model in models]
+    stacked = {name: np.stack([each[name].detach().numpy() for each in parameters]) for name in parameters[0]}
+    options = {
+        "lr": np.asarray(rates, np.float32),
+        "weight_decay": np.asarray(decays, np.float32),
+        **{"momentum": 0.9, "betas": (0.9, 0.999), "eps": 1e-8},
+    }
+    data = [tuple(map(np.asarray, each)) for each in batches]
+    return JaxProcess("mlp", stacked, data, optimizer, options, 1, IN_A_ROW)
 
 
 def _serve(
@@ -178,9 +102,8 @@ def _serve(
     options: Mapping[str, Any],
     heads: int,
     in_a_row: int,
-    batch_axis: int | None = None,
 ) -> None:
-    """Train one model, or as many as there are rates, each of which has its own batch if there is a `batch_axis`."""
+    """Train one model, or as many as there are rates."""
     import jax
     from jax import numpy as jnp
 
@@ -195,7 +118,7 @@ def _serve(
         return {key: new for key, (new, _) in pairs.items()}, {key: state for key, (_, state) in pairs.items()}, found
 
     if np.ndim(rate):
-        one = jax.vmap(one, in_axes=(0, 0, None, 0, 0, batch_axis))
+        one = jax.vmap(one, in_axes=(0, 0, None, 0, 0, None))
     step = jax.jit(one, donate_argnums=(0, 1))
     weights = jax.tree.map(jnp.asarray, weights)
     states = {key: (jnp.zeros_like(value), jnp.zeros_like(value)) for key, value in weights.items()}
@@ -209,18 +132,16 @@ def _serve(
         jax.block_until_ready((weights, found))
 
     while True:
-        try:
-            asked = pipe.recv()
-        except EOFError:
-            return
-        if asked == "weights":
-            pipe.send({key: np.asarray(value) for key, value in weights.items()})
-        else:
-            took_s = mean_s(once, in_a_row)
-            pipe.send((took_s, float(found.mean())))
+        pipe.recv()
+        times_s = []
+        for _ in range(in_a_row):
+            begin = perf_counter()
+            once()
+            times_s.append(perf_counter() - begin)
+        pipe.send(((fmean(times_s[1:] or times_s), float(found.mean())), None))
 
 
-def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
+def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: dict[str, Any]) -> Any:
     from jax import numpy as jnp
 
     gradient = gradient + options["weight_decay"] * weight
@@ -230,17 +151,16 @@ def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options:
     return weight - rate * buffer, (buffer, state[1])
 
 
-def _adam(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
-    return _moments(weight, gradient + options["weight_decay"] * weight, state, count, rate, options)
+def _adam(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: dict[str, Any]) -> Any:
+    return _adamw(
+        weight, gradient + options["weight_decay"] * weight, state, count, rate, options | {"weight_decay": 0}
+    )
 
 
-def _adamw(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
-    return _moments(weight * (1 - rate * options["weight_decay"]), gradient, state, count, rate, options)
-
-
-def _moments(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: Mapping[str, Any]) -> Any:
+def _adamw(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: dict[str, Any]) -> Any:
     from jax import numpy as jnp
 
+    weight = weight * (1 - rate * options["weight_decay"])
     beta1, beta2 = options["betas"]
     first = beta1 * state[0] + (1 - beta1) * gradient
     second = beta2 * state[1] + (1 - beta2) * gradient**2

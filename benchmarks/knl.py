@@ -1,21 +1,17 @@
 """Curves of a Knights Landing, built from published figures; nothing here was recorded.
 
-Liu et al. ("Runtime Concurrency Control and Operation Scheduling for High Performance Neural Network Training", IPDPS
-2019) measured on a Xeon Phi 7250: 68 cores, 4 hardware threads each, 2 cores to a cache. Their Table II gives for nine
-convolutions the width at which each is fastest, its time there, and how much slower it is at 68 threads. With p threads
-a convolution of w microseconds of work at one thread takes::
+Liu et al. (IPDPS 2019) measured on a Xeon Phi 7250: 68 cores, 4 hardware threads each, 2 cores to a cache. Their Table
+II gives for nine convolutions the width at which each is fastest, its time there, and how much slower it is at 68
+threads. With p threads a convolution of w microseconds of work at one thread takes::
 
     t(p) = launch + ((w/p)^4 + floor^4)^(1/4) + spawn * p + crowd * max(0, p - best)
 
-that is, work that divides, memory traffic or serial code that does not, threads that must be started and fed, and cores
-that something else wants. The three figures of a row fix `w`, `floor` and `spawn`; `crowd` is 0 unless even without a
-floor the loss at 68 threads is too small. For the other ops only that loss is published (Table VI), and no width::
+The three figures of a row fix `w`, `floor` and `spawn`; `crowd` is 0 unless even without a floor the loss at 68 threads
+is too small. For the other ops only that loss is published (Table VI), and no width::
 
     t(p) = launch + w / min(p, best) + t(best) * loss * max(0, p - best) / 67
 
-with `best` from `w` by the power law through the nine rows: every thread too many costs the same share, and an op that
-is best at one thread loses all of what is published. docs/models.md has each assumption, and what of the paper
-these curves do not reproduce.
+with `best` from `w` by the power law through the nine rows. docs/models.md has each assumption.
 """
 
 from __future__ import annotations
@@ -24,8 +20,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from statistics import linear_regression
+
+import numpy as np
 
 from benchmarks.curves import BYTES_PER_S, FLOPS_PER_S, Curve, Curves
 
@@ -75,21 +72,17 @@ SMALL_US, LARGE_US = 5.0, 500.0  # of work: 30 KB and 3 MB, the tensors of an LS
 GRID_US = tuple(4.0**power for power in range(12))
 
 
-def published_knl(cores: int = CORES, *, noise: float = 0.0, seed: int = 0) -> Curves:
+def published_knl(cores: int = CORES) -> Curves:
     """Curves of a Knights Landing of 68 cores, built from published figures, as the module's docstring says.
 
-    Args:
-        cores: fewer than 68 for the first cores of the same machine: 16 is "the same model at 16 cores", not a Xeon.
-        noise: standard deviation of a factor on every time. 0 for smooth curves.
-        seed: of the noise.
+    Fewer cores are the first ones of the same machine: 16 is "the same model at 16 cores", not a Xeon.
 
     Example:
         >>> curve = published_knl().curves[0]
         >>> curve.op_type, curve.shape, min(curve.best_us, key=curve.best_us.get)
         ('Conv2DBackpropFilter', '32x8x8x384', 26)
     """
-    curves = _published().narrowed(cores)
-    return curves.noisy(noise, seed) if noise else curves
+    return _published().narrowed(cores)
 
 
 @cache
@@ -103,7 +96,7 @@ def _published() -> Curves:
     for kind, (small, large) in TABLE_VI.items():
         for w in GRID_US:
             best_width = min(max(round(math.exp(law.intercept) * w**law.slope), 1), CORES)
-            loss = _lerp(math.log(w), [(math.log(SMALL_US), small), (math.log(LARGE_US), large)])
+            loss = float(np.interp(math.log(w), np.log((SMALL_US, LARGE_US)), (small, large)))
             curves.append(_curve(kind, f"{w:g}us", w, _capped(w, best_width, loss)))
     note = (
         "Built from published figures, not recorded: Liu et al., IPDPS 2019, Tables II, III and VI, on a Xeon Phi "
@@ -170,21 +163,11 @@ def _capped(w: float, best_width: int, loss: float) -> list[float]:
 
 def _between(w: float, rows: list[tuple[float, int, float]], slope: float) -> tuple[float, float]:
     """Best width and loss of a convolution of another size: between the rows, beyond them by the power law."""
-    first, last = rows[0], rows[-1]
-    loss = _lerp(math.log(w), [(math.log(row[0]), row[2]) for row in rows])
-    if w < first[0] or w > last[0]:
-        nearest = first if w < first[0] else last
-        return max(1.0, nearest[1] * (w / nearest[0]) ** slope), loss
-    return math.exp(_lerp(math.log(w), [(math.log(row[0]), math.log(row[1])) for row in rows])), loss
-
-
-def _lerp(x: float, points: list[tuple[float, float]]) -> float:
-    if x <= points[0][0]:
-        return points[0][1]
-    for (x0, y0), (x1, y1) in pairwise(points):
-        if x <= x1:
-            return y0 + (x - x0) / (x1 - x0) * (y1 - y0)
-    return points[-1][1]
+    works, widths, losses = zip(*rows, strict=True)
+    loss = float(np.interp(math.log(w), np.log(works), losses))
+    nearest = min(max(w, works[0]), works[-1])
+    width = math.exp(np.interp(math.log(nearest), np.log(works), np.log(widths)))
+    return (max(1.0, width * (w / nearest) ** slope) if w != nearest else width), loss
 
 
 def _curve(kind: str, shape: str, w: float, times_us: list[float]) -> Curve:

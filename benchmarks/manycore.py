@@ -1,10 +1,7 @@
 """The strategies of Liu et al. on many cores: ``python -m benchmarks manycore``.
 
-Simulated, on curves built from published figures (`benchmarks.knl`), beside what the paper printed (Liu et al.,
-IPDPS 2019, Figure 3 and Table I): four networks at the paper's batch sizes, captured here, planned for 68 and for 16
-cores. What that takes for granted, and what comes of it if it is otherwise, is in `benchmarks.assumptions`.
-
-With ``--measured`` the same plans are made from times measured on this machine's own cores, and run.
+Simulated, on curves built from published figures (`benchmarks.knl`), beside what the paper printed (IPDPS 2019, Figure
+3 and Table I). With ``--measured`` the same plans are made from times measured on this machine's own cores, and run.
 """
 
 from __future__ import annotations
@@ -14,23 +11,24 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean, mean
-from time import process_time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks.assumptions import ASSUMPTIONS, VARIANTS, Setup, timeline_of
-from benchmarks.bench import Budget, Save, ratios, unsaved
+from benchmarks.assumptions import VARIANTS, Setup, timeline_of
+from benchmarks.bench import Budget, Save, columns_of, table_of, unsaved
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
-from hocket.cli.console import UsageError, table
+from benchmarks.turns import in_turns, summaries, title
+from hocket import zoo
+from hocket.cli.console import UsageError
 from hocket.errors import InputError, MissingDependencyError
+from hocket.execution import executor
 from hocket.ir import Graph, Machine, Plan
 from hocket.planning import bounds, plan
 from hocket.planning.moldable.instance import as_plan, instance_of
 from hocket.planning.moldable.sgs import parallel_sgs
+from hocket.profiling import profile
 from hocket.reporting import corunning_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from hocket.tracing import capture
 
 # Of the zoo, with the batch sizes of section IV-A.
 TARGETS: dict[str, dict[str, Any]] = {
@@ -53,95 +51,81 @@ FIGURE_3: dict[str, dict[str, float]] = {
 FIGURE_4 = {"resnet50": (1.61, 1.89), "dcgan": (1.62, 2.04), "inception-v3": (1.52, 1.74)}
 STRATEGIES = {"s1": (1,), "s12": (1, 2), "s123": (1, 2, 3), "s1234": (1, 2, 3, 4)}
 FEWEST_CORES = 3  # to measure on
+ROUNDS = 5
 LABELS = (*STRATEGIES, "halves", "uniform", "all")
 
 
 def run(
     *,
     quick: bool = False,
+    measured: bool = False,
     budget_s: float | None = None,
-    targets: Mapping[str, Mapping[str, Any]] | None = None,
     cores: Sequence[int] = CORES,
+    save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Simulate every target on every number of cores.
+    """Simulate every target on every number of cores (68 at most), or measure on this machine's.
 
-    Args:
-        quick: only those that are captured in seconds, and no changed assumptions.
-        targets: settings by zoo name, in place of the paper's four networks.
-        cores: of the machine, 68 at most.
-
-    Returns:
-        ``machines``: by cores and target what `figures` returns, and means over the targets; ``sensitivity``: what
-        each changed assumption makes of the speedups on the first number of cores, and which one changes the mean of
-        the four strategies ``most``; ``assumptions``, and ``paper``.
+    `quick` are only targets that are captured in seconds, and no changed assumptions. ``sensitivity`` is what each
+    changed assumption makes of the speedups on the first number of cores.
     """
+    names = QUICK if quick else tuple(TARGETS)
+    if measured:
+        return _on_cores(names, budget_s, save)
     if budget_s is not None:
         raise UsageError("--budget-s is for --measured; a simulation is as long as it is")
-    chosen = dict(targets or TARGETS)
-    if quick and targets is None:
-        chosen = {name: chosen[name] for name in QUICK}
-    graphs = {name: _captured(name, size) for name, size in chosen.items()}
+    graphs = {name: _captured(name) for name in names}
     setups = {count: {name: _setup(graph, count) for name, graph in graphs.items()} for count in cores}
     machines: dict[str, dict[str, Any]] = {}
     for count, of_target in setups.items():
         rows = {name: figures(setup) for name, setup in of_target.items()}
-        machines[str(count)] = {"targets": rows} | _means([row["speedup"] for row in rows.values()])
+        speedups = [row["speedup"] for row in rows.values()]
+        means: dict[str, Callable[[Any], float]] = {"mean": mean, "geomean": geometric_mean}
+        machines[str(count)] = {"targets": rows} | {
+            # The paper's 1.36 is an arithmetic mean.
+            kind: {label: of(row[label] for row in speedups) for label in LABELS}
+            for kind, of in means.items()
+        }
     result: dict[str, Any] = {
         "curves": published_knl().note,
-        "sizes": chosen,
-        "assumptions": list(ASSUMPTIONS),
+        "sizes": {name: TARGETS[name] for name in names},
         "paper": {"figure_3": FIGURE_3, "mean": 1.36, "corunning": FIGURE_4},
         "machines": machines,
     }
     if not quick:
-        first = str(cores[0])
-        result["sensitivity"] = _sensitivity(setups[cores[0]], machines[first]["mean"])
+        result["sensitivity"] = _sensitivity(setups[cores[0]], machines[str(cores[0])]["mean"])
     return result
 
 
 def figures(setup: Setup) -> dict[str, Any]:
     """One step on one machine.
 
-    Returns:
-        ``recommended_ms``: one op at a time on all cores; ``speedup`` over that of strategies 1, 1 and 2, ... (paper's
-        plan as it is), of all four with halved widths (``halves``), of the best setting that is the same for all ops
-        (``uniform``, and which one that is), and of everything with looking ahead (``all``); ``added``: what each
-        strategy adds to those before it, as the paper's Figure 3 has it; ``to_bound``: time by all over the lower bound
-        without sibling threads; ``corunning``: ops running at an event, in the mean; ``planning_s``: processor time of
-        the last plan.
+    ``speedup`` over one op at a time on all cores is that of strategies 1, 1 and 2, ... (paper's plan as it is), of all
+    four with halved widths (``halves``), of the best setting that is the same for all ops (``uniform``), and of
+    everything with looking ahead (``all``); ``added``: what each strategy adds to those before it; ``to_bound``: time
+    by all over the lower bound without sibling threads.
     """
     recommended_us = _recommended_us(setup)
-    plans = {label: _planned(setup, strategies=added) for label, added in STRATEGIES.items()}
-    plans["halves"] = _planned(setup, strategies=(1, 2, 3, 4), halves=True)
+    plans = {label: _planned(setup, added) for label, added in STRATEGIES.items()}
+    plans["halves"] = _planned(setup, halves=True)
     plans["uniform"], uniform = _uniform(setup)
-    start = process_time()
-    plans["all"] = _planned(setup, strategies=(1, 2, 3, 4), lookahead=True)
-    planning_s = process_time() - start
+    plans["all"] = _planned(setup, lookahead=True)
     timelines = {label: timeline_of(setup, made) for label, made in plans.items()}
     speedup = {label: recommended_us / (timeline.makespan_us + setup.alone_us) for label, timeline in timelines.items()}
     lower_us = bounds(setup.graph, setup.costs, Machine.of(cores=setup.machine.cores)).lower_us
+    added = {"s3": speedup["s123"] / speedup["s12"], "s4": speedup["s1234"] / speedup["s123"]}
     return {
         "ops": len(setup.graph),
         "recommended_ms": recommended_us / 1e3,
         "speedup": speedup,
-        "added": {
-            "s12": speedup["s12"],
-            "s3": speedup["s123"] / speedup["s12"],
-            "s4": speedup["s1234"] / speedup["s123"],
-        },
+        "added": {"s12": speedup["s12"], **added},
         "uniform_best": uniform,
-        "to_bound": timelines["all"].makespan_us / lower_us if lower_us else 1.0,
+        "to_bound": timelines["all"].makespan_us / lower_us,
         "corunning": {label: mean(corunning_of(timelines[label])) for label in ("s123", "s1234", "all")},
-        "lanes": {label: len(made.lanes) for label, made in plans.items()},
-        "planning_s": planning_s,
     }
 
 
-def _captured(name: str, size: Mapping[str, Any]) -> Graph:
-    from hocket import zoo
-    from hocket.tracing import capture
-
-    job = zoo.load(name, **size)
+def _captured(name: str) -> Graph:
+    job = zoo.load(name, **TARGETS[name])
     graph = capture(job.step, job.models, job.optimizers, job.batch(0)).graph
     del job
     gc.collect()  # a network of 25 million parameters, copied, before the next one comes
@@ -156,21 +140,16 @@ def _recommended_us(setup: Setup) -> float:
     return setup.makespan_us(plan(setup.graph, setup.costs, setup.machine, planner="serial"))
 
 
-def _planned(setup: Setup, *, strategies: tuple[int, ...], lookahead: bool = False, halves: bool = False) -> Plan:
+def _planned(
+    setup: Setup, strategies: tuple[int, ...] = (1, 2, 3, 4), *, lookahead: bool = False, halves: bool = False
+) -> Plan:
     options: dict[str, Any] = {} if lookahead else {"lookahead_ms": 0.0, "coarsen_us": 0.0, "halves": halves}
-    return plan(
-        setup.graph,
-        setup.costs,
-        setup.machine,
-        planner="concurrency",
-        strategies=strategies,
-        wait_us=setup.wait_us,
-        **options,
-    )
+    options |= {"strategies": strategies, "wait_us": setup.wait_us}
+    return plan(setup.graph, setup.costs, setup.machine, planner="concurrency", **options)
 
 
 def _uniform(setup: Setup) -> tuple[Plan, str]:
-    """The best of inter x intra: so many ops at a time, each on so many threads, first ready first served."""
+    """The best of inter x intra: a number of ops at a time, each on so many threads, first ready first served."""
     device = setup.machine.devices[0]
     place = {op: at for at, op in enumerate(setup.graph.order)}
     first = [-float(place[op.name]) for op in setup.graph.ops]
@@ -184,14 +163,6 @@ def _uniform(setup: Setup) -> tuple[Plan, str]:
                 found[f"{inter}x{intra}"] = as_plan(setup.graph, placed, device, "uniform")
     best = min(found, key=lambda label: setup.makespan_us(found[label]))
     return found[best], best
-
-
-def _means(speedups: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Arithmetic means, as the paper's 1.36 is one, and geometric ones."""
-    return {
-        "mean": {label: mean(row[label] for row in speedups) for label in LABELS},
-        "geomean": {label: geometric_mean(row[label] for row in speedups) for label in LABELS},
-    }
 
 
 def _sensitivity(setups: Mapping[str, Setup], usual: Mapping[str, float]) -> dict[str, Any]:
@@ -209,18 +180,12 @@ def _sensitivity(setups: Mapping[str, Setup], usual: Mapping[str, float]) -> dic
 def _changed(setup: Setup) -> dict[str, float]:
     recommended_us = _recommended_us(setup)
     return {
-        label: recommended_us / setup.makespan_us(_planned(setup, strategies=(1, 2, 3, 4), lookahead=ahead))
+        label: recommended_us / setup.makespan_us(_planned(setup, lookahead=ahead))
         for label, ahead in (("s1234", False), ("all", True))
     }
 
 
-def measured(
-    *,
-    quick: bool = False,
-    rounds: int = 5,
-    budget_s: float | None = None,
-    save: Save = unsaved,
-) -> dict[str, Any]:
+def _on_cores(names: Sequence[str], budget_s: float | None, save: Save) -> dict[str, Any]:
     """The same on this machine's own cores: ops profiled at 1, 2, 4, ... and all cores, plans run, in turns with eager.
 
     Raises:
@@ -234,97 +199,62 @@ def measured(
             "`python -m benchmarks concurrency` measures on any number"
         )
     rows: dict[str, dict[str, Any]] = {}
-    missing: dict[str, str] = {}
     budget = Budget(budget_s)
-
-    def result() -> dict[str, Any]:
-        return {
-            "paper": {"figure_3": FIGURE_3, "mean": 1.36},
-            "targets": rows,
-            "left_out": missing | budget.left_out,
-            "mean": {
-                label: mean(row["speedup"][label] for row in rows.values()) for label in ("s12", "s123", "all") if rows
-            },
-        }
-
-    for name in QUICK if quick else TARGETS:
-        with budget.item(name) as begun:
+    result = {"paper": {"figure_3": FIGURE_3, "mean": 1.36}, "targets": rows, "left_out": budget.left_out}
+    for name in names:
+        with budget.item(name, spared=MissingDependencyError) as begun:  # the other targets need no more than torch
             if begun:
-                try:
-                    rows[name] = _measured(name, machine, rounds)
-                except MissingDependencyError as error:  # the other targets need no more than torch
-                    missing[name] = str(error)
-                save(result())
-    if not rows and missing:
-        raise InputError(f"manycore: no target can be measured here: {'; '.join(missing.values())}")
-    return result()
+                rows[name] = _measured(name, machine)
+        speedups = [row["speedup"] for row in rows.values()]
+        result["mean"] = {label: mean(row[label] for row in speedups) for label in ("s12", "s123", "all") if rows}
+        save(result)
+    return result
 
 
-def _measured(name: str, machine: Machine, rounds: int) -> dict[str, Any]:
-    from benchmarks.turns import in_turns, summaries
-    from hocket import zoo
-    from hocket.execution import executor
-    from hocket.profiling import profile
-    from hocket.tracing import capture
-
+def _measured(name: str, machine: Machine) -> dict[str, Any]:
     job = zoo.load(name, **TARGETS[name])
     job.step(job.batch(0))
     captured = capture(job.step, job.models, job.optimizers, job.batch(0), split=False)
     setup = Setup(captured.graph, profile(captured, machine=machine, runs=3), machine)
     labels = {label: added for label, added in STRATEGIES.items() if 4 not in added or machine.devices[0].smt > 1}
-    plans = {label: _planned(setup, strategies=added) for label, added in labels.items()}
+    plans = {label: _planned(setup, added) for label, added in labels.items()}
     plans["serial"] = plan(setup.graph, setup.costs, machine, planner="serial")
     plans["uniform"], uniform = _uniform(setup)
-    plans["all"] = _planned(setup, strategies=tuple(labels.values())[-1], lookahead=True)
+    plans["all"] = _planned(setup, tuple(labels.values())[-1], lookahead=True)
     lanes_of = {label: executor(captured, made, machine) for label, made in plans.items()}
-    contenders: dict[str, Callable[[Any], Any]] = {"eager": job.step, **lanes_of}
-    found = in_turns(contenders, job.batch, rounds=rounds, block=2)
-    for lanes in lanes_of.values():
-        lanes.close()
-    return {
-        "ops": len(setup.graph),
-        "uniform_best": uniform,
-        **summaries(found),
-        "predicted": {label: setup.makespan_us(made) / 1e3 / found[label].median_ms for label, made in plans.items()},
-    }
+    found = summaries(in_turns({"eager": job.step, **lanes_of}, job.batch, rounds=ROUNDS, block=2))
+    medians_ms = {label: each["median_ms"] for label, each in found["contenders"].items()}
+    predicted = {label: setup.makespan_us(made) / 1e3 / medians_ms[label] for label, made in plans.items()}
+    return {"ops": len(setup.graph), "uniform_best": uniform, **found, "predicted": predicted}
 
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
     if "machines" not in result:
-        labels = ("serial", "s1", "s12", "s123", "s1234", "uniform", "all")
-        rows = [(name, *ratios(row["speedup"], labels), row["uniform_best"]) for name, row in result["targets"].items()]
-        title = f"speedup over eager, measured on {result['cores']} cores, torch {result['torch']}"
-        yield table(title, ("target", *labels, "which"), rows)
+        labels = ("serial", *STRATEGIES, "uniform", "all")
+        columns = {"target": "{name}", **columns_of("speedup", labels), "which": "{uniform_best}"}
+        yield table_of(title(result), columns, result["targets"])
         return
-    for cores in result["machines"]:
-        yield _manycore_table(cores, result)
+    columns = {
+        **{"target": "{name}", "ms": "{recommended_ms:,.0f}", "1+2": "{added[s12]:.2f}", "+3": "{added[s3]:.2f}"},
+        **{"+4": "{added[s4]:.2f}", "1 to 4": "{speedup[s1234]:.2f}", **columns_of("speedup", ("halves", "uniform"))},
+        **{"lookahead": "{speedup[all]:.2f}", "to bound": "{to_bound:.2f}"},
+    }
+    for cores, machine in result["machines"].items():
+        rows = [{"name": name, **row} for name, row in machine["targets"].items()]
+        if cores == "68":
+            rows += [_printed(name) for name in machine["targets"] if name in FIGURE_3]
+        rows.append({"name": "mean", "speedup": machine["mean"]})
+        yield table_of(f"{cores} cores, simulated on published curves: speedup over recommended", columns, rows)
     if "sensitivity" in result:
-        changed = [
-            (found["words"], *ratios(found["mean"], ("s1234", "all")))
-            for found in result["sensitivity"]["variants"].values()
-        ]
+        changed = {"if": "{words}", "1-4": "{mean[s1234]:.2f}", "lookahead": "{mean[all]:.2f}"}
         cores = next(iter(result["machines"]))
-        yield table(f"means on {cores} cores if one thing is otherwise", ("if", "1-4", "lookahead"), changed)
+        variants = result["sensitivity"]["variants"].values()
+        yield table_of(f"means on {cores} cores if one thing is otherwise", changed, variants)
 
 
-def _manycore_table(cores: str, result: dict[str, Any]) -> Table:
-    """A row for each target, and below it the paper's, for 68 cores."""
-    machine, paper = result["machines"][cores], result["paper"]["figure_3"] if cores == "68" else {}
-    rows: list[tuple[str, ...]] = []
-    for target, row in machine["targets"].items():
-        figures = [*ratios(row["added"], ("s12", "s3", "s4"))]
-        figures += [*ratios(row["speedup"], ("s1234", "halves", "uniform", "all")), f"{row['to_bound']:.2f}"]
-        rows.append((target, f"{row['recommended_ms']:,.0f}", *figures))
-        if target in paper:
-            printed = paper[target]
-            uniform = printed["s1234"] / printed["over_uniform"]
-            rows.append(
-                ("  the paper", "", *ratios(printed, ("s12", "s3", "s4", "s1234")), "", f"{uniform:.2f}", "", "")
-            )
-    rows.append(("mean", "", "", "", "", *ratios(machine["mean"], ("s1234", "halves", "uniform", "all")), ""))
-    theirs = [paper[target]["s1234"] for target in machine["targets"] if target in paper]
-    if theirs:
-        rows.append(("  the paper", "", "", "", "", f"{sum(theirs) / len(theirs):.2f}", "", "", "", ""))
-    columns = ("target", "ms", "1+2", "+3", "+4", "1 to 4", "halves", "uniform", "lookahead", "to bound")
-    return table(f"{cores} cores, simulated on published curves: speedup over recommended", columns, rows)
+def _printed(name: str) -> dict[str, Any]:
+    """The paper's figures as a row."""
+    printed = FIGURE_3[name]
+    uniform = printed["s1234"] / printed["over_uniform"]
+    return {"name": f"the paper's {name}", "added": printed, "speedup": {**printed, "uniform": uniform}}

@@ -1,9 +1,9 @@
-"""Peak memory of a scheduled step, by stage: ``python -m benchmarks memory resnet20/64 -o memory.json``.
+"""Peak memory of a scheduled step, by stage, each target in a process of its own: ``python -m benchmarks memory``.
 
-Each target in a process of its own. First eager steps; then the same job through `hocket.schedule`, searched, and on
-Linux the peak of the process's resident memory is set back after each step, so that it is known which stage made it.
-Then planned steps, and with `compiled` the search that follows once compiled forms are there. Figures are those of the
-whole process, which torch alone makes some 200 MB large; so ratios say what a user sees, and bytes the rest.
+First eager steps, then the same job through `hocket.schedule`, searched, and on Linux the peak of the process's
+resident memory is set back after each step, so that it is known which stage made it. Then planned steps, and the search
+that follows once compiled forms are there. Figures are those of the whole process, which torch alone makes 200 MB
+large.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bench import Save, by_target, ratios, unsaved
+from benchmarks.bench import Save, by_target, table_of, unsaved
 from benchmarks.contenders import job_of, until_decided
 from benchmarks.ranks import in_process, is_measurable, peak_bytes, resident_bytes, set_back_peak
-from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.session import Schedule
@@ -27,44 +26,29 @@ BAR = 1.1
 EAGER_STEPS, PLANNED_STEPS = 6, 30
 MAX_STEPS = 4000
 TIMEOUT_S = 1200.0
+PEAKS = ("search", "planned", "compiled_search", "compiled_planned")
 
 
-def run(
-    targets: tuple[str, ...] = TARGETS,
-    *,
-    numerics: str = "close",
-    compiled: bool = True,
-    save: Save = unsaved,
-) -> dict[str, Any]:
-    """Measure each target (see `measure`) in a process of its own.
+def run(targets: tuple[str, ...] = TARGETS, *, save: Save = unsaved) -> dict[str, Any]:
+    """Measure each target in a process of its own.
 
     Raises:
         InputError: the system does not tell what a process has held.
     """
     if not is_measurable():
         raise InputError("what a process held at most is only known on Linux (/proc/self/clear_refs)")
-
-    def measured(target: str) -> Any:
-        return in_process(measure, target, numerics, compiled, timeout_s=TIMEOUT_S)
-
-    return {"numerics": numerics, **by_target(targets, measured, save)}
+    return by_target(targets, lambda target: in_process(measure, target, timeout_s=TIMEOUT_S), save)
 
 
-def measure(target: str, numerics: str = "close", compiled: bool = True) -> dict[str, Any]:
-    """One target, in this process.
-
-    Returns:
-        ``bare_bytes``, resident before there is a model; ``eager_bytes``, the peak of eager steps; ``stages``, peaks by
-        stage; ``search_bytes``, ``planned_bytes``: the peaks of the search, and of steps by its plan; with `compiled`,
-        ``compiled_search_bytes`` and ``compiled_planned_bytes``, of the second search. Each of these has a ``_ratio``,
-        over eager's peak. ``form`` is the form that was taken at last, ``verdict`` whether it is a plan.
-    """
+def measure(target: str) -> dict[str, Any]:
+    """One target, in this process: peaks by stage, of both searches, and of the planned steps after each."""
     job = job_of(target)
     bare = resident_bytes()
     set_back_peak()
     for number in range(EAGER_STEPS):
         job.step(job.batch(number))
-    row: dict[str, Any] = {"bare_bytes": bare, "eager_bytes": peak_bytes(), "stages": {}}
+    eager = peak_bytes()
+    row: dict[str, Any] = {"bare_bytes": bare, "eager_bytes": eager, "stages": {}, "compiled_stages": {}}
     with tempfile.TemporaryDirectory() as folder:
         stages: dict[str, float] = row["stages"]
 
@@ -72,18 +56,16 @@ def measure(target: str, numerics: str = "close", compiled: bool = True) -> dict
             stages[stage] = max(stages.get(stage, 0.0), peak_bytes())
             set_back_peak()
 
-        fast = Schedule(job.step, job.model, job.optimizer, numerics=numerics, cache=Path(folder), on_progress=note)
+        fast = Schedule(job.step, job.model, job.optimizer, numerics="close", cache=Path(folder), on_progress=note)
         row |= _peaks("", fast, job, stages)
-        if compiled and fast.compile():
-            stages = row["compiled_stages"] = {}
+        if fast.compile():
+            stages = row["compiled_stages"]
             row |= _peaks("compiled_", fast, job, stages)
         best = fast.decision.best
         row |= {"verdict": str(fast.verdict), "form": None if best is None else best.form}
         fast.close()
-    for name in [name for name in row if name.endswith("_bytes") and name not in ("bare_bytes", "eager_bytes")]:
-        row[name.replace("_bytes", "_ratio")] = row[name] / row["eager_bytes"]
-    row["within"] = all(row[name] <= BAR for name in row if name.endswith("_ratio"))
-    return row
+    row |= {f"{each}_ratio": row[f"{each}_bytes"] / eager for each in PEAKS if f"{each}_bytes" in row}
+    return row | {"within": all(row[name] <= BAR for name in row if name.endswith("_ratio"))}
 
 
 def _peaks(prefix: str, fast: Schedule, job: Job, stages: dict[str, float]) -> dict[str, float]:
@@ -101,11 +83,6 @@ def _peaks(prefix: str, fast: Schedule, job: Job, stages: dict[str, float]) -> d
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    figures = ("search", "planned", "compiled_search", "compiled_planned")
-    rows = []
-    for name, row in result["targets"].items():
-        sizes = [f"{row[each] / 2**20:.0f}" for each in ("bare_bytes", "eager_bytes")]
-        shares = ratios(row, [f"{each}_ratio" for each in figures])
-        rows.append((name, *sizes, *shares, "yes" if row["within"] else "no"))
-    columns = ("target", "bare MiB", "eager MiB", *(each.replace("_", " ") for each in figures), f"within {BAR}")
-    yield table("peak of the process, over that of eager steps", columns, rows)
+    columns = {"target": "{name}", "bare bytes": "{bare_bytes:.4g}", "eager bytes": "{eager_bytes:.4g}"}
+    columns |= {each.replace("_", " "): f"{{{each}_ratio:.2f}}" for each in PEAKS} | {f"within {BAR}": "{within}"}
+    yield table_of("peak of the process, over that of eager steps", columns, result["targets"])

@@ -1,6 +1,6 @@
 """Network namespaces joined by links of given rates: a cluster of machines on one.
 
-hocket-worker  [ tbf, 10.71.0.1 ]====( veth )====[ 10.71.0.2, tbf ]  hocket-server
+namespace 0  [ tbf, 10.72.0.1 ]====( veth )====[ tbf, switch, tbf ]====( veth )====[ 10.72.0.2, tbf ]  namespace 1
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from hocket.errors import InputError
 
 # What may leave at once, and how long a packet may wait in the queue: a switch with a shallow buffer.
 BURST_BYTES = 96 * 1024
@@ -35,7 +37,7 @@ class Namespace:
 
 def unavailable_reason() -> str | None:
     """Return why namespaces cannot be made here, or None."""
-    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+    if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
     if missing:
@@ -48,35 +50,24 @@ def unavailable_reason() -> str | None:
     return None
 
 
+def needs_namespaces(what: str) -> None:
+    """Raise `InputError`, which says why, where namespaces cannot be made."""
+    if (reason := unavailable_reason()) is not None:
+        raise InputError(f"{what} are SKIPPED: {reason}")
+
+
 @contextmanager
 def linked(mbit_per_s: int) -> Iterator[tuple[Namespace, Namespace]]:
-    """Two namespaces with a link of this rate each way, gone afterwards.
-
-    Raises:
-        CalledProcessError: the kernel has no such link or queue.
-    """
-    own = os.getpid()
-    ends = tuple(
-        Namespace(f"hocket-{role}-{own}", f"hk{role[0]}{own}"[:15], f"10.71.0.{number}")
-        for number, role in enumerate(("worker", "server"), 1)
-    )
-    one, other = ends
-    try:
-        for end in ends:
-            _run("ip", "netns", "add", end.name)
-        pair = (one.interface, "netns", one.name, "type", "veth", "peer", "name", other.interface, "netns", other.name)
-        _run("ip", "link", "add", *pair)
-        for end in ends:
-            _begin(end, mbit_per_s)
+    """Two namespaces with a link of this rate each way, gone afterwards."""
+    with switched([mbit_per_s] * 2, is_limited=False) as (_, (one, other)):
         yield one, other
-    finally:
-        for end in ends:
-            subprocess.run(["ip", "netns", "del", end.name], capture_output=True, check=False)
 
 
 @contextmanager
-def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
+def switched(mbits: Sequence[int], *, is_limited: bool = True) -> Iterator[tuple[str, list[Namespace]]]:
     """A namespace for each rate, behind links of these rates (Mbit/s each way) to one switch. Gone afterwards.
+
+    Without `is_limited`, only what namespaces send has a rate, which is enough for two of them.
 
     Yields:
         The address of this process at the switch, and the namespaces.
@@ -96,8 +87,13 @@ def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
             _run("ip", "netns", "add", end.name)
             _run("ip", "link", "add", end.interface, "netns", end.name, "type", "veth", "peer", "name", port)
             _run("ip", "link", "set", port, "master", switch, "up")
-            _begin(end, mbit)
-            _run("tc", "qdisc", "add", "dev", port, *_limit(mbit))
+            _run(*end.command("ip", "addr", "add", f"{end.address}/24", "dev", end.interface))
+            _run(*end.command("ip", "link", "set", end.interface, "up"))
+            _run(*end.command("ip", "link", "set", "lo", "up"))
+            limit = ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
+            _run(*end.command("tc", "qdisc", "add", "dev", end.interface, *limit))
+            if is_limited:
+                _run("tc", "qdisc", "add", "dev", port, *limit)
         yield address, ends
     finally:
         for end in ends:
@@ -105,18 +101,6 @@ def switched(mbits: Sequence[int]) -> Iterator[tuple[str, list[Namespace]]]:
             subprocess.run(["ip", "link", "del", f"{end.interface}p"[:15]], capture_output=True, check=False)
             subprocess.run(["ip", "netns", "del", end.name], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", switch], capture_output=True, check=False)
-
-
-def _begin(end: Namespace, mbit: int) -> None:
-    """Give an end its address and its rate."""
-    _run(*end.command("ip", "addr", "add", f"{end.address}/24", "dev", end.interface))
-    _run(*end.command("ip", "link", "set", end.interface, "up"))
-    _run(*end.command("ip", "link", "set", "lo", "up"))
-    _run(*end.command("tc", "qdisc", "add", "dev", end.interface, *_limit(mbit)))
-
-
-def _limit(mbit: int) -> tuple[str, ...]:
-    return ("root", "tbf", "rate", f"{mbit}mbit", "burst", str(BURST_BYTES), "latency", f"{QUEUE_MS}ms")
 
 
 def enter(name: str) -> None:

@@ -13,22 +13,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.namespaces import Namespace, enter
 from hocket.errors import InputError
 
 
 def in_process(function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
-    """Return what a function of a module returns in a new process, or raise what it raises.
-
-    Raises:
-        InputError: it took longer, or the process ended.
-    """
+    """Return what a function of a module returns in a new process, or raise what it raises."""
     with started(_answer, [(function, args)]) as (pipe,):
-        if not pipe.poll(timeout_s):
-            raise InputError(f"bench: {function.__name__} did not answer within {timeout_s:.0f} s")
-        value, error = pipe.recv()
-    if error is not None:
-        raise error
-    return value
+        return heard(pipe, timeout_s)
 
 
 def _answer(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -38,21 +30,24 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: tuple[Any, ...
         pipe.send((None, error))
 
 
+def heard(pipe: Connection, timeout_s: float | None = None) -> Any:
+    """Return the value that a process sent, or raise the error in place of one, or `InputError` if it took longer."""
+    if not pipe.poll(timeout_s):
+        raise InputError(f"bench: a process did not answer within {timeout_s:.0f} s")
+    value, error = pipe.recv()
+    if error is not None:
+        raise error
+    return value
+
+
 @contextmanager
 def started(
-    work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, preload: str | None = None
+    work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], *, preload: str | None = None, daemon: bool = False
 ) -> Iterator[list[Connection]]:
-    """Start a process for each element of `arguments`, which `work` receives behind its end of a pipe.
+    """Start a process for each element of `arguments`, which `work` receives behind its end of a pipe, and yield ours.
 
-    The processes are killed at the end of the block.
-
-    Args:
-        work: a function of a module, which is imported there.
-        arguments: of each process.
-        preload: a module that is imported once and then forked. If None, each process starts from nothing.
-
-    Yields:
-        Our ends of the pipes.
+    The processes are killed at the end of the block. Their module is imported anew, or forked from one process that has
+    imported `preload`. Those that are a `daemon` end with this process, too.
 
     Raises:
         InputError: a process ended without an answer.
@@ -65,7 +60,7 @@ def started(
     try:
         for each in arguments:
             ours, theirs = context.Pipe()
-            processes.append(context.Process(target=work, args=(theirs, *each)))
+            processes.append(context.Process(target=work, args=(theirs, *each), daemon=daemon))
             processes[-1].start()
             theirs.close()
             pipes.append(ours)
@@ -78,18 +73,37 @@ def started(
             process.join()
 
 
-def results(work: Callable[..., None], arguments: Sequence[tuple[Any, ...]], preload: str) -> list[Any]:
-    """Start processes as `started` does, and return what each sends.
+def results(
+    work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], preload: str, num_answers: int | None = None
+) -> list[Any]:
+    """Run a function in a process for each element of `arguments`, side by side, and return what each returns.
 
-    Raises:
-        InputError: a process failed: it ended, or sent a string, which says why.
+    All are killed once `num_answers` of the first processes have answered, or all. Those of them that fail raise.
     """
-    with started(work, arguments, preload=preload) as pipes:
-        found = [pipe.recv() for pipe in pipes]
-    for each in found:
-        if isinstance(each, str):
-            raise InputError(f"bench: {each}")
-    return found
+    asked = [(rank, work, each) for rank, each in enumerate(arguments)]
+    with started(_answer_and_stay, asked, preload=preload) as pipes:
+        return [heard(pipe) for pipe in pipes[:num_answers]]
+
+
+def _answer_and_stay(pipe: Connection, rank: int, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    found: tuple[Any, InputError | None]
+    try:
+        found = work(*args), None
+    except Exception as error:  # noqa: BLE001  # raised by who asked
+        found = None, InputError(f"bench: rank {rank}: {type(error).__name__}: {error}")
+    pipe.send(found)
+    pipe.recv()  # until it is killed: others may still want what this process keeps
+
+
+def join_job(rank: int, world: int, address: str, port: int, end: Namespace | None = None) -> None:
+    """Make this process a rank of a job with one thread, as ``torchrun`` does, at an end of a link if there is one."""
+    import torch
+
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    if end is not None:
+        enter(end.name)
+        os.environ["GLOO_SOCKET_IFNAME"] = end.interface
 
 
 _PEAK, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")

@@ -1,12 +1,10 @@
 """`hocket.simulate` against a SimPy model of the same plan: ``python -m benchmarks simulate``.
 
 The SimPy model is the one that its documentation teaches: a process per lane, an event per op, and a process waits
-only for events that have not been triggered yet. Both sides run in one process, in turns, after a garbage collection
-each; both must end with the same makespan. Four questions, since a simulator is asked the same plan more than once:
+only for events that have not been triggered yet. Both sides run in turns, and must end with the same makespan.
 
 - ``again``: the same plan was simulated before. SimPy has every duration and dependency looked up beforehand.
-- ``again_spans``: the same, and all spans are read, which Hocket otherwise makes only when asked for. SimPy gathers
-  them, too.
+- ``again_spans``: the same, and all spans are read, which Hocket otherwise makes only when asked for.
 - ``new_plan``: another plan for the same graph and costs. SimPy as before.
 - ``first``: the graph, plan and costs are all new. SimPy looks up every duration as it goes.
 """
@@ -14,7 +12,6 @@ each; both must end with the same makespan. Four questions, since a simulator is
 from __future__ import annotations
 
 import gc
-import os
 import platform
 import random
 import statistics
@@ -24,24 +21,16 @@ from importlib.metadata import version
 from typing import Any
 
 import numpy as np
+import simpy
 
-from hocket.cli.console import table
-from hocket.errors import MissingDependencyError
+from benchmarks.bench import table_of
 from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan, Span
 from hocket.reporting.words import count_text
 from hocket.simulation import simulate
 
 
-def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 5, seed: int = 0) -> dict[str, Any]:
-    """Simulate a random plan with both engines, in turns.
-
-    Returns:
-        Milliseconds of each engine and their ratio (SimPy's time over Hocket's) for each question above, as median,
-        min and max over the repeats; and what was measured on.
-
-    Raises:
-        MissingDependencyError: SimPy is not installed.
-    """
+def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
+    """Simulate a random plan with both engines, in turns: milliseconds and their ratio for each question above."""
     graph, plan, costs = _random_step(num_ops, num_lanes, seed)
     machine = Machine.of(cores=num_lanes)
     durations_us = _looked_up(plan, costs)
@@ -70,12 +59,7 @@ def run(num_ops: int = 100_000, num_lanes: int = 8, repeats: int = 5, seed: int 
             }
             for question, (ours, theirs) in milliseconds.items()
         },
-        "versions": {
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "simpy": version("simpy"),
-        },
-        "load": os.getloadavg()[0],
+        "versions": {"python": platform.python_version(), "numpy": np.__version__, "simpy": version("simpy")},
     }
 
 
@@ -105,10 +89,6 @@ def _looked_up(plan: Plan, costs: Costs) -> dict[str, float]:
 
 
 def _simpy_spans(graph: Graph, plan: Plan, durations_us: dict[str, float]) -> list[Span]:
-    try:
-        import simpy
-    except ImportError:
-        raise MissingDependencyError("simpy", "test", "benchmarks.simulate") from None
     env = simpy.Environment()
     done = {op: env.event() for op in durations_us}
     spans: list[Span] = []
@@ -152,24 +132,16 @@ def _timed(work: Callable[[], list[Span] | float], makespan_us: float) -> float:
 
 
 def _summary(values: list[float]) -> dict[str, float]:
-    return {
-        "median": round(statistics.median(values), 3),
-        "min": round(min(values), 3),
-        "max": round(max(values), 3),
-    }
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in found.items()}
 
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    rows = [
-        (
-            question.replace("_", " "),
-            *(f"{found[engine]['median']:,.3f}" for engine in ("hocket_ms", "simpy_ms")),
-            f"{found['ratio']['median']:,.1f}x",
-            f"{found['ratio']['min']:,.1f}x to {found['ratio']['max']:,.1f}x",
-        )
-        for question, found in result["questions"].items()
-    ]
+    columns = {
+        **{"plan": "{name}", "Hocket ms": "{hocket_ms[median]:,.3f}", "SimPy ms": "{simpy_ms[median]:,.3f}"},
+        **{"ratio": "{ratio[median]:,.1f}x", "from": "{ratio[min]:,.1f}x to {ratio[max]:,.1f}x"},
+    }
     where = f"{count_text(result['num_ops'], 'op')} on {count_text(result['num_lanes'], 'lane')}"
-    columns = ("plan", "Hocket ms", f"SimPy {result['versions']['simpy']} ms", "ratio", "from")
-    yield table(f"simulate {where}, medians of {count_text(result['repeats'], 'round')}", columns, rows)
+    title = f"simulate {where}, medians of {count_text(result['repeats'], 'round')}"
+    yield table_of(title, columns, result["questions"])

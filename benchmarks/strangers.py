@@ -1,23 +1,20 @@
-"""Models that nobody here wrote, scheduled with both promises of numerics: ``python -m benchmarks strangers``.
+"""Models of other people, scheduled with both promises of numerics: ``python -m benchmarks strangers``.
 
 Six networks of pytorchcv and six of transformers, unchanged, with random weights and inputs, trained as their users do:
-SGD with momentum, or AdamW; dropout where the library has it. Contenders take turns, and whole steps are timed:
-eager, `torch.compile` of the model (on request: it takes minutes), and `hocket.schedule` with ``numerics="bitwise"``
-and ``"close"``. What is not faster than eager runs as eager, so no ratio may be clearly below one.
+SGD with momentum, or AdamW, with dropout where the library has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
-from benchmarks.bench import Save, by_target, ratios, unsaved
-from benchmarks.contenders import classifier_job, compiled_step, decided, language_job
+from benchmarks.bench import Save, by_target, check_names, columns_of, table_of, unsaved
+from benchmarks.contenders import classifier_job, decided, language_job, verdicts_of
 from benchmarks.turns import in_turns, summaries, title
-from hocket.cli.console import table
 from hocket.errors import InputError
 from hocket.job import Job
 
@@ -45,41 +42,20 @@ LANGUAGE: dict[str, dict[str, Any]] = {
     | {"decoder_start_token_id": 0},
 }
 TARGETS = (*VISION, *LANGUAGE)
+NUMERICS = ("bitwise", "close")
 
 
-def run(
-    targets: tuple[str, ...] = TARGETS,
-    *,
-    compiled: bool = False,
-    rounds: int = 8,
-    block: int = 6,
-    save: Save = unsaved,
-) -> dict[str, Any]:
-    """Measure each target by blocks of counted steps.
-
-    Returns:
-        ``targets``: for each one ``contenders`` (see `Turns.summary`), ``speedup`` over eager, and ``verdicts``.
-    """
-    if unknown := sorted(set(targets) - set(TARGETS)):
-        raise InputError(f"bench strangers: expected some of {', '.join(TARGETS)}, got {unknown[0]!r}")
-    return by_target(targets, lambda name: _measure(name, compiled, rounds, block), save)
+def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 8, block: int = 6, save: Save = unsaved) -> dict[str, Any]:
+    """Measure each target by blocks of counted steps."""
+    check_names("strangers", targets, TARGETS)
+    return by_target(targets, lambda name: _measure(name, rounds, block), save)
 
 
-def _measure(name: str, compiled: bool, rounds: int, block: int) -> dict[str, Any]:
+def _measure(name: str, rounds: int, block: int) -> dict[str, Any]:
     eager = job_of(name)
-    contenders: dict[str, Callable[[Any], Any]] = {"eager": eager.step}
-    verdicts: dict[str, Any] = {}
-    if compiled:
-        torch._dynamo.reset()
-        step, verdicts["compile"] = compiled_step(job_of(name), update=False, last=False)
-        if step is not None:
-            contenders["compile"] = step
-    schedules = {numerics: decided(job_of(name), numerics) for numerics in ("bitwise", "close")}
-    found = in_turns(contenders | schedules, eager.batch, rounds=rounds, block=block)
-    for numerics, fast in schedules.items():
-        verdicts[numerics] = {"verdict": str(fast.verdict), "why": fast.why}
-        fast.close()
-    return {**summaries(found), "verdicts": verdicts}
+    schedules = {numerics: decided(job_of(name), numerics) for numerics in NUMERICS}
+    found = in_turns({"eager": eager.step, **schedules}, eager.batch, rounds=rounds, block=block)
+    return {**summaries(found), "verdicts": verdicts_of(schedules)}
 
 
 def job_of(name: str) -> Job:
@@ -120,9 +96,5 @@ def _language_job(name: str) -> Job:
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    labels = ("compile", "bitwise", "close")
-    rows = [
-        (name, *ratios(row["speedup"], labels), *(row["verdicts"][label]["verdict"] for label in labels[1:]))
-        for name, row in result["targets"].items()
-    ]
-    yield table(title(result), ("model", *labels, "bitwise is", "close is"), rows)
+    verdicts = {f"{numerics} is": f"{{verdicts[{numerics}][verdict]}}" for numerics in NUMERICS}
+    yield table_of(title(result), {"model": "{name}", **columns_of("speedup", NUMERICS), **verdicts}, result["targets"])

@@ -1,24 +1,21 @@
 """Orders of transfers, by simulation: ``python -m benchmarks transfers``.
 
-A worker's step is that of a zoo model: a recv for each parameter before whoever reads it first, and a send for each
+A worker's step is that of a zoo model: a recv for each parameter before the op that reads it first, and a send for each
 parameter's gradient before its update, which runs at the server and so is left out. Links to the servers are scaled so
-that receiving takes as long as computing, times `ratio`. As in the paper, each model also runs with half and twice its
-batch, over the links of the whole one.
+that receiving takes as long as computing; each model also runs with half and twice its batch, over the same links.
 
-**Many workers by symmetry.** Workers that run the same plan at the same time all have the same part of each server's
-card, so one worker is simulated whose links have that part. With random orders each has an order of its own, and still
-the same part of the card as long as all are receiving: each is simulated alone, and the step ends with the last.
+Workers that run the same plan at the same time all have the same part of each server's card, so one worker is simulated
+for many. With random orders each is simulated alone, and the step ends with the last.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.bench import Save, unsaved
-from hocket.cli.console import UsageError, table
+from benchmarks.bench import Save, columns_of, table_of, unsaved
 from hocket.ir import Costs, Edge, Graph, Link, Machine, NetworkCard, Op
 from hocket.planning import bounds, efficiency, plan, potential
 from hocket.planning.transfers.orders import random_order, tac_order
@@ -36,20 +33,11 @@ NAMES = (
 # The paper's factors of the batch size (section 6.1, "Scaling the computational load").
 BATCH_FACTORS = (0.5, 1.0, 2.0)
 BATCH_SIZE = 4
+SERVERS, LATENCY_US = 4, 50.0
 ORDERS = ("auto", "tac", "tic", "layer", "random", "reverse")
 # Of one CPU core at this rate the estimates come; only their proportions matter, for links are scaled to them.
 FLOPS_PER_S = 5e10
 BYTES_PER_S = 1e10
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Workers that pull from servers. Every machine's card has the same rate."""
-
-    workers: int = 1
-    servers: int = 1
-    card_bytes_per_s: float = 1.25e8
-    latency_us: float = 50.0
 
 
 def with_transfers(graph: Graph) -> Graph:
@@ -74,15 +62,14 @@ def with_transfers(graph: Graph) -> Graph:
     return Graph((*recvs.values(), *bare, *sends), tuple(dict.fromkeys(edges)))
 
 
-def worker_machine(cluster: Cluster) -> Machine:
-    """One worker of a cluster in which all do the same: its links have its part of each server's card."""
-    part = cluster.card_bytes_per_s / cluster.workers
+def worker_machine(card_bytes_per_s: float, workers: int = 1, servers: int = 1) -> Machine:
+    """One of the workers of a cluster in which all do the same: its links have its part of each server's card."""
     links = []
-    for server in range(cluster.servers):
+    for server in range(servers):
         ends = (f"server{server}", "cpu0")
-        links.append(Link(*ends, min(part, cluster.card_bytes_per_s), cluster.latency_us, cards=("in",)))
-        links.append(Link(*ends[::-1], min(part, cluster.card_bytes_per_s), cluster.latency_us, cards=("out",)))
-    cards = tuple(NetworkCard(name, cluster.card_bytes_per_s) for name in ("in", "out"))
+        for pair, card in ((ends, "in"), (ends[::-1], "out")):
+            links.append(Link(*pair, card_bytes_per_s / workers, LATENCY_US, cards=(card,)))
+    cards = tuple(NetworkCard(name, card_bytes_per_s) for name in ("in", "out"))
     return Machine(Machine.of(cores=1).devices, tuple(links), cards=cards)
 
 
@@ -94,29 +81,19 @@ def straggler_share(receives: Receives, workers: int, order: Callable[[int], Seq
 
 
 def run(
-    targets: Sequence[str] = NAMES,
-    ratio: float = 1.0,
-    workers: int = 1024,
-    seed: int = 0,
-    image_size: int = 64,
-    save: Save = unsaved,
+    targets: Sequence[str] = NAMES, workers: int = 1024, image_size: int = 64, save: Save = unsaved
 ) -> dict[str, Any]:
     """Simulate every order on every model, and many workers on each."""
-    if not ratio > 0:
-        raise UsageError(f"--ratio: expected a number above 0, got {ratio:g}")
     rows: list[dict[str, Any]] = []
-    result: dict[str, Any] = {"ratio": ratio, "workers": workers, "image_size": image_size, "models": rows}
+    result: dict[str, Any] = {"workers": workers, "image_size": image_size, "models": rows}
     for name in targets:
         side = max(image_size, {"alexnet": 67, "inception-v3": 75}.get(name, 32))
         whole_us = _compute_us(*_step(name, BATCH_SIZE, side))
         for factor in BATCH_FACTORS:
             graph, costs = _step(name, int(BATCH_SIZE * factor), side)
-            row = {
-                "model": name,
-                "batch_factor": factor,
-                "communication_to_computation": ratio * whole_us / _compute_us(graph, costs),
-            }
-            rows.append(row | _simulated(graph, costs, ratio * whole_us, workers, seed))
+            ratio = whole_us / _compute_us(graph, costs)
+            row = {"model": name, "batch_factor": factor, "communication_to_computation": ratio}
+            rows.append(row | _simulated(graph, costs, whole_us, workers))
         save(result)
     return result
 
@@ -133,39 +110,35 @@ def _compute_us(graph: Graph, costs: Costs) -> float:
     return sum(costs.duration_us(op.name) for op in graph.ops if op.name in costs)
 
 
-def _simulated(graph: Graph, costs: Costs, receiving_us: float, workers: int, seed: int) -> dict[str, Any]:
+def _simulated(graph: Graph, costs: Costs, receiving_us: float, workers: int) -> dict[str, Any]:
     """Every order, over a link that carries the parameters in `receiving_us`, and many workers."""
     received_bytes = sum(op.size_bytes for op in graph.ops if op.role == "recv")
     card_bytes_per_s = received_bytes / receiving_us * 1e6
-    machine = worker_machine(Cluster(card_bytes_per_s=card_bytes_per_s))
+    machine = worker_machine(card_bytes_per_s)
     begin_s = time.perf_counter()
     receives = receives_of(graph, costs, machine)
     tac_order(receives)
-    row: dict[str, Any] = {
+    tac_ms = (time.perf_counter() - begin_s) * 1e3
+    limits = bounds(graph, costs, machine)
+    orders = {}
+    for order in ORDERS:
+        timeline = simulate(graph, plan(graph, costs, machine, "transfers", order=order), costs, machine)
+        orders[order] = {"step_us": timeline.makespan_us, "efficiency": efficiency(timeline, limits)}
+    # The servers' cards together give each of many workers what one worker had alone.
+    shared = receives_of(graph, costs, worker_machine(card_bytes_per_s * workers / SERVERS, workers, SERVERS))
+    best = tac_order(shared)
+    return {
         "ops": len(graph),
         "recvs": len(receives),
         "received_mib": received_bytes / 2**20,
-        "tac_ms": (time.perf_counter() - begin_s) * 1e3,
+        "tac_ms": tac_ms,
+        "potential": potential(limits),
+        "orders": orders,
+        "cluster": {
+            "tac": straggler_share(shared, workers, lambda _: best),
+            "random": straggler_share(shared, workers, lambda number: random_order(shared, number)),
+        },
     }
-    limits = bounds(graph, costs, machine)
-    row["potential"] = potential(limits)
-    row["orders"] = {}
-    for order in ORDERS:
-        timeline = simulate(graph, plan(graph, costs, machine, "transfers", order=order), costs, machine)
-        row["orders"][order] = {"step_us": timeline.makespan_us, "efficiency": efficiency(timeline, limits)}
-    # Four servers whose cards together give each of many workers what one worker had alone.
-    many = Cluster(workers, 4, card_bytes_per_s * workers / 4)
-    shared = receives_of(graph, costs, worker_machine(many))
-    begin_s = time.perf_counter()
-    best = tac_order(shared)
-    row["cluster"] = {
-        "workers": many.workers,
-        "servers": many.servers,
-        "tac": straggler_share(shared, many.workers, lambda _: best),
-        "random": straggler_share(shared, many.workers, lambda number: random_order(shared, seed + number)),
-    }
-    row["cluster"]["simulated_s"] = time.perf_counter() - begin_s
-    return row
 
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
@@ -173,10 +146,11 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
     rows = []
     for row in result["models"]:
         best_us = row["orders"]["auto"]["step_us"]
-        rates = [f"{row['orders'][order]['step_us'] / best_us:.3f}" for order in ORDERS]
-        stragglers = [f"{row['cluster'][order]['straggler_share']:.0%}" for order in ("tac", "random")]
-        size = (str(row["recvs"]), f"{row['tac_ms']:.0f}", f"{row['potential']:.2f}")
-        figures = (row["model"], f"{row['batch_factor']:g}", *size)
-        rows.append((*figures, *rates, *stragglers))
-    columns = ("model", "batch", "recvs", "TAC ms", "potential", *ORDERS, "stragglers", "random")
-    yield table(f"step time over auto's, simulated; {result['workers']} workers", columns, rows)
+        rows.append({**row, "to_auto": {order: row["orders"][order]["step_us"] / best_us for order in ORDERS}})
+    columns = {
+        **{"model": "{model}", "batch": "{batch_factor:g}", "recvs": "{recvs}", "TAC ms": "{tac_ms:.0f}"},
+        **{"potential": "{potential:.2f}", **columns_of("to_auto", ORDERS, ".3f")},
+        "stragglers": "{cluster[tac][straggler_share]:.0%}",
+        "random's": "{cluster[random][straggler_share]:.0%}",
+    }
+    yield table_of(f"step time over auto's, simulated; {result['workers']} workers", columns, rows)

@@ -1,21 +1,23 @@
-"""One rank of a measured job: ``python -m benchmarks.transfers_rank SETTINGS``, JSON; see `benchmarks.transfers_real`.
+"""A process of a measurement of transfers, see `benchmarks.transfers_real`: a rank of a job, or an agent.
 
-The step is captured and profiled once. Then the orders take turns: each turn has wires and a plan of its own, and goes
-on with the parameters that the one before left. The contender ``all-first`` has the order of first use, and computes
-nothing before the last parameter has arrived.
+A rank captures and profiles the step once. Then the orders take turns: each turn has wires and a plan of its own, and
+goes on with the parameters that the one before left. The contender ``all-first`` has the order of first use, and
+computes nothing before the last parameter has arrived.
+
+Agents take turns, one for each order: nothing is pulled ahead, so a call begins when it asks for its first parameter.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import threading
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-import torch
-
-from hocket.cli.targets import wait_policy
+from benchmarks.namespaces import Namespace
+from benchmarks.ranks import join_job
+from hocket import distribute
 from hocket.distributed.agent_server import Versions
 from hocket.distributed.job import CLOSE, STEP
 from hocket.distributed.membership import join
@@ -32,18 +34,8 @@ from hocket.zoo import load
 ALL_FIRST = "all-first"
 # In a turn's first step all parameters are there at once; in the second one gradients are not late yet.
 WARM_UP_STEPS = 2
-
-
-@dataclass(frozen=True)
-class Turn:
-    """The report of rank 0 on one order's turn."""
-
-    order: str
-    steps_us: list[float]
-    predicted_us: float
-    lower_us: float
-    upper_us: float
-    in_order: int
+PORT = 29571
+TIMEOUT_S = 300.0
 
 
 def pulls_first(plan: Plan) -> Plan:
@@ -54,23 +46,32 @@ def pulls_first(plan: Plan) -> Plan:
     return replace(plan, after=after, planner=f"transfers-{ALL_FIRST}")
 
 
-def main(settings: dict[str, Any]) -> None:
-    """Take part, in all turns."""
-    wait_policy()
-    job = load(settings["model"], **settings["sizes"])
-    made = set_up(job.step, job.model, job.optimizer, job.batch(0), join(1, settings["timeout_s"]))
+class Asked(NamedTuple):
+    """A measurement: turns by each order, their steps or calls, and about how many seconds it takes."""
+
+    model: str
+    sizes: Mapping[str, Any]
+    orders: Sequence[str]
+    rounds: int
+    steps: int
+    seconds: float | None
+
+
+def run_rank(rank: int, ends: Sequence[Namespace], asked: Asked) -> list[dict[str, Any]]:
+    """Take part, in all turns. Rank 0, the worker, returns the times of each."""
+    join_job(rank, 2, ends[0].address, PORT, ends[rank])
+    job, (orders, rounds, steps, seconds) = load(asked.model, **asked.sizes), asked[2:]
+    made = set_up(job.step, job.model, job.optimizer, job.batch(0), join(1, TIMEOUT_S))
     worker = worker_part(made.captured, made.assignment)
     costs = profiled(made.captured) if made.membership.is_worker else None
-    turns = [order for _ in range(settings["rounds"]) for order in settings["orders"]]
-    begin_s, seconds = time.monotonic(), settings["seconds"]
-    for number, order in enumerate(turns):
-        rounds, position = divmod(number, len(settings["orders"]))
-        if position == 0 and rounds and seconds is not None:
+    begin_s, found = time.monotonic(), []
+    for number in range(rounds * len(orders)):
+        turn_round, position = divmod(number, len(orders))
+        if position == 0 and turn_round and seconds is not None:
             if costs is not None:  # a further round, if it will not take longer than what is left
-                made.membership.announce(
-                    f"round {rounds}", (time.monotonic() - begin_s) * (rounds + 1) / rounds < seconds
-                )
-            if not made.membership.announced(f"round {rounds}", by=0):
+                is_next = (time.monotonic() - begin_s) * (turn_round + 1) / turn_round < seconds
+                made.membership.announce(f"round {turn_round}", is_next)
+            if not made.membership.announced(f"round {turn_round}", by=0):
                 break
         turn = replace(made, membership=replace(made.membership, store=made.membership.store.within(f"turn{number}")))
         turn = replace(turn, wires=turn.membership.wires())
@@ -78,17 +79,17 @@ def main(settings: dict[str, Any]) -> None:
         if costs is None:
             serve_steps(turn, "auto", Versions(), LiveWorkers(turn.wires))
         else:
-            left_s = None if seconds is None else seconds / len(turns)
-            found = _turn(turn, worker, costs, order, settings["steps"], left_s, job.batch(0))
-            print(json.dumps(vars(found)), flush=True)
+            left_s = None if seconds is None else seconds / rounds / len(orders)
+            found.append(_turn(turn, worker, costs, orders[position], steps, left_s, job.batch(0)))
         turn.membership.leave(turn.wires)
     made.membership.leave(made.wires)
+    return found
 
 
 def _turn(
     made: ShardedJob, part: Captured, costs: Costs, order: str, steps: int, left_s: float | None, batch: Any
-) -> Turn:
-    """Steps of one order: so many, or two and what there is time for."""
+) -> dict[str, Any]:
+    """Steps of one order: as many as are wanted, or two and what there is time for."""
     begin_s = time.monotonic()
     rates = link_rates(made)
     plan, cycle, predicted_us = worker_plan(made, part, costs, rates, "layer" if order == ALL_FIRST else order)
@@ -113,9 +114,47 @@ def _turn(
     made.send_command(CLOSE)
     lanes.close()
     limits = bounds(part.graph, cycle.costs, cycle.machine)
-    return Turn(order, times_us[WARM_UP_STEPS:], predicted_us, limits.lower_us, limits.upper_us, in_order)
+    return _times(order, times_us[WARM_UP_STEPS:], len(times_us), predicted_us, limits, in_order)
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(json.loads(sys.argv[1]))
+def _times(order: str, times_us: list[float], steps: int, predicted_us: float, limits: Any, in_order: int) -> Any:
+    return {
+        **{"order": order, "times_us": times_us, "steps": steps, "in_order": in_order},
+        **{"predicted_us": predicted_us, "lower_us": limits.lower_us, "upper_us": limits.upper_us},
+    }
+
+
+def run_with_agents(rank: int, ends: Sequence[Namespace], asked: Asked) -> list[dict[str, Any]]:
+    """As rank 0 call agents, one after another, as 1 and 2 be the job that publishes, at the other end of the link."""
+    address, end = ends[1].address, ends[min(rank, 1)]
+    join_job(max(0, rank - 1), 2, address, PORT, end)
+    options: dict[str, Any] = {"timeout_s": TIMEOUT_S}
+    if rank == 0:
+        job = load(asked.model, **asked.sizes)
+        net, inputs = job.models[0].eval(), job.batch(0)[0]
+        options |= {"ahead": False, "every_call": True}
+        turns = [*asked.orders] * asked.rounds
+        return [_calls(net, inputs, f"{address}:{PORT}", order, asked.steps, options) for order in turns]
+    job = load(asked.model, **{**asked.sizes, "batch_size": 2})
+    if rank == 2:
+        distribute.server(job.step, job.model, job.optimizer, job.batch(0), num_servers=1, **options)
+    else:
+        fast = distribute.worker(job.step, job.model, job.optimizer, order="layer", num_servers=1, **options)
+        fast(job.batch(0))
+        fast.publish()
+        threading.Event().wait()  # until it is killed
+    return []
+
+
+def _calls(net: Any, inputs: Any, address: str, order: str, calls: int, options: dict[str, Any]) -> dict[str, Any]:
+    times_us, in_order = [], 0
+    with distribute.agent(net, address, order=order, **options) as fresh:
+        fresh(inputs)
+        assert fresh.plan is not None
+        planned = [op[5:] for lane in fresh.plan.lanes if lane.kind == "channel" for op in lane.ops]
+        for _ in range(calls):
+            begin_s = time.perf_counter()
+            fresh(inputs)
+            times_us.append((time.perf_counter() - begin_s) * 1e6)
+            in_order += list(fresh.arrivals()["server0"][: len(planned)]) == planned
+    return _times(order, times_us, calls, fresh.predicted_us, fresh.bounds, in_order)

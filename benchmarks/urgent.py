@@ -7,7 +7,6 @@ its arrival, by the clock that both processes share; throughput is the large one
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -18,14 +17,13 @@ import torch
 from torch.distributed import ProcessGroupGloo
 from torch.distributed.distributed_c10d import PrefixStore
 
-from benchmarks.namespaces import Namespace, enter, linked, unavailable_reason
-from benchmarks.ranks import results
-from hocket.cli.console import table
+from benchmarks.bench import table_of
+from benchmarks.namespaces import Namespace, linked, needs_namespaces
+from benchmarks.ranks import join_job, results
 from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet, chunk_bytes_for
 from hocket.distributed.store import meet_at, opened
 from hocket.distributed.wire import Wire
-from hocket.errors import InputError
 
 LARGE_BYTES, SMALL_BYTES = 16 << 20, 1024
 TIMEOUT_S = 60.0
@@ -41,20 +39,15 @@ def run(mbits: Sequence[int] = (200,), rounds: int = 5) -> dict[str, Any]:
     Raises:
         InputError: there can be no network namespaces here, or a rank failed. Says why.
     """
-    if (reason := unavailable_reason()) is not None:
-        raise InputError(f"transfers over real links are SKIPPED: {reason}")
-    return {"rows": [_row(mbit, rounds) for mbit in mbits]}
-
-
-def _row(mbit: int, rounds: int) -> dict[str, Any]:
-    with linked(mbit) as ends:
-        places = [(place, end, ends[0].address, rounds, mbit) for place, end in enumerate(ends)]
-        sent, arrived = results(_rank, places, "benchmarks.urgent")
-    return {
-        "mbit_per_s": mbit,
-        "rounds": rounds,
-        **{way: _summary(sent[way], arrived[way]) for way in ("wire", "gloo")},
-    }
+    needs_namespaces("transfers over real links")
+    rows = []
+    for mbit in mbits:
+        with linked(mbit) as ends:
+            places = [(rank, end, ends[0].address, rounds, mbit) for rank, end in enumerate(ends)]
+            sent, arrived = results(_rank, places, "benchmarks.urgent")
+        found = {way: _summary(sent[way], arrived[way]) for way in ("wire", "gloo")}
+        rows.append({"mbit_per_s": mbit, "rounds": rounds, **found})
+    return {"rows": rows}
 
 
 def _summary(sent: list[list[int]], arrived: list[list[int]]) -> dict[str, float]:
@@ -69,9 +62,8 @@ def _summary(sent: list[list[int]], arrived: list[list[int]]) -> dict[str, float
     }
 
 
-def _rank(pipe: Any, place: int, end: Namespace, address: str, rounds: int, mbit: int) -> None:
-    enter(end.name)
-    os.environ["GLOO_SOCKET_IFNAME"] = end.interface
+def _rank(place: int, end: Namespace, address: str, rounds: int, mbit: int) -> dict[str, list[list[int]]]:
+    join_job(place, 2, address, PORT, end)
     store = opened(address, PORT, TIMEOUT_S, is_keeper=place == 0)
     wire = connected(store, "wire", place, f"rank {place}", f"rank {1 - place}", TIMEOUT_S)
     group = ProcessGroupGloo(PrefixStore("gloo", store), place, 2, store.options(TIMEOUT_S))
@@ -85,8 +77,8 @@ def _rank(pipe: Any, place: int, end: Namespace, address: str, rounds: int, mbit
     for number in range(1, rounds + 1):
         for way, moved in (("wire", _by_wire), ("gloo", _by_gloo)):
             found[way].append(moved(place, wire, group, number))
-    pipe.send(found)
     meet_at(store, "over", place, f"rank {1 - place}", TIMEOUT_S)
+    return found
 
 
 def _by_wire(place: int, wire: Wire, _: Any, number: int) -> list[int]:
@@ -141,13 +133,9 @@ def _by_gloo(place: int, wire: Wire, group: Any, number: int) -> list[int]:
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    rows = [
-        (
-            *(str(found["mbit_per_s"]), way),
-            *(f"{found[way][each]:.1f}" for each in ("delay_ms", "longest_delay_ms", "mbit_per_s")),
-        )
-        for found in result["rows"]
-        for way in ("wire", "gloo")
-    ]
-    columns = ("Mbit/s", "way", "delay ms, median", "longest", "Mbit/s of the large one")
-    yield table("1 KiB that becomes urgent behind 16 MiB", columns, rows)
+    rows = [{"rate": row["mbit_per_s"], "way": way, **row[way]} for row in result["rows"] for way in ("wire", "gloo")]
+    columns = {
+        **{"Mbit/s": "{rate}", "way": "{way}", "delay ms, median": "{delay_ms:.1f}"},
+        **{"longest": "{longest_delay_ms:.1f}", "Mbit/s of the large one": "{mbit_per_s:.1f}"},
+    }
+    yield table_of("1 KiB that becomes urgent behind 16 MiB", columns, rows)

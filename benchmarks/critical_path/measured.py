@@ -3,17 +3,15 @@
 On cores (``--device cpu``) streams are lanes. On a GPU (``--device cuda``) a step is timed from an idle device to an
 idle device, so what overlaps across the step's end does not count in its favour.
 
-Peak memory is that of whole processes: a step run eagerly, and by plan, each in one of its own. What counts is what the
-process grew by since before the model was made, at its highest while steps are run, as the kernel sees it (``VmHWM`` of
-/proc/self/status, set back after the warm-up). So memory that a lane keeps between steps counts, and what capturing has
-left behind, too. What loading torch's tracer and Hocket takes, once for a process and whatever it trains, is stated
-apart: both processes capture and run a step of one layer before the model is made.
+Peak memory is what a process grew by since before the model was made, at its highest while steps are run eagerly, or by
+plan, in one of its own. What loading torch's tracer and Hocket takes is stated apart: both processes capture and run a
+step of one layer before the model is made.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import geometric_mean
 from typing import Any
@@ -30,10 +28,11 @@ from hocket.backends import Backend, CpuBackend, CudaBackend, StreamBackend
 from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.execution.base import Executor
-from hocket.ir import Costs, Lane, Machine, Plan, Timeline
+from hocket.ir import Costs, Machine, Plan
 from hocket.job import Job
 from hocket.planning import plan
 from hocket.planning.critical_path import METHODS
+from hocket.profiling.tracer import serial_plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 
@@ -54,7 +53,6 @@ ON_GPU = {
     "resnet50": (2, 32),
     "resnet152": (2, 18),
 }
-PROFILE_RUNS = 5
 UNLIMITED = 1e15  # bytes
 COMPILED = {"compile": "reduce-overhead", "autotuned": "max-autotune"}  # by contender, the mode
 
@@ -64,29 +62,20 @@ def on_cores(
 ) -> dict[str, Any]:
     """Eager, native serial, `concurrency` and `critical-path` on this machine's cores.
 
-    Returns:
-        ``networks``: by label the times of each contender, the speedup over eager, and ``to_concurrency``, which is the
-        time of critical-path's plan over that of concurrency's; ``geomean`` of these; ``memory``: see
-        `benchmarks.critical_path.measured`; and ``left_out``.
+    ``to_concurrency`` is the time of critical-path's plan over that of concurrency's.
     """
     backend = CpuBackend(Machine.here(), "auto")
     budget = Budget(budget_s)
     rows: dict[str, Any] = {}
-
-    def result() -> dict[str, Any]:
-        return {
-            "networks": rows,
-            "geomean": _geomeans({"to_concurrency": [row["to_concurrency"] for row in rows.values()]}),
-            "left_out": budget.left_out,
-        }
-
+    result: dict[str, Any] = {"networks": rows, "left_out": budget.left_out}
     for name, sizes in list(ON_CORES.items())[: 2 if quick else None]:
         for size in sizes:
             with budget.item(f"{name}/{size}", units=_layers(name)) as begun:
                 if begun:
                     rows[f"{name}/{size}"] = _cores_row(name, size, backend, rounds, block)
-                    save(result())
-    return result()
+            result["geomean"] = _geomeans({"to_concurrency": [row["to_concurrency"] for row in rows.values()]})
+            save(result)
+    return result
 
 
 def _cores_row(name: str, size: int, backend: Backend, rounds: int, block: int) -> dict[str, Any]:
@@ -110,10 +99,6 @@ def on_gpu(
     ``max-autotune``, the optimizer's step compiled, too; ``layers``, ``asynchronous`` and ``full``: see the package.
     Each of them, and each network, that fails is named in ``left_out`` and costs itself alone.
 
-    Returns:
-        ``gpu``; ``networks``: by label the times, ``speedup`` over ``graph``, and what was planned; ``geomean`` of the
-        speedups at the smaller and at the larger batch of each network; ``left_out``.
-
     Raises:
         ExecutionError: there is no CUDA device.
     """
@@ -132,26 +117,22 @@ def on_streams(
     save: Save,
 ) -> dict[str, Any]:
     """`on_gpu` on any backend: a test has no GPU."""
-    rows: dict[str, dict[str, dict[str, Any]]] = {"small": {}, "large": {}}
-
-    def result() -> dict[str, Any]:
-        return {
-            "gpu": backend.machine.note,
-            "networks": rows["small"] | rows["large"],
-            "geomean": {batch: _over_graph(group.values()) for batch, group in rows.items()},
-            "left_out": budget.left_out,
-        }
-
-    for place, (_, group) in enumerate(rows.items()):
+    rows: dict[str, dict[str, Any]] = {}
+    over_graph: dict[str, dict[str, list[float]]] = {"small": {}, "large": {}}
+    result: dict[str, Any] = {"gpu": backend.machine.note, "networks": rows, "left_out": budget.left_out}
+    for place, found in enumerate(over_graph.values()):
         for name, sizes in networks.items():
             label = f"{name}/{sizes[place]}"
             with budget.item(label, units=_layers(name), spared=Exception) as begun:
                 if begun:
-                    group[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
+                    rows[label] = _streams_row(name, sizes[place], backend, device, rounds, block, budget)
+                    for contender, speedup in rows[label].get("speedup", {}).items():
+                        found.setdefault(contender, []).append(speedup)
             gc.collect()
             torch.cuda.empty_cache()
-            save(result())
-    return result()
+            result["geomean"] = {batch: _geomeans(speedups) for batch, speedups in over_graph.items()}
+            save(result)
+    return result
 
 
 def _streams_row(
@@ -215,28 +196,18 @@ def _eager_graph(name: str, size: int, backend: StreamBackend, device: str) -> C
     return step
 
 
-def _over_graph(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Return the geometric means of the speedups over one graph, each over the networks where it was measured."""
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        for label, speedup in row.get("speedup", {}).items():
-            found.setdefault(label, []).append(speedup)
-    return _geomeans(found)
-
-
 def profiled_job(name: str, size: int, backend: Backend, device: str) -> tuple[Job, Captured, Costs]:
     """A job, its captured step (convolutions' backward taken apart), and what its ops take."""
     job = zoo.load(name, batch_size=size, device=device)
     job.step(job.batch(0))
     captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
-    measured: dict[str, list[Timeline]] = {}
-    for key, lanes in backend.profilers(captured):
-        for run in range(PROFILE_RUNS + 1):
-            lanes(job.batch(run))
-            if run:
-                measured.setdefault(key, []).append(lanes.timeline())
-        lanes.close()
-    return job, captured, backend.costs(captured, measured)
+    profiling, number = backend.profiled(captured), 0
+    while True:
+        try:
+            next(profiling)(job.batch(number))
+        except StopIteration as done:
+            return job, captured, done.value
+        number += 1
 
 
 def _settled(step: Callable[[Any], Any], backend: Backend) -> Callable[[Any], Any]:
@@ -256,17 +227,12 @@ def _compiled(name: str, size: int, device: str, mode: str) -> Callable[[Any], A
 
 
 def _row(contenders: dict[str, Callable[[Any], Any]], job: Job, rounds: int, block: int) -> dict[str, Any]:
-    found = in_turns(contenders, job.batch, rounds=rounds, block=block)
-    summary = summaries(found)
-    row: dict[str, Any] = {
-        "median_ms": {label: turns.median_ms for label, turns in found.items()},
-        "over_eager": summary["speedup"],
-        "contenders": summary["contenders"],
+    found = summaries(in_turns(contenders, job.batch, rounds=rounds, block=block))
+    return {
+        "median_ms": {label: each["median_ms"] for label, each in found["contenders"].items()},
+        "over_eager": found["speedup"],
+        "contenders": found["contenders"],
     }
-    for step in contenders.values():
-        if isinstance(step, Executor):
-            step.close()
-    return row
 
 
 def _layers(name: str) -> int:
@@ -290,12 +256,7 @@ TIMEOUT_S = 300.0
 
 
 def peaks_on_cores(name: str, batch_size: int, plan: Plan) -> dict[str, float]:
-    """Peaks of a zoo model's step, eager and by plan.
-
-    Returns:
-        ``eager_bytes`` and ``plan_bytes``; ``ratio`` of the second to the first; what the plan predicts of that,
-        ``predicted_ratio``; and ``loading_bytes``, which is in neither. Empty where the operating system does not tell.
-    """
+    """Peaks of a zoo model's step, eager and by plan, and their ratio. Empty where the system does not tell."""
     if not is_measurable():
         return {}
     eager, _ = in_process(_peak_bytes, name, batch_size, None, timeout_s=TIMEOUT_S)
@@ -325,19 +286,9 @@ def _peak_bytes(name: str, batch_size: int, plan: str | None) -> tuple[float, fl
 
 
 def _run_one_layer() -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    batch = torch.randn(2, 2)
-    captured = capture_step(step, model, optimizer, batch)
-    lanes = executor(captured, Plan((Lane("cpu0", captured.graph.order, cores=(0,)),)), Machine.here())
-    for _ in range(2):
-        lanes(batch)
+    job, machine = zoo.load("mlp", depth=1, width=2, batch_size=2), Machine.here()
+    captured = capture_step(job.step, job.model, job.optimizer, job.batch(0))
+    lanes = executor(captured, serial_plan(captured, 1, machine), machine)
+    for number in range(2):
+        lanes(job.batch(number))
     lanes.close()

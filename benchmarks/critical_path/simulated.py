@@ -1,16 +1,14 @@
 """The experiment on a simulated GPU: captured networks, kernel times from the analytic model, published constants.
 
 Each network is captured as it is trained (on ``meta`` tensors, so no memory is needed), its convolutions' backward
-split into activation, weight and bias gradients. Kernel times and shares are `hocket.profiling.gpu`'s; a step's time is
-its makespan, since streams meet at its end. docs/critical-path.md tells what is assumed, and what the result hangs on
-most.
+split into activation, weight and bias gradients. docs/critical-path.md tells what is assumed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import geometric_mean
 from time import process_time
 from typing import Any
@@ -18,9 +16,8 @@ from typing import Any
 from hocket import zoo
 from hocket.checking import events_of, hazards
 from hocket.ir import Costs, Graph, Machine, Plan
-from hocket.planning import plan
+from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS
-from hocket.planning.ranks import graph_ranks
 from hocket.profiling.gpu import Fit, GpuModel, estimate_gpu
 from hocket.simulation import simulate
 from hocket.tracing.capturing import capture_step
@@ -49,10 +46,8 @@ BATCHES = {
 class Setting:
     """A GPU and a model of its kernels.
 
-    Attributes:
-        machine, model: see `hocket.profiling.gpu`.
-        left: the part of its multiprocessors that a kernel cannot use, and another one beside it could.
-        barrier_us: what a barrier between layers takes beyond its events, with the host in it for instance.
+    Kernels leave the part `left` of what they fill to others, and a barrier between layers takes `barrier_us` beyond
+    its events, with the host in it for instance.
     """
 
     machine: Machine
@@ -70,75 +65,48 @@ class Setting:
         return replace(found, shares=shares)
 
 
-def simulated(*, quick: bool = False, machine: str = "p100") -> dict[str, Any]:
-    """The whole experiment, or with `quick` the six networks at the paper's batch sizes and ResNet-18 and 152.
+def simulated(*, quick: bool = False) -> dict[str, Any]:
+    """The whole experiment, or with `quick` the six networks at the paper's batch sizes and ResNet-18 and 152."""
+    setting = Setting(Machine.preset("p100"))
 
-    Returns:
-        ``machine`` and its ``note``; ``networks``, ``depths`` (and ``depths_at_equal_batch``) and ``batches``: rows of
-        `measure` by label;
-        ``geomean`` of the six networks: speedup of each contender over ``layers``, beside ``paper``; ``contribution``:
-        what asynchrony and priorities add to each (the paper's Fig. 11); ``sensitivity``, not with `quick`.
-    """
-    setting = Setting(Machine.preset(machine))
-    graphs = _Graphs()
-    networks = {name: measure(graphs(name, batch), setting, batch) for name, batch in PAPER.items()}
-
+    @cache
     def row(name: str, batch: int) -> dict[str, Any]:
-        return networks[name] if PAPER.get(name) == batch else measure(graphs(name, batch), setting, batch)
+        return measure(graph_of(name, batch), setting, batch)
 
+    networks = {name: row(name, batch) for name, batch in PAPER.items()}
     ends = {name: batch for name, batch in DEPTHS.items() if not quick or name in ("resnet18", "resnet152")}
-    depths = {name: row(name, batch) for name, batch in ends.items()}
-    equal_batch = {name: row(name, EQUAL_BATCH) for name in ends}
-    batches = {
-        name: {str(batch): row(name, batch) for batch in sizes} for name, sizes in ({} if quick else BATCHES).items()
-    }
+    batches = {} if quick else BATCHES
     result: dict[str, Any] = {
-        "machine": machine,
+        "machine": "p100",
         "note": setting.machine.note,
         "networks": networks,
-        "depths": depths,
-        "depths_at_equal_batch": equal_batch,
-        "batches": batches,
+        "depths": {name: row(name, batch) for name, batch in ends.items()},
+        "depths_at_equal_batch": {name: row(name, EQUAL_BATCH) for name in ends},
+        "batches": {name: {f"{name}/{batch}": row(name, batch) for batch in sizes} for name, sizes in batches.items()},
         "geomean": {
             label: geometric_mean(row["speedup"][label] for row in networks.values())
             for label in networks["lenet"]["speedup"]
         },
         "paper": {"networks": PAPER_SPEEDUP, "geomean": 1.30, "depths": PAPER_DEPTH_SPEEDUP},
-        "contribution": {
-            name: {
-                "asynchronous": row["speedup"]["asynchronous"] - 1.0,
-                "priorities": row["speedup"]["full"] - row["speedup"]["asynchronous"],
-            }
-            for name, row in networks.items()
-        },
     }
     if not quick:
-        result["sensitivity"] = sensitivity({name: graphs(name, batch) for name, batch in PAPER.items()}, setting)
+        result["sensitivity"] = sensitivity({name: graph_of(name, batch) for name, batch in PAPER.items()}, setting)
     return result
 
 
-class _Graphs:
-    """Captured graphs, each captured once."""
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, int], Graph] = {}
-
-    def __call__(self, name: str, batch_size: int) -> Graph:
-        key = (name, batch_size)
-        if key not in self._found:
-            job = zoo.load(name, batch_size=batch_size, num_batches=1, device="meta")
-            self._found[key] = capture_step(job.step, job.model, job.optimizer, job.batch(0)).graph
-        return self._found[key]
+@cache
+def graph_of(name: str, batch_size: int) -> Graph:
+    """The captured graph of a network."""
+    job = zoo.load(name, batch_size=batch_size, num_batches=1, device="meta")
+    return capture_step(job.step, job.model, job.optimizer, job.batch(0)).graph
 
 
 def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
-    """All contenders on one network.
+    """All contenders on one network: milliseconds, speedups over ``layers``, and figures of single plans.
 
-    Returns:
-        ``ops``; ``ms`` of each contender; ``speedup`` of each over ``layers``; ``lower_bound_ms``: the longest chain,
-        or all multiprocessor time, whichever is longer; of the full plan: ``to_bound``, ``images_per_s``, ``streams``,
-        ``events`` (``edges_across``: edges that cross streams); of the one that keeps the memory limit:
-        ``planning_s`` (process time) and ``peak_ratio`` (its peak over eager's).
+    ``lower_bound_ms`` is the longest chain, or all multiprocessor time, whichever is longer. ``to_bound``, ``streams``,
+    ``events`` and ``edges_across`` (streams) are of the full plan, ``planning_s`` and ``peak_ratio`` (over eager's) of
+    the one that keeps the memory limit.
     """
     costs = setting.costs(graph)
     plans = {
@@ -154,7 +122,7 @@ def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
     events = events_of(graph, full)
     hazards(graph, full, events)
     takes_us = {label: _takes_us(graph, made, costs, setting.machine, label) for label, made in plans.items()}
-    lower_us = _lower_us(graph, costs)
+    lower_us = bounds(graph, costs, setting.machine).lower_us
     return {
         "ops": len(graph),
         "batch_size": batch_size,
@@ -162,7 +130,6 @@ def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
         "speedup": {label: takes_us["layers"] / us for label, us in takes_us.items()},
         "lower_bound_ms": lower_us / 1e3,
         "to_bound": takes_us["full"] / lower_us,
-        "images_per_s": batch_size / takes_us["full"] * 1e6,
         "streams": len(full.lanes),
         "events": sum(len(sources) for sources in events.waits.values()),
         "edges_across": sum(full.lane_of[edge.src] is not full.lane_of[edge.dst] for edge in graph.edges),
@@ -228,9 +195,3 @@ def _plan(graph: Graph, costs: Costs, machine: Machine, methods: Sequence[str], 
 def _takes_us(graph: Graph, made: Plan, costs: Costs, machine: Machine, label: str) -> float:
     launches = "graph" if label.endswith("graph") else "eager"
     return simulate(graph, made, costs, machine, launches=launches).makespan_us
-
-
-def _lower_us(graph: Graph, costs: Costs) -> float:
-    durations_us = [costs.duration_us(op.name, device="gpu0") for op in graph.ops]
-    areas = [us * costs.shares[op.name]["gpu0"].multiprocessors for op, us in zip(graph.ops, durations_us, strict=True)]
-    return max(*graph_ranks(graph, durations_us), math.fsum(areas))

@@ -11,45 +11,27 @@
     lanes          the loop by such a plan, nothing fused
     jax            perceptrons by JAX, ``jit(vmap(value_and_grad))`` and its own update, in a process of its own
 
-Throughput is models times steps per second; what counts is the ratio to serial, of blocks of steps taken in turns.
-Beside it stands the ratio to the same contender with one model, which is always measured. Where fusing stops paying is
-the first B at which a ratio to serial falls below one. Each step takes another batch. Models share it, the rate and
-the optimizer's other options, or have their own, as in a search. Memory is what the process grew by (CPU) or the
-allocator's peak (CUDA), each contender in a process of its own.
-
-Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.
+What counts is the ratio of models times steps per second to serial's, and to the same contender's with one model, which
+is always measured. Memory is what the process grew by (CPU) or the allocator's peak (CUDA), each contender in a process
+of its own. Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, sections 4 and 5.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from statistics import quantiles
+from typing import Any
 
 import torch
 
-from benchmarks.bench import Budget, Save, ratios, unsaved
+from benchmarks.bench import Budget, Save, check_names, table_of, unsaved
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Target, Training, named, step_of
-from benchmarks.fuse.timing import check_device, memory_of, row_of, side_by_side, timed, took_s
+from benchmarks.fuse.timing import memory_of, side_by_side, timed, took_s
 from benchmarks.jax_steps import jax_missing
-from hocket.cli.console import table
 from hocket.errors import InputError
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-CONTENDERS = (
-    "serial",
-    "channels-last",
-    "processes",
-    "vmap",
-    "fused",
-    "auto",
-    "scheduled",
-    "close",
-    "lanes",
-    "jax",
-)
+CONTENDERS = ("serial", "channels-last", "processes", "vmap", "fused", "auto", "scheduled", "close", "lanes", "jax")
 USUAL = tuple(name for name in CONTENDERS if name != "close")
 IN_TURNS = ("serial", "channels-last", *BACKENDS, "lanes", "jax")  # in this process
 MAX_PROCESSES = {"cpu": 8, "cuda": 16}
@@ -65,7 +47,6 @@ def run(
     precisions: Sequence[str] = ("float32",),
     optimizer: str = "sgd",
     own_rates: bool = False,
-    own_batches: bool = False,
     memory: bool = True,
     contenders: Sequence[str] = USUAL,
     budget_s: float | None = None,
@@ -74,23 +55,18 @@ def run(
     """Measure targets at every B, small B first. Memory at the end.
 
     Returns:
-        ``targets``: name -> B (as text) -> contender -> ``models_per_s``, ``step_ms``, ``quartiles_ms``, ``steps``,
-        ``to_serial``, ``to_own_one`` (models per second over those of the same contender at B = 1), ``first_steps``
-        (its first step in steps of serial: models are traced and plans timed), ``chosen`` (by auto, in the
-        order of its choices, and why a plan was kept or not), ``memory_bytes``, ``memory_to_singles`` (to B times what
-        one model alone needs),.
-        ``crossover``: name -> contender -> ``pays_from``, the first B at which it is no slower than serial, and
-        ``stops_at``, the next one at which it is; None where there is none.
-        ``targets_float16``, ``crossover_float16``: the same in further precisions, by name.
-        ``left_out``: a line for each contender that cannot be had here, and for what had no time or memory.
+        ``targets``: name -> B (as text) -> contender -> its times, ``to_serial``, ``to_own_one``, ``first_steps`` (its
+        first step in steps of serial: models are traced and plans timed), ``chosen`` (by auto, and why a plan was kept
+        or not), and ``memory_to_singles`` (to B times what one model alone needs). ``targets_float16`` and so
+        on: the same in further precisions. ``left_out``: a line for what cannot be had here, and for what had no time
+        or memory.
 
     Raises:
-        InputError: the device is not there, or a target, contender or precision is unknown.
+        InputError: the device is not there, or a target or contender is unknown.
     """
-    check_device(device)
-    unknown = set(contenders) - set(CONTENDERS)
-    if unknown:
-        raise InputError(f"bench fuse: expected contenders among {', '.join(CONTENDERS)}, got {sorted(unknown)}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError("bench fuse: device: expected one that is there, got 'cuda', and torch sees no GPU")
+    check_names("fuse", contenders, CONTENDERS)
     chosen = {name: named(name) for name in (targets or TARGETS)}
     wanted = dict.fromkeys(("serial", *contenders))
     budget = Budget(budget_s)
@@ -98,81 +74,50 @@ def run(
         budget.left_out["jax"] = why
     names = tuple(name for name in wanted if name not in budget.left_out)
     sizes = tuple(dict.fromkeys((1, *sizes)))
-    settings: dict[str, Any] = {"optimizer": optimizer, "own_rates": own_rates, "own_batches": own_batches}
-    trainings = {
-        f"_{each}" if number else "": Training(each, **settings)
-        for number, each in enumerate(dict.fromkeys(precisions))
-    }
+    settings: dict[str, Any] = {"optimizer": optimizer, "own_rates": own_rates}
+    first = precisions[0]
+    trainings = {"" if each == first else f"_{each}": Training(each, **settings) for each in precisions}
     measured: dict[str, dict[str, Any]] = {key: {name: {} for name in chosen} for key in trainings}
 
-    def result() -> dict[str, Any]:
-        found: dict[str, Any] = {"device": device, "precisions": list(precisions), **settings}
-        if device == "cuda":
-            found["machine"] = torch.cuda.get_device_name()
-        for key, targets in measured.items():
-            found[f"targets{key}"] = targets
-            found[f"crossover{key}"] = {name: crossover(by_size) for name, by_size in targets.items()}
-        return found | {"left_out": budget.left_out}
-
+    result: dict[str, Any] = {"device": device, "precisions": list(precisions), **settings}
+    result |= {f"targets{key}": rows for key, rows in measured.items()} | {"left_out": budget.left_out}
+    if device == "cuda":
+        result["machine"] = torch.cuda.get_device_name()
     for size, (key, training), (name, target) in product(sizes, trainings.items(), chosen.items()):
         what = _words(name, size, training)
         with budget.item(what, kind=name, units=size, spared=Exception) as begun:
             if begun:
                 rows = _measure(target, size, device, steps, training, names, budget)
                 measured[key][name][str(size)] = rows
-                _compare_with_one(rows, measured[key][name].get("1", {}))
-        save(result())
+                single = measured[key][name].get("1", {})
+                for contender, row in rows.items():
+                    if contender in single:
+                        row["to_own_one"] = row["models_per_s"] / single[contender]["models_per_s"]
+        save(result)
     for (key, training), (name, target) in product(trainings.items(), chosen.items()):
         if memory and measured[key][name]:
             _add_memory(name, target, measured[key][name], device, training, budget)
-            save(result())
-    return result()
+            save(result)
+    return result
 
 
 def _words(name: str, size: int, training: Training) -> str:
     return f"{name}, {size} models" + (f", {training.precision}" if training.amp else "")
 
 
-def _compare_with_one(rows: dict[str, dict[str, Any]], single: dict[str, dict[str, Any]]) -> None:
-    for name, row in rows.items():
-        if name in single:
-            row["to_own_one"] = row["models_per_s"] / single[name]["models_per_s"]
-
-
-def crossover(by_size: dict[str, dict[str, Any]]) -> dict[str, dict[str, int | None]]:
-    """For each contender the first B, of those measured, at which it beats serial, and the next at which it loses."""
-    names = dict.fromkeys(name for found in by_size.values() for name in found if name != "serial")
-    return {
-        name: _pays({int(b): found[name]["to_serial"] for b, found in by_size.items() if name in found})
-        for name in names
-    }
-
-
-def _pays(to_serial: dict[int, float]) -> dict[str, int | None]:
-    begins = min((size for size, ratio in to_serial.items() if ratio >= 1), default=None)
-    loses = [size for size, ratio in to_serial.items() if begins is not None and size > begins and ratio < 1]
-    return {"pays_from": begins, "stops_at": min(loses, default=None)}
-
-
 def _measure(
-    target: Target,
-    size: int,
-    device: str,
-    steps: int,
-    training: Training,
-    names: tuple[str, ...],
-    budget: Budget,
+    target: Target, size: int, device: str, steps: int, training: Training, names: tuple[str, ...], budget: Budget
 ) -> dict[str, dict[str, Any]]:
     suits = {"channels-last": target.has_images(), "jax": target.entry == "mlp" and not training.amp}
     here = [name for name in IN_TURNS if name in names and suits.get(name, True)]
     in_turn = {name: step_of(name, target, size, device, training) for name in here}
     first_s = {name: took_s(step, device) for name, step in in_turn.items()}
-    found: dict[str, dict[str, Any]] = {
-        name: row_of(times_ms) for name, times_ms in timed(in_turn, device, steps).items()
-    }
-    for name, row in found.items():
-        row["first_steps"] = first_s[name] * 1e3 / found["serial"]["step_ms"]
+    found: dict[str, dict[str, Any]] = {}
+    for name, times_ms in timed(in_turn, device, steps).items():
+        lower, middle, upper = quantiles(times_ms, n=4)
+        found[name] = {"step_ms": middle, "quartiles_ms": [lower, upper], "steps": len(times_ms)}
     for name, step in in_turn.items():
+        found[name]["first_steps"] = first_s[name] * 1e3 / found["serial"]["step_ms"]
         if step.chosen():
             found[name]["chosen"] = step.chosen()
     in_turn.clear()  # their memory is needed
@@ -190,12 +135,7 @@ def _measure(
 
 
 def _add_memory(
-    name: str,
-    target: Target,
-    by_size: dict[str, dict[str, Any]],
-    device: str,
-    training: Training,
-    budget: Budget,
+    name: str, target: Target, by_size: dict[str, dict[str, Any]], device: str, training: Training, budget: Budget
 ) -> None:
     single = 0.0
     for size, found in {"1": {"serial": {}}, **by_size}.items():
@@ -216,44 +156,23 @@ def _add_memory(
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    where = f"{result['device']} ({result['machine']}), torch {result['torch']}"
-    yield _fused_table(f"training B models, {where}: speedup over serial", result["targets"])
+    yield _fused_table(f"training B models, {result['device']}: speedup over serial", result["targets"])
     for each in result["precisions"][1:]:
         yield _fused_table(f"the same in {each}", result[f"targets_{each}"])
-    for target, found in result["crossover"].items():
-        pays = [f"{name} {_range(size)}" for name, size in found.items()]
-        yield f"no slower than serial: {target}: {', '.join(pays)}"
 
 
-def _range(found: dict[str, int | None]) -> str:
-    if found["pays_from"] is None:
-        return "nowhere"
-    return f"from B = {found['pays_from']}" + (f", not at {found['stops_at']}" if found["stops_at"] else "")
-
-
-def _fused_table(title: str, by_target: dict[str, Any]) -> Table:
+def _fused_table(title: str, by_target: dict[str, Any]) -> Any:
     """A row for each target and B."""
-    from benchmarks.fuse import CONTENDERS
-
-    measured = {name for by_size in by_target.values() for found in by_size.values() for name in found}
-    names = [name for name in CONTENDERS[1:] if name in measured]
-    rows = []
-    for target, by_size in by_target.items():
-        for size, found in by_size.items():
-            grown = [
-                f"{found[name]['memory_bytes'] / 2**20:,.0f}" if "memory_bytes" in found.get(name, {}) else "-"
-                for name in ("serial", "auto")
-            ]
-            auto = found.get("auto", {})
-            first = f"{auto['first_steps']:.0f}" if auto else "-"
-            to_serial = [_ratio(found[name]) if name in found else "-" for name in names]
-            share = ratios(auto, ("memory_to_singles",))
-            rows.append((target, size, f"{found['serial']['models_per_s']:,.1f}", *to_serial, first, *grown, *share))
-    memory = ("serial MiB", "auto MiB", "auto to singles")
-    columns = ("target", "B", "serial, models/s", *names, "auto's first, steps", *memory)
-    return table(f"{title} (over its own B = 1)", columns, rows)
-
-
-def _ratio(row: dict[str, Any]) -> str:
-    own = f" ({row['to_own_one']:.2f})" if "to_own_one" in row else ""
-    return f"{row['to_serial']:.2f}{own}"
+    rows = [
+        {"target": target, "size": size, **found}
+        for target, sizes in by_target.items()
+        for size, found in sizes.items()
+    ]
+    names = [name for name in CONTENDERS[1:] if any(name in row for row in rows)]
+    columns = {
+        **{"target": "{target}", "B": "{size}", "serial, models/s": "{serial[models_per_s]:,.1f}"},
+        **{name: f"{{{name}[to_serial]:.2f}} ({{{name}[to_own_one]:.2f}})" for name in names},
+        **{"auto's first, steps": "{auto[first_steps]:.0f}", "serial bytes": "{serial[memory_bytes]:.3g}"},
+        **{"auto bytes": "{auto[memory_bytes]:.3g}", "auto to singles": "{auto[memory_to_singles]:.2f}"},
+    }
+    return table_of(f"{title} (over its own B = 1)", columns, rows)

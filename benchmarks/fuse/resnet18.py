@@ -6,9 +6,7 @@ images are scikit-learn's digits, enlarged to 32 x 32, since nothing can be down
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from itertools import product
 from statistics import median
 from typing import Any
 
@@ -16,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 
+from benchmarks.bench import table_of
+from benchmarks.turns import in_turns
 from hocket import optim, zoo
-from hocket.cli.console import table
 from hocket.fusion import fuse
 
 RATES = (0.003, 0.01, 0.03)
@@ -46,7 +45,7 @@ def models(count: int, dtype: torch.dtype = torch.float32) -> list[nn.Module]:
     return [job.models[0].to(dtype) for job in jobs]
 
 
-def curves(steps: int, dtype: torch.dtype, batch_size: int = 32) -> dict[str, Any]:
+def curves(steps: int, dtype: torch.dtype = torch.float64, batch_size: int = 32) -> dict[str, Any]:
     """Train three models alone and as one, each with its own rate, and return their losses and accuracies.
 
     In float32 rounding alone leads two trainings of one model apart after some ten steps, so float64 is what shows that
@@ -72,16 +71,9 @@ def curves(steps: int, dtype: torch.dtype, batch_size: int = 32) -> dict[str, An
         own.sum().backward()
         fused.step()
         losses["fused"].append(own.tolist())
-    return {
-        "rates": RATES,
-        "dtype": str(dtype).removeprefix("torch."),
-        "batch_size": batch_size,
-        "losses": losses,
-        "accuracy": {
-            "alone": [_accuracy(model, images, labels) for model in alone],
-            "fused": [_accuracy(model, images, labels) for model in array.unfuse()],
-        },
-    }
+    ways = {"alone": alone, "fused": array.unfuse()}
+    accuracy = {way: [_accuracy(model, images, labels) for model in each] for way, each in ways.items()}
+    return {"rates": RATES, "dtype": str(dtype), "batch_size": batch_size, "losses": losses, "accuracy": accuracy}
 
 
 def partial(rounds: int, num_models: int = 4, batch_size: int = 8) -> dict[str, Any]:
@@ -89,32 +81,29 @@ def partial(rounds: int, num_models: int = 4, batch_size: int = 8) -> dict[str, 
     batch = digits(batch_size)[0][0]
     steps = {str(len(names)): _step(num_models, names, batch) for names in SEPARATE}
     steps["serial"] = _serial(num_models, batch)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number, (name, step) in product(range(rounds + 2), steps.items()):
-        begun = time.perf_counter()
-        step()
-        if number >= 2:  # the first two record, and time the ways to compute
-            seconds[name].append(time.perf_counter() - begun)
-    serial = median(seconds["serial"])
+    for step in steps.values():
+        for _ in range(2):  # these record, and time the ways to compute
+            step(None)
+    ms = in_turns(steps, rounds=rounds, block=1, warm_up=0)
     return {
         "models": num_models,
         "batch_size": batch_size,
-        "seconds": seconds,
-        "to_serial": {name: serial / median(own) for name, own in seconds.items()},
+        "seconds": {name: [each / 1e3 for each in own] for name, own in ms.items()},
+        "to_serial": {name: median(ms["serial"]) / median(own) for name, own in ms.items()},
     }
 
 
-def run(steps: int = 48, precision: str = "float64", rounds: int = 5) -> dict[str, Any]:
+def run(steps: int = 24, rounds: int = 20) -> dict[str, Any]:
     """Run the curves if there are `steps`, and partial fusion if there are `rounds`."""
-    found = {"curves": curves(steps, getattr(torch, precision))} if steps else {}
+    found = {"curves": curves(steps)} if steps else {}
     return found | ({"partial": partial(rounds)} if rounds else {})
 
 
-def _step(num_models: int, separate: list[str], batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
+def _step(num_models: int, separate: list[str], batch: tuple[Tensor, Tensor]) -> Callable[[Any], None]:
     array = fuse(models(num_models), separate=separate, backend="rule")
     optimizer = optim.SGD(array.parameters(), lr=0.01, momentum=MOMENTUM)
 
-    def step() -> None:
+    def step(_: Any) -> None:
         optimizer.zero_grad()
         array.losses(cross_entropy, *batch).sum().backward()
         optimizer.step()
@@ -122,10 +111,10 @@ def _step(num_models: int, separate: list[str], batch: tuple[Tensor, Tensor]) ->
     return step
 
 
-def _serial(num_models: int, batch: tuple[Tensor, Tensor]) -> Callable[[], None]:
+def _serial(num_models: int, batch: tuple[Tensor, Tensor]) -> Callable[[Any], None]:
     jobs = [(model, torch.optim.SGD(model.parameters(), 0.01, MOMENTUM)) for model in models(num_models)]
 
-    def step() -> None:
+    def step(_: Any) -> None:
         for model, optimizer in jobs:
             optimizer.zero_grad()
             cross_entropy(model(batch[0]), batch[1]).backward()
@@ -145,16 +134,21 @@ def tables(result: dict[str, Any]) -> Iterator[Any]:
         found = result["curves"]
         alone, fused = found["losses"]["alone"], found["losses"]["fused"]
         rows = [
-            (
-                *(f"{rate:g}", f"{alone[-1][k]:.4f}", f"{fused[-1][k]:.4f}"),
-                f"{max(abs(a[k] - b[k]) for a, b in zip(alone, fused, strict=True)):.1e}",
-                *(f"{found['accuracy'][way][k]:.3f}" for way in ("alone", "fused")),
-            )
+            {
+                **{"rate": rate, "alone": alone[-1][k], "fused": fused[-1][k]},
+                "apart": max(abs(a[k] - b[k]) for a, b in zip(alone, fused, strict=True)),
+                "accuracy": {way: own[k] for way, own in found["accuracy"].items()},
+            }
             for k, rate in enumerate(found["rates"])
         ]
-        columns = ("rate", "last loss, alone", "fused", "largest difference", "accuracy, alone", "fused")
-        yield table(f"ResNet-18 on digits, {len(alone)} steps, {found['dtype']}", columns, rows)
+        columns = {
+            **{"rate": "{rate:g}", "last loss, alone": "{alone:.4f}", "fused": "{fused:.4f}"},
+            **{"largest difference": "{apart:.1e}", "accuracy, alone": "{accuracy[alone]:.3f}"},
+            "fused accuracy": "{accuracy[fused]:.3f}",
+        }
+        yield table_of(f"ResNet-18 on digits, {len(alone)} steps, {found['dtype']}", columns, rows)
     if "partial" in result:
         part = result["partial"]
-        gains = [(name, f"{gain:.2f}") for name, gain in part["to_serial"].items()]
-        yield table(f"{part['models']} ResNet-18: separate blocks", ("blocks", "speedup over serial"), gains)
+        gains = [{"blocks": name, "gain": gain} for name, gain in part["to_serial"].items()]
+        columns = {"blocks": "{blocks}", "speedup over serial": "{gain:.2f}"}
+        yield table_of(f"{part['models']} ResNet-18: separate blocks", columns, gains)

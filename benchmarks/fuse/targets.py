@@ -1,7 +1,6 @@
 """Targets of the fuse bench: entries of the zoo in suitable sizes, and one training step of B of them at once.
 
-The same lines train one plain model and B fused ones: a `Net` is either, and knows how its loss is taken. `Training`
-has optimizer, rates and precision.
+The same lines train one plain model and B fused ones: a `Net` is either, and knows how its loss is taken.
 """
 
 from __future__ import annotations
@@ -17,39 +16,24 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from benchmarks.jax_steps import JaxPeer
+from benchmarks.jax_steps import jax_peer
 from hocket import optim as fused_optim
 from hocket import zoo
-from hocket.errors import InputError
 from hocket.fusion import fuse
 from hocket.fusion.model import Array
 from hocket.session import Schedule, schedule
 
-OPTIMIZERS = ("sgd", "adam")
-PRECISIONS = ("float32", "bfloat16", "float16")
-
 
 @dataclass(frozen=True)
 class Training:
-    """Training settings of the models of a target.
+    """Settings of SGD with momentum or Adam. With `own_rates` each model has a rate and a weight decay, as in a search.
 
-    Attributes:
-        precision: of `PRECISIONS`: "float32", or under autocast to bfloat16 or float16, the latter with a `GradScaler`.
-        optimizer: "sgd", with momentum, or "adam".
-        own_rates: whether each model has a rate and a weight decay of its own, as in a search.
-        own_batches: whether each model has a batch of its own. Else all share one.
+    With `precision` "bfloat16" or "float16" under autocast, the latter with a `GradScaler`.
     """
 
     precision: str = "float32"
     optimizer: str = "sgd"
     own_rates: bool = False
-    own_batches: bool = False
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise InputError(f"bench fuse: optimizer: expected one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
-        if self.precision not in PRECISIONS:
-            raise InputError(f"bench fuse: precision: expected one of {', '.join(PRECISIONS)}, got {self.precision!r}")
 
     @property
     def amp(self) -> bool:
@@ -77,14 +61,16 @@ class Training:
 
     def optimizer_of(self, model: nn.Module, first: int) -> Any:
         """The optimizer of model number `first`, or of the fused models from that number on."""
-        options: dict[str, Any] = {"lr": 1e-3}
-        if self.optimizer == "sgd":
-            options["momentum"] = 0.9
+        is_fused = isinstance(model, Array)
+        options: dict[str, Any] = {"momentum": 0.9} if self.optimizer == "sgd" else {}
+        rates, decays = self.rates(first, model.num_models if isinstance(model, Array) else 1)
         if self.own_rates:
-            rates, decays = self.rates(first, model.num_models if isinstance(model, Array) else 1)
-            own = {"lr": rates, "weight_decay": decays}
-            options |= own if isinstance(model, Array) else {name: values[0] for name, values in own.items()}
-        library: Any = fused_optim if isinstance(model, Array) else torch.optim
+            options |= (
+                {"lr": rates, "weight_decay": decays} if is_fused else {"lr": rates[0], "weight_decay": decays[0]}
+            )
+        else:
+            options["lr"] = rates[0]
+        library: Any = fused_optim if is_fused else torch.optim
         return {"sgd": library.SGD, "adam": library.Adam}[self.optimizer](model.parameters(), **options)
 
 
@@ -145,14 +131,10 @@ WRONG_LABELS = 0.1  # of all
 
 @dataclass(frozen=True)
 class Target:
-    """An entry of the zoo, and how large.
+    """An entry of the zoo, and how large: its own batch size if None.
 
-    Attributes:
-        entry: its name.
-        batch_size: examples in a batch. The entry's own if None.
-        options: the entry's options.
-        kind: how it is trained: "classifier", "words" (scores for each token), "own" (the model computes its own loss),
-            or "gan" (a generator and a discriminator, each with its optimizer).
+    It is trained as a "classifier", by "words" (scores for each token), by its "own" loss, or as a "gan" (a generator
+    and a discriminator, each with its optimizer).
     """
 
     entry: str
@@ -169,8 +151,6 @@ class Target:
         batches = list(self._job(seed, device, NUM_BATCHES).batches)
         if self.kind != "classifier":
             return batches
-        if any(not isinstance(batch, tuple) or len(batch) != 2 for batch in batches):
-            raise InputError(f"bench fuse: {self.entry}: expected a classifier, whose batches are inputs and labels")
         return [(inputs, _partly_wrong(labels, number)) for number, (inputs, labels) in enumerate(batches)]
 
     def has_images(self) -> bool:
@@ -179,10 +159,8 @@ class Target:
         return any(isinstance(each, convolutions) for model in self.models(0, "cpu") for each in model.modules())
 
     def _job(self, seed: int, device: str, num_batches: int) -> Any:
-        size: dict[str, Any] = dict(self.options)
-        return zoo.load(
-            self.entry, seed=seed, batch_size=self.batch_size, num_batches=num_batches, device=device, **size
-        )
+        size: dict[str, Any] = {"batch_size": self.batch_size, **dict(self.options)}
+        return zoo.load(self.entry, seed=seed, num_batches=num_batches, device=device, **size)
 
 
 def _partly_wrong(labels: Tensor, seed: int) -> Tensor:
@@ -190,19 +168,18 @@ def _partly_wrong(labels: Tensor, seed: int) -> Tensor:
     return torch.where(drawn.to(labels.device) < WRONG_LABELS, labels.flip(0), labels)
 
 
-_WORDS = (("width", 64), ("depth", 2), ("steps", 32), ("vocab", 1000))
+_TEXT = (("width", 64), ("depth", 2), ("steps", 32), ("vocab", 1000))
 TARGETS = {
     "mlp-32": Target("mlp", options=(("width", 32),)),
     "mlp-128": Target("mlp", options=(("width", 128),)),
     "digits-cnn": Target("digits-cnn"),
     "pointnet-cls": Target("pointnet-cls", 8, (("points", 256),)),
-    "pointnet-tuned": Target(
-        "pointnet-cls", 8, (("points", 64), ("width", 16))
-    ),  # as searches of `benchmarks.tune` have
+    # As searches of `benchmarks.tune` have.
+    "pointnet-tuned": Target("pointnet-cls", 8, (("points", 64), ("width", 16))),
     "pointnet-seg": Target("pointnet-seg", 8, (("points", 256),)),
     "dcgan": Target("dcgan", 8, (("image_size", 32), ("width", 16)), "gan"),
-    "transformer-2x64": Target("transformer", 4, _WORDS, "words"),
-    "bert-2x64": Target("bert-medium", 4, _WORDS, "own"),
+    "transformer-2x64": Target("transformer", 4, _TEXT, "words"),
+    "bert-2x64": Target("bert-medium", 4, _TEXT, "own"),
     "resnet20": Target("resnet20", 16),
     "mobilenet-v2": Target("mobilenet-v2", 4, (("image_size", 64),)),
 }
@@ -230,21 +207,14 @@ def named(name: str) -> Target:
 
 @dataclass(frozen=True)
 class Step:
-    """One training step of B models.
-
-    Attributes:
-        run: takes it.
-        arrays: the fused models in it, if there are any.
-        schedule: what planned it, if it is run by plan.
-        seconds: takes it and says what it took, where another process does.
-    """
+    """One training step of B models: the fused ones in it, what planned it, and how another process times it."""
 
     run: Callable[[], Any]
     arrays: tuple[Array, ...] = ()
     schedule: Schedule | None = None
-    seconds: Callable[[], float] | None = None
+    seconds: Callable[..., float] | None = None
 
-    def __call__(self) -> None:
+    def __call__(self, _: Any = None) -> None:
         """Take the step."""
         self.run()
 
@@ -266,47 +236,35 @@ class Step:
 def step_of(name: str, target: Target, size: int, device: str, training: Training = SHARED, first: int = 0) -> Step:
     """Return a training step of B models by a contender. A scheduled one has decided already.
 
-    The number of the `first` model is the seed of its weights, of its own batch and of its own rate.
-
-    Raises:
-        InputError: two models in one job cannot have batches of their own here.
+    The number of the `first` model is the seed of its weights and of its own rate.
     """
-    if training.own_batches and target.kind == "gan":
-        raise InputError(f"bench fuse: {target.entry}: is measured with a shared batch only")
     numbers = range(first, first + size)
     jobs = [target.models(number, device) for number in numbers]
-    seeds = numbers if training.own_batches else [0]
-    # What each step takes: of each model a batch, or one for all.
-    given = list(zip(*(target.batches(device, seed) for seed in seeds), strict=True))
+    batches = target.batches(device)
     if name == "channels-last":
         layout: Any = {"memory_format": torch.channels_last}
         jobs = [[model.to(**layout) for model in models] for models in jobs]
-        given = pytree.tree_map_only(Tensor, lambda x: x.contiguous(**layout) if x.ndim == 4 else x, given)
+        batches = pytree.tree_map_only(Tensor, lambda x: x.contiguous(**layout) if x.ndim == 4 else x, batches)
     if name == "jax":
-        peer = JaxPeer([model for (model,) in jobs], given, training.optimizer, *training.rates(first, size))
+        peer = jax_peer([model for (model,) in jobs], batches, training.optimizer, *training.rates(first, size))
         return Step(peer.seconds, seconds=peer.seconds)
-    train = _trainer(target)
+    train = partial(_train, target.kind)
     if name in ("serial", "channels-last", "lanes"):
         loop = [[Net(model, training, n) for model in models] for n, models in zip(numbers, jobs, strict=True)]
 
-        def one_after_another(batches: tuple[Any, ...]) -> list[Tensor]:
-            own = batches if training.own_batches else batches * size
-            return [train(nets, batch) for nets, batch in zip(loop, own, strict=True)]
+        def one_after_another(batch: Any) -> list[Tensor]:
+            return [train(nets, batch) for nets in loop]
 
         if name == "lanes":
-            return _scheduled(one_after_another, [net for nets in loop for net in nets], given)
-        return _in_turns(one_after_another, given)
+            return _scheduled(one_after_another, [net for nets in loop for net in nets], batches)
+        return _in_turns(one_after_another, batches)
     # A discriminator sees the same real images in all models, and other generated ones in each: that is seen by shape.
-    shared = None if target.kind == "gan" else not training.own_batches
+    shared = None if target.kind == "gan" else True
     fused = [fuse(list(models), backend=BACKENDS[name], shared=shared) for models in zip(*jobs, strict=True)]
     nets = [Net(model, training, first) for model in fused]
-    batches = [each[0] for each in given]
-    if training.own_batches:
-        batches = [pytree.tree_map(lambda *own: torch.stack(own), *each) for each in given]
-    step = partial(train, nets)
     if name in ("scheduled", "close"):
-        return _scheduled(step, nets, batches, tuple(fused), "close" if name == "close" else "bitwise")
-    return _in_turns(step, batches, tuple(fused))
+        return _scheduled(partial(train, nets), nets, batches, tuple(fused), "close" if name == "close" else "bitwise")
+    return _in_turns(partial(train, nets), batches, tuple(fused))
 
 
 def _in_turns(
@@ -328,30 +286,23 @@ def _scheduled(
     models, optimizers = [net.model for net in nets], [net.optimizer for net in nets]
     fast = schedule(step, models, optimizers, numerics=numerics, cache=False)
     step_once = _in_turns(fast, batches, arrays, fast)
-    _decide(step_once)
-    if numerics == "close" and fast.compile():
-        _decide(step_once)
+    for is_due in (lambda: True, lambda: numerics == "close" and fast.compile()):
+        if is_due():
+            while not fast.decided:
+                step_once()
     return step_once
 
 
-def _decide(step: Step) -> None:
-    while step.schedule is not None and not step.schedule.decided:
-        step()
-
-
-def _trainer(target: Target) -> Callable[[list[Net], Any], Tensor]:
+def _train(kind: str, nets: list[Net], batch: Any) -> Tensor:
     """One training step of one job's nets on a batch, which gives their loss."""
-    trainers: dict[str, Callable[..., Tensor]]
-    trainers = {"classifier": _classify, "words": _words, "own": _own_loss, "gan": _gan}
-    return trainers[target.kind]
-
-
-def _classify(nets: list[Net], batch: tuple[Tensor, Tensor]) -> Tensor:
-    return _update(nets[0], lambda net: net.loss(functional.cross_entropy, batch[0], batch[1]))
-
-
-def _words(nets: list[Net], batch: tuple[Tensor, Tensor]) -> Tensor:
-    return _update(nets[0], lambda net: net.loss(_cross_entropy_of_words, batch[0], batch[1]))
+    if kind == "gan":
+        return _gan(nets, batch)
+    (net,) = nets
+    net.optimizer.zero_grad()
+    losses = net.loss(LOSSES[kind], *((batch,) if kind == "own" else batch))
+    net.backward(losses)
+    net.update()
+    return losses.detach()
 
 
 def _cross_entropy_of_words(scores: Tensor, words: Tensor) -> Tensor:
@@ -363,8 +314,8 @@ def _loss_of(out: Any) -> Tensor:
     return loss
 
 
-def _own_loss(nets: list[Net], batch: dict[str, Tensor]) -> Tensor:
-    return _update(nets[0], lambda net: net.loss(_loss_of, batch))
+LOSSES: dict[str, Callable[..., Tensor]]
+LOSSES = {"classifier": functional.cross_entropy, "words": _cross_entropy_of_words, "own": _loss_of}
 
 
 def _gan(nets: list[Net], images: Tensor) -> Tensor:
@@ -382,11 +333,3 @@ def _gan(nets: list[Net], images: Tensor) -> Tensor:
     generator.backward(fooled)
     generator.update()
     return fooled.detach()
-
-
-def _update(net: Net, loss: Callable[[Net], Tensor]) -> Tensor:
-    net.optimizer.zero_grad()
-    losses = loss(net)
-    net.backward(losses)
-    net.update()
-    return losses.detach()

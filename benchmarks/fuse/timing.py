@@ -6,10 +6,8 @@ Models side by side, and the measurement of memory, are in processes of their ow
 from __future__ import annotations
 
 import gc
-import multiprocessing
-from collections.abc import Callable, Mapping
-from statistics import quantiles
-from threading import BrokenBarrierError
+import math
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -17,9 +15,9 @@ import torch
 from torch import nn
 
 from benchmarks.fuse.targets import BACKENDS, TARGETS, Step, Target, Training, step_of
-from benchmarks.ranks import in_process, peak_bytes, resident_bytes, set_back_peak, started
+from benchmarks.ranks import heard, in_process, peak_bytes, resident_bytes, set_back_peak, started
+from benchmarks.turns import in_turns
 from hocket import optim as fused_optim
-from hocket.errors import InputError
 from hocket.fusion import fuse
 
 WARM_UP = 2
@@ -32,49 +30,34 @@ def settle(device: str) -> None:
 
 
 def side_by_side(
-    target: Target,
-    size: int,
-    device: str,
-    steps: int,
-    training: Training,
-    *,
-    patience_s: float = 300.0,
+    target: Target, size: int, device: str, steps: int, training: Training, *, patience_s: float = 300.0
 ) -> float:
     """Seconds that a step of `size` processes takes, each training a model, from a common start to the last end.
 
     Raises:
         InputError: they took longer, or one of them failed.
     """
-    context = multiprocessing.get_context("spawn")
-    start, end = context.Barrier(size + 1), context.Barrier(size + 1)
-    with started(_one_of_many, [(target, seed, device, steps, training, start, end) for seed in range(size)]):
-        try:
-            start.wait(timeout=patience_s)
-            before = perf_counter()
-            end.wait(timeout=patience_s)
-        except BrokenBarrierError as error:
-            raise InputError(f"not done in {patience_s:.0f} s, or one of the processes failed") from error
+    with started(_one_of_many, [(target, seed, device, steps, training) for seed in range(size)]) as pipes:
+        for pipe in pipes:
+            heard(pipe, patience_s)
+        before = perf_counter()
+        for pipe in pipes:
+            pipe.send("start")
+        for pipe in pipes:
+            heard(pipe, patience_s)
         return (perf_counter() - before) / steps
 
 
-def _one_of_many(
-    _: Any, target: Target, seed: int, device: str, steps: int, training: Training, start: Any, end: Any
-) -> None:
-    try:
-        torch.set_num_threads(1)  # each has one core to itself, as far as there are cores
-        step = step_of("serial", target, 1, device, training, seed)
-        for _ in range(WARM_UP):
+def _one_of_many(pipe: Any, target: Target, seed: int, device: str, steps: int, training: Training) -> None:
+    torch.set_num_threads(1)  # each has one core to itself, as far as there are cores
+    step = step_of("serial", target, 1, device, training, seed)
+    for count in (WARM_UP, steps):
+        for _ in range(count):
             step()
         settle(device)
-        start.wait()
-        for _ in range(steps):
-            step()
-        settle(device)
-        end.wait()
-    except BaseException:  # nobody shall wait for this one
-        start.abort()
-        end.abort()
-        raise
+        pipe.send((None, None))
+        if count == WARM_UP:
+            pipe.recv()
 
 
 def memory_of(name: str, target: Target, size: int, device: str, training: Training) -> float:
@@ -131,56 +114,30 @@ MAX_UNSETTLED = 64  # steps before those that count, by which choices are made
 BLOCK = 4  # counted steps of one contender after another
 
 
-def check_device(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("bench fuse: device: expected one that is there, got 'cuda', and torch sees no GPU")
-
-
-def timed(in_turn: Mapping[str, Callable[[], None]], device: str, steps: int) -> dict[str, list[float]]:
-    """Time steps in ms, in blocks that alternate forth and back, so that none always follows the same contender.
-
-    The first step of a block finds the caches and the heap as another contender left them, and does not count.
-    """
-    times: dict[str, list[float]] = {name: [] for name in in_turn}
-    turn_s = 0.0
+def timed(in_turn: Mapping[str, Step], device: str, steps: int) -> dict[str, list[float]]:
+    """Time steps in ms, in blocks that take turns, once all choices are made."""
     # First calls time what they choose from, so no other contender may start, compile or keep threads meanwhile.
     for step in in_turn.values():
-        if isinstance(step, Step) and step.seconds is not None:
+        if step.seconds is not None:
             step.seconds()
-        close(step)
+        step.close()
     for _ in range(WARM_UP):
         turn_s = sum([took_s(step, device) for step in in_turn.values()])
     for step in in_turn.values():
         for _ in range(MAX_UNSETTLED):
-            if not isinstance(step, Step) or step.is_settled():
+            if step.is_settled():
                 break
             took_s(step, device)
-        close(step)
-    wanted = max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))
-    for first in range(0, wanted, BLOCK):
-        for name in list(in_turn)[:: 1 if first // BLOCK % 2 else -1]:
-            took_s(in_turn[name], device)
-            for _ in range(first, min(wanted, first + BLOCK)):
-                times[name].append(took_s(in_turn[name], device) * 1e3)
-            close(in_turn[name])
-    return times
-
-
-def close(step: Callable[[], None]) -> None:
-    """End a step's lanes, of whose threads libgomp would think while others run (see `bench.turns`)."""
-    if isinstance(step, Step):
         step.close()
+    wanted = max(steps, min(MAX_STEPS, int(SHORT_S / turn_s)))
+    rounds = math.ceil(wanted / BLOCK)
+    return in_turns(in_turn, rounds=rounds, block=BLOCK, warm_up=1, settle=lambda: settle(device))
 
 
-def took_s(step: Callable[[], None], device: str) -> float:
-    if isinstance(step, Step) and step.seconds is not None:
+def took_s(step: Step, device: str) -> float:
+    if step.seconds is not None:
         return step.seconds()
     start = perf_counter()
     step()
     settle(device)
     return perf_counter() - start
-
-
-def row_of(times_ms: list[float]) -> dict[str, Any]:
-    lower, middle, upper = quantiles(times_ms, n=4) if len(times_ms) > 1 else times_ms * 3
-    return {"step_ms": middle, "quartiles_ms": [lower, upper], "steps": len(times_ms)}

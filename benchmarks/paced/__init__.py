@@ -1,8 +1,8 @@
 """Many workers on few cores: computing is slept as it was recorded, transport is real. ``transfers --paced``.
 
-Of each cluster of W workers and S servers, in one run: how well the order alone predicts the step (R^2 of TicTac's E,
-of the slowest worker by simulation of all of them, against the measured step time), how even planned steps are (the
-shortest over the 95th percentile), and which part of a step the first worker waits for the last, planned and not.
+Of each cluster of W workers and S servers, in one run: how well the order alone predicts the step (R^2 of TicTac's E),
+how even planned steps are (the shortest over the 95th percentile), and which part of a step the first worker waits for
+the last, planned and not.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from typing import Any
 
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.bench import Save, unsaved
-from benchmarks.namespaces import switched, unavailable_reason
+from benchmarks.bench import Save, table_of, unsaved
+from benchmarks.namespaces import needs_namespaces, switched
 from benchmarks.paced.ranks import Place, StepRecord, Workload, predicted_us, recorded, run_rank
 from benchmarks.ranks import results
-from hocket.cli.console import UsageError, table
+from hocket.cli.console import UsageError
 from hocket.distributed.packets import chunk_bytes_for
-from hocket.errors import InputError
 
 CLUSTERS = ((2, 1), (4, 2), (8, 1), (8, 4))
 WARM_UP_STEPS = 2
@@ -43,8 +42,7 @@ def run(
     Raises:
         InputError: there can be no network namespaces here, or a rank failed. Says why.
     """
-    if (reason := unavailable_reason()) is not None:
-        raise InputError(f"paced workers are SKIPPED: {reason}")
+    needs_namespaces("paced workers")
     if len(targets) > 1:
         raise UsageError(f"--paced: expected one model, got {', '.join(targets)}")
     (name,) = targets
@@ -93,19 +91,15 @@ def _summary(work: Workload, steps: list[list[StepRecord]], card_bytes_per_s: tu
     ]
     planned = [step[0].is_planned for step in steps]
     shortest_us = min(takes_us)
-    row: dict[str, Any] = {
-        "steps": len(steps),
-        "r2_of_efficiency": correlation([work.efficiency(us) for us in ends_us], [shortest_us / t for t in takes_us])
-        ** 2,
-    }
+    efficiencies, speeds = [work.efficiency(us) for us in ends_us], [shortest_us / us for us in takes_us]
+    row: dict[str, Any] = {"steps": len(steps), "r2_of_efficiency": correlation(efficiencies, speeds) ** 2}
     for label, wanted in (("planned", True), ("random", False)):
         chosen = [at for at, is_planned in enumerate(planned) if is_planned == wanted]
         times_us = [takes_us[at] for at in chosen]
-        p95_us = quantiles(times_us, n=20)[-1]
         row[label] = {
             "step_us": median(times_us),
             "predicted_us": median(ends_us[at] for at in chosen),
-            "normalised_p95": shortest_us / p95_us,
+            "normalised_p95": shortest_us / quantiles(times_us, n=20)[-1],
             "straggler_share": mean(shares[at] for at in chosen),
         }
     row["throughput"] = row["random"]["step_us"] / row["planned"]["step_us"]
@@ -114,16 +108,11 @@ def _summary(work: Workload, steps: list[list[StepRecord]], card_bytes_per_s: tu
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    rows = [
-        (
-            *(str(row[each]) for each in ("workers", "servers", "steps")),
-            f"{row['r2_of_efficiency']:.3f}",
-            *(f"{row['planned'][each] / 1e3:.0f}" for each in ("step_us", "predicted_us")),
-            f"{row['throughput']:.3f}",
-            *(f"{row[each]['normalised_p95']:.3f}" for each in ("planned", "random")),
-            *(f"{row[each]['straggler_share']:.1%}" for each in ("planned", "random")),
-        )
-        for row in result["rows"]
-    ]
-    times = ("step ms", "predicted", "over random", "p95", "random", "waiting", "random")
-    yield table(f"{result['model']}, {result['paced']}", ("W", "S", "steps", "R^2 of E", *times), rows)
+    columns = {
+        **{"W": "{workers}", "S": "{servers}", "steps": "{steps}", "R^2 of E": "{r2_of_efficiency:.3f}"},
+        **{"step us": "{planned[step_us]:.0f}", "predicted": "{planned[predicted_us]:.0f}"},
+        **{"over random": "{throughput:.3f}", "p95": "{planned[normalised_p95]:.3f}"},
+        **{"random p95": "{random[normalised_p95]:.3f}", "waiting": "{planned[straggler_share]:.1%}"},
+        "random waiting": "{random[straggler_share]:.1%}",
+    }
+    yield table_of(f"{result['model']}, {result['paced']}", columns, result["rows"])

@@ -1,14 +1,8 @@
-r"""Paced workers and their servers: processes that sleep what they would compute, and move bytes over real wires.
-
-    server 0   go --------.                             .--> finished by all: go again
-    worker     requests --'--> values arrive, work is slept --'
+"""Paced workers and their servers: processes that sleep what they would compute, and move bytes over real wires.
 
 In turns all workers receive in the planned order, which the sender keeps, and each one in an order of its own, drawn
-anew for each step, as frameworks without an order do.
-
-A worker's step is that of a zoo model, recorded. Each op is timed once on this machine; a worker of many then sleeps
-these times, for two cores cannot compute for eight workers. Parameters of one layer travel as one value, as a wire
-would pack the small ones.
+anew for each step, as frameworks without an order do. A worker's step is that of a zoo model, whose ops are timed once
+on this machine. Parameters of one layer travel as one value, as a wire would pack the small ones.
 
 Their step is predicted by simulation of all transfers over shared network cards. A worker's card carries what all
 servers send it, and a server's what it sends all workers, each transfer a max-min fair part
@@ -18,7 +12,6 @@ moment; by links of a fixed rate for each pair that would cost nothing.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -28,8 +21,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.namespaces import Namespace, enter
-from benchmarks.transfers import Cluster, with_transfers, worker_machine
+from benchmarks.namespaces import Namespace
+from benchmarks.ranks import join_job
+from benchmarks.transfers import with_transfers, worker_machine
 from hocket.distributed.membership import connected
 from hocket.distributed.packets import Packet
 from hocket.distributed.store import meet_at, opened
@@ -49,11 +43,7 @@ PROFILE_RUNS = 3
 class Workload:
     """A step of one worker, scaled so that its parameters take a given time on its link.
 
-    Attributes:
-        receives: names, links and times of what is received, and the work that waits for it.
-        sizes: bytes of each, in this order.
-        planned: the order that the planner finds.
-        scale: sizes over those of the model.
+    What is received has these sizes in bytes, and an order that the planner finds.
     """
 
     receives: Receives
@@ -92,7 +82,7 @@ def recorded(name: str, servers: int, bytes_per_s: float, receiving_s: float, **
     graph = Graph(
         tuple(replace(op, size_bytes=scaled[op.name]) if op.name in scaled else op for op in graph.ops), graph.edges
     )
-    machine = worker_machine(Cluster(servers=servers, card_bytes_per_s=bytes_per_s / servers))
+    machine = worker_machine(bytes_per_s / servers, servers=servers)
     found = receives_of(graph, costs, machine)
     slower = receiving_s * 1e6 / sum(found.works_us)
     found = replace(found, works_us=tuple(us * slower for us in found.works_us))
@@ -180,22 +170,14 @@ class StepRecord:
     end_ns: int
 
 
-def run_rank(pipe: Any, place: Place, work: Workload, steps: int) -> None:
-    """A process: what a worker records goes into the pipe, and so does an error."""
-    try:
-        enter(place.end.name)
-        os.environ["GLOO_SOCKET_IFNAME"] = place.end.interface
-        wires = _wires(place, work)
-        if place.rank < place.workers:
-            pipe.send(_work(place, work, wires, steps))
-        else:
-            _serve(place, work, wires, steps)
-            pipe.send([])
-        for wire in wires:
-            wire.close()
-    except BaseException as error:
-        pipe.send(f"rank {place.rank}: {type(error).__name__}: {error}")
-        raise
+def run_rank(place: Place, work: Workload, steps: int) -> list[StepRecord]:
+    """Take part. A worker returns what it has recorded."""
+    join_job(place.rank, place.workers + place.servers, *place.store, place.end)
+    wires = _wires(place, work)
+    found = _work(place, work, wires, steps) if place.rank < place.workers else _serve(place, work, wires, steps)
+    for wire in wires:
+        wire.close()
+    return found
 
 
 def _wires(place: Place, work: Workload) -> list[Wire]:
@@ -218,7 +200,7 @@ def _wires(place: Place, work: Workload) -> list[Wire]:
     return found
 
 
-def _serve(place: Place, work: Workload, wires: list[Wire], steps: int) -> None:
+def _serve(place: Place, work: Workload, wires: list[Wire], steps: int) -> list[StepRecord]:
     number = place.rank - place.workers
     values = {
         i: torch.zeros(size, dtype=torch.uint8) for i, size in enumerate(work.sizes) if work.receives.links[i] == number
@@ -235,6 +217,7 @@ def _serve(place: Place, work: Workload, wires: list[Wire], steps: int) -> None:
                 wire.get(FINISHED, torch.empty(1, dtype=torch.int64))
     if number:
         wires[0].get(FINISHED, told)  # of worker 0, at the end
+    return []
 
 
 def _work(place: Place, work: Workload, wires: list[Wire], steps: int) -> list[StepRecord]:

@@ -1,9 +1,8 @@
 """Partitions against those of others: ``python -m benchmarks partition``.
 
-Bytes moved, at a balance of 0.03 above the target (the others bound the heaviest part alone): against METIS and
-Mt-KaHyPar (km1), each within the balance or left out. The heaviest part: against contiguous intervals by dynamic
-programming, and the published optimum over all contiguous parts. Simulated time with delays: against HEFT, which is our
-search without any cycle. Cycles between parts are what an acyclic partition of ours does not have, and the others may.
+Bytes moved, at a balance of 0.03 above the target: against METIS and Mt-KaHyPar (km1), each within the balance or left
+out. The heaviest part: against contiguous intervals by dynamic programming, and the published optimum over all
+contiguous parts. Simulated time with delays: against HEFT, which is our search without any cycle.
 
 Eight workloads are of "Efficient Algorithms for Device Placement of DNN Graph Operators" (NeurIPS 2020). Their files
 are beside this one, unchanged (MIT licence). A tensor costs what moving it between an accelerator and host memory
@@ -13,7 +12,6 @@ takes; the host, the last device, pays nothing for that, and takes ten times as 
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,15 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench import Save, unsaved
-from hocket.cli.console import table
+from benchmarks.bench import Save, table_of, unsaved
 from hocket.errors import InputError
+from hocket.ir import Machine
 from hocket.planning.partition import PartitionProblem, Tensor, equal_devices, partitioned, problem_of
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, loads_us, part_cycle, simulated_us, work_of_parts
 from hocket.planning.partition.partitioned import schedule
 from hocket.planning.partition.starts import metis_start, mtkahypar_start
-from hocket.reporting.words import quantity_text
+from hocket.profiling.analytic import estimate
+from hocket.tracing import capture
+from hocket.zoo import load
 
 FOLDER = Path(__file__).parent / "workloads"
 
@@ -51,10 +51,7 @@ DYNAMIC_PROGRAMME = {
 def workload(name: str, *, host: bool = True, parts: int | None = None) -> PartitionProblem:
     """One of the eight, its times taken for microseconds and its costs of 1 for 2**20 bytes.
 
-    Args:
-        name: a key of `DYNAMIC_PROGRAMME`.
-        host: with the host as the last device.
-        parts: so many accelerators instead of the file's number.
+    It has its own number of accelerators or as many as `parts`, and with `host` the host as the last device.
     """
     document = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     nodes = document["nodes"]
@@ -87,7 +84,7 @@ ZOO = ("mlp", "lenet", "lstm-lm", "transformer", "bert-tiny", "resnet20", "dense
 def run(
     targets: Sequence[str] = (*DYNAMIC_PROGRAMME, *ZOO),
     parts: Sequence[int] = (2, 4, 8),
-    search_s: float = 5.0,
+    search_s: float = 2.0,
     save: Save = unsaved,
 ) -> dict[str, Any]:
     """Every objective on every graph, for these numbers of equal devices. The heaviest part for the workloads' own."""
@@ -109,11 +106,6 @@ def run(
 def _problem(name: str, parts: int) -> PartitionProblem:
     if name in DYNAMIC_PROGRAMME:
         return workload(name, host=False, parts=parts)
-    from hocket.ir import Machine
-    from hocket.profiling.analytic import estimate
-    from hocket.tracing import capture
-    from hocket.zoo import load
-
     job = load(name)
     graph = capture(job.step, job.model, job.optimizer, job.batch(0)).graph
     one = Machine.of(cores=1, flops_per_s=5e10, bytes_per_s=1e10)
@@ -137,38 +129,28 @@ def _load(name: str, budget_s: float) -> dict[str, Any]:
 def _cut(problem: PartitionProblem, budget_s: float) -> dict[str, Any]:
     """With and without the others' partitions among the starts."""
     row: dict[str, Any] = {"ops": len(problem)}
-    for maker, label in ((metis_start, "metis"), (mtkahypar_start, "mtkahypar")):
+    most = (1 + EPSILON) * problem.work_us.sum() / problem.num_parts * (1 + 1e-6)
+    for label, maker in (("metis", metis_start), ("mtkahypar", mtkahypar_start)):
         begin_s = perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             part = maker(problem, EPSILON).tolist()
-        target = problem.work_us.sum() / problem.num_parts
         row[label] = {
             "bytes": bytes_moved(problem, part),
-            "balanced": bool(work_of_parts(problem, part).max() <= (1 + EPSILON) * target * (1 + 1e-6)),
+            "balanced": bool(work_of_parts(problem, part).max() <= most),
             "cycle": part_cycle(problem, part) is not None,
             "seconds": perf_counter() - begin_s,
         }
+    options: dict[str, Any] = {"epsilon": EPSILON, "two_sided": False, "budget_s": budget_s, "rounds": 1_000_000}
     for label, peers, acyclic in (("hocket", True, False), ("alone", False, False), ("acyclic", False, True)):
         begin_s = perf_counter()
         try:
-            found = partitioned(
-                *(problem,),
-                epsilon=EPSILON,
-                two_sided=False,
-                acyclic=acyclic,
-                budget_s=budget_s,
-                rounds=1_000_000,
-                peers=peers,
-            )
+            found = partitioned(problem, acyclic=acyclic, peers=peers, **options)
         except InputError as error:
             row[label] = {"bytes": None, "why": str(error)}
             continue
-        row[label] = {
-            "bytes": found.bytes_moved,
-            "cycle": found.cycle is not None,
-            "seconds": perf_counter() - begin_s,
-        }
+        took_s = perf_counter() - begin_s
+        row[label] = {"bytes": found.bytes_moved, "cycle": found.cycle is not None, "seconds": took_s}
     return row
 
 
@@ -189,41 +171,26 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         best, metis = [], []
         for row in rows:
             ours = row[label]["bytes"]
-            able = [row[peer]["bytes"] for peer in ("metis", "mtkahypar") if row[peer]["balanced"]]
-            if ours and able and min(able) > 0:
-                best.append(ours / min(able))
-                if row["metis"]["balanced"]:
-                    metis.append(ours / row["metis"]["bytes"])
+            able = {peer: row[peer]["bytes"] for peer in ("metis", "mtkahypar") if row[peer]["balanced"]}
+            if ours and able and min(able.values()) > 0:
+                best.append(ours / min(able.values()))
+                metis += [ours / able["metis"]] if "metis" in able else []
         summary[label] = {
             "graphs": len(best),
-            "at_most": sum(ratio <= 1 + 1e-9 for ratio in best) / len(best) if best else math.nan,
-            "to_best": geometric_mean(best) if best else math.nan,
-            "to_metis": geometric_mean(metis) if metis else math.nan,
+            "at_most": sum(ratio <= 1 + 1e-9 for ratio in best) / len(best) if best else None,
+            "to_best": geometric_mean(best) if best else None,
+            "to_metis": geometric_mean(metis) if metis else None,
         }
-        summary[label] = {key: None if value != value else value for key, value in summary[label].items()}
     return summary
 
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-
-    def moved(found: dict[str, Any]) -> str:
-        mark = "" if found.get("balanced", True) else "*"
-        return "none" if found["bytes"] is None else quantity_text(found["bytes"], "B") + mark
-
-    rows = [
-        (
-            *(row["graph"], str(row["parts"])),
-            *(moved(row[label]) for label in ("metis", "mtkahypar", "hocket", "alone", "acyclic")),
-            *(f"{row[label] / row['one_device_us']:.2f}" for label in ("time_us", "heft_us")),
-        )
-        for row in result["cut"]
-    ]
-    columns = ("graph", "parts", "metis", "mt-kahypar", "hocket", "alone", "acyclic", "time", "heft")
-    yield table("bytes moved (* beyond the balance); time over one device's", columns, rows)
-    loads = [
-        (name, f"{row['hocket']:.4f}", f"{row['intervals'] or float('nan'):.4f}", f"{row['published']:.4f}")
-        for name, row in result["load"].items()
-    ]
-    yield table("largest load", ("workload", "hocket", "intervals", "published"), loads)
+    peers = {each: f"{{{each}[bytes]:.4g}} {{{each}[balanced]}}" for each in ("metis", "mtkahypar")}
+    ours = {each: f"{{{each}[bytes]:.4g}}" for each in ("hocket", "alone", "acyclic")}
+    columns = {"graph": "{graph}", "parts": "{parts}", **peers, **ours}
+    columns |= {"one device us": "{one_device_us:.0f}", "time": "{time_us:.0f}", "heft": "{heft_us:.0f}"}
+    yield table_of("bytes moved (and within the balance), and time", columns, result["cut"])
+    columns = {"workload": "{name}", **{each: f"{{{each}:.4f}}" for each in ("hocket", "intervals", "published")}}
+    yield table_of("largest load", columns, result["load"])
     yield from (f"{label}: {found}" for label, found in result["summary"].items())

@@ -2,7 +2,7 @@
 
 Two ranks, each on a core of its own, train a model whose branches they divide. After some steps a program that never
 sleeps starts on the core of rank 1. In one job ops may move, in the other they may not: what the hog costs is taken
-from the other one, what assistants win back from both. All of it is real: compute, transport, and the hog.
+from the other one, what assistants win back from both.
 """
 
 from __future__ import annotations
@@ -12,9 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
@@ -22,12 +20,10 @@ import torch
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.bench import Save, unsaved
-from benchmarks.ranks import started
-from hocket.cli.console import table
+from benchmarks.bench import Save, table_of, unsaved
+from benchmarks.ranks import heard, join_job, started
 from hocket.distributed.stages.partitioned import stages
 from hocket.errors import InputError
-from hocket.reporting.words import duration_text
 
 RANKS = 2
 # Steps: until caches and clocks are as they stay, without the hog, until assistants must have acted, and after that.
@@ -51,12 +47,7 @@ class Branches(nn.Module):
 
 
 def run(
-    *,
-    batch_size: int = 96,
-    branches: int = 24,
-    width: int = 512,
-    after: int = AFTER,
-    save: Save = unsaved,
+    *, batch_size: int = 96, branches: int = 24, width: int = 512, after: int = AFTER, save: Save = unsaved
 ) -> dict[str, Any]:
     """The job without moves, then the one with them.
 
@@ -79,12 +70,7 @@ def run(
 
 
 def summary_of(fixed: dict[str, Any], moving: dict[str, Any]) -> dict[str, Any]:
-    """Summarise the cost of the hog, the part of it that is won back, and the units that moved.
-
-    Args:
-        fixed: of the job without moves: ``steps_us``, and ``hog_from``, the first step beside the hog.
-        moving: the same of the job with moves, and ``migrations``.
-    """
+    """Summarise the cost of the hog in the job without moves, the part of it that the one with moves wins back."""
     since = moving["hog_from"]
     without_us = median(fixed["steps_us"][WARM_UP : fixed["hog_from"]])
     hogged_us = median(fixed["steps_us"][fixed["hog_from"] :])
@@ -115,12 +101,12 @@ def _job(cores: list[int], size: tuple[int, int, int], every_steps: int, steps: 
     try:
         with started(_rank, places) as pipes:
             for pipe in pipes:
-                _heard(pipe, "idle")
+                heard(pipe)
             hog = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
             os.sched_setaffinity(hog.pid, {cores[1]})
             for pipe in pipes:
                 pipe.send("hog")
-            first, *_ = [_heard(pipe, "done") for pipe in pipes]
+            first, _ = [heard(pipe) for pipe in pipes]
             return dict(first)
     finally:
         if hog is not None:
@@ -128,30 +114,14 @@ def _job(cores: list[int], size: tuple[int, int, int], every_steps: int, steps: 
             hog.wait()
 
 
-def _heard(pipe: Connection, word: str) -> Any:
-    kind, value = pipe.recv()
-    if kind != word:
-        raise InputError(f"hog: {value}")
-    return value
-
-
 def _rank(pipe: Any, rank: int, core: int, port: int, size: tuple[int, int, int], every_steps: int, steps: int) -> None:
     try:
         os.sched_setaffinity(0, {core})
-        torch.set_num_threads(1)
-        os.environ |= {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(RANKS),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-        }
-        pipe.send(("done", _trained(pipe, size, every_steps, steps)))
-    except BaseException as error:
-        with suppress(OSError):
-            pipe.send(("failed", f"rank {rank}: {type(error).__name__}: {error}"))
-        raise
+        join_job(rank, RANKS, "127.0.0.1", port)
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        pipe.send((_trained(pipe, size, every_steps, steps), None))
+    except Exception as error:  # noqa: BLE001  # raised by who asked
+        pipe.send((None, InputError(f"hog: rank {rank}: {type(error).__name__}: {error}")))
 
 
 def _trained(pipe: Any, size: tuple[int, int, int], every_steps: int, steps: int) -> dict[str, Any]:
@@ -181,7 +151,7 @@ def _trained(pipe: Any, size: tuple[int, int, int], every_steps: int, steps: int
 
     with stages(step, model, optimizer, budget_s=3.0, rebalance=every_steps, timeout_s=TIMEOUT_S) as fast:
         take(WARM_UP + IDLE)
-        pipe.send(("idle", None))
+        pipe.send((None, None))
         pipe.recv()
         hog_from = fast.steps
         take(steps)
@@ -195,14 +165,12 @@ def _trained(pipe: Any, size: tuple[int, int, int], every_steps: int, steps: int
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
     found = result["summary"]
-    rows = [
-        (label, duration_text(found[f"{label}_us"]), f"{found[f'{label}_us'] / found['idle_us']:.2f}")
-        for label in ("idle", "hogged", "recovered")
-    ]
-    yield table(f"a hog on the core of rank 1: {result['model']}", ("steps", "median", "to idle"), rows)
-    moved = [found[f"units_moved_{when}"] for when in ("before_the_hog", "in_20_steps", "later")]
+    times_us = {label: found[f"{label}_us"] for label in ("idle", "hogged", "recovered")}
+    rows = {label: {"us": us, "to_idle": us / times_us["idle"]} for label, us in times_us.items()}
+    columns = {"steps": "{name}", "median us": "{us:.0f}", "to idle": "{to_idle:.2f}"}
+    yield table_of(f"a hog on the core of rank 1: {result['model']}", columns, rows)
     yield (
-        f"won back: {found['won_back']:.2f}; units moved before the hog {moved[0]}, in 20 steps {moved[1]}, "
-        f"in the {found['steps_later']} after {moved[2]}"
-    )
+        "won back: {won_back:.2f}; units moved before the hog {units_moved_before_the_hog}, in 20 steps "
+        "{units_moved_in_20_steps}, in the {steps_later} after {units_moved_later}"
+    ).format_map(found)
     yield from (each["text"] for each in result["moving"]["migrations"])

@@ -22,15 +22,13 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
 
-from benchmarks.bench import Save, ratios, unsaved
-from benchmarks.ranks import results
-from hocket.cli.console import table
+from benchmarks.bench import Save, check_names, table_of, unsaved
+from benchmarks.ranks import join_job, results
+from benchmarks.turns import one_thread
 from hocket.distributed.pipelines.run import measured_link
 from hocket.distributed.pipelines.split import torch_order
 from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases, node_times
-from hocket.errors import InputError
 from hocket.planning.partition.pipeline_cut import Chain, PipelineCut, cut_at, cut_for_schedule
-from hocket.reporting.words import duration_text
 
 
 class UNet(nn.Module):
@@ -80,24 +78,23 @@ def _gpt2() -> LayeredModel:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     no_dropout: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    config = GPT2Config(vocab_size=8192, n_positions=64, n_embd=128, n_layer=8, n_head=4, **no_dropout)
-    config.bos_token_id = config.eos_token_id = 0
-    names = tuple(f"model.transformer.h.{number}" for number in range(8))
-    return LayeredModel(Logits(GPT2LMHeadModel(config)), torch.randint(0, 8192, (4, 64)), names)
+    sizes: dict[str, Any] = {"vocab_size": 8192, "n_positions": 64, "n_embd": 128, "n_layer": 8, "n_head": 4}
+    config = GPT2Config(**sizes, **no_dropout, bos_token_id=0, eos_token_id=0)
+    return _language_model(GPT2LMHeadModel(config), "transformer.h")
 
 
 def _llama() -> LayeredModel:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes: dict[str, Any] = {
-        "hidden_size": 128,
-        "intermediate_size": 352,
-        "num_hidden_layers": 8,
-        "max_position_embeddings": 64,
-    }
-    config = LlamaConfig(vocab_size=8192, num_attention_heads=4, num_key_value_heads=4, **sizes)
-    names = tuple(f"model.model.layers.{number}" for number in range(8))
-    return LayeredModel(Logits(LlamaForCausalLM(config)), torch.randint(0, 8192, (4, 64)), names)
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 8}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    config = LlamaConfig(vocab_size=8192, max_position_embeddings=64, **sizes, **heads)
+    return _language_model(LlamaForCausalLM(config), "model.layers")
+
+
+def _language_model(model: nn.Module, layers: str) -> LayeredModel:
+    names = tuple(f"model.{layers}.{number}" for number in range(8))
+    return LayeredModel(Logits(model), torch.randint(0, 8192, (4, 64)), names)
 
 
 def _resnet18() -> LayeredModel:
@@ -114,14 +111,8 @@ def _unet() -> LayeredModel:
     return LayeredModel(UNet(48), torch.randn(4, 3, 32, 32), names)
 
 
-MODELS: dict[str, Callable[[], LayeredModel]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "resnet18": _resnet18,
-    "unet": _unet,
-}
-
-
+MODELS: dict[str, Callable[[], LayeredModel]]
+MODELS = {"gpt2": _gpt2, "llama": _llama, "resnet18": _resnet18, "unet": _unet}
 MICRO_BATCHES = 8
 WARM_UP_STEPS = 1
 TIMEOUT_S = 60.0
@@ -137,19 +128,14 @@ class PacedTimes(NamedTuple):
 
 
 def run(
-    targets: Sequence[str] = tuple(MODELS),
-    parts: Sequence[int] = (2, 3, 4),
-    steps: int = 6,
-    save: Save = unsaved,
+    targets: Sequence[str] = tuple(MODELS), parts: Sequence[int] = (2, 3, 4), steps: int = 6, save: Save = unsaved
 ) -> dict[str, Any]:
     """Each model on each number of ranks, one for each stage.
 
     Raises:
         InputError: an unknown model, or a rank failed.
     """
-    unknown = [name for name in targets if name not in MODELS]
-    if unknown:
-        raise InputError(f"paced: unknown model {unknown[0]!r}; one of {', '.join(MODELS)}")
+    check_names("partition", targets, MODELS)
     rows: list[dict[str, Any]] = []
     result: dict[str, Any] = {
         "paced": "computing is slept as recorded on this machine, node by node; schedule and transport are real",
@@ -157,7 +143,7 @@ def run(
         "micro_batches": MICRO_BATCHES,
         "rows": rows,
     }
-    links = {k: _link_of(k) for k in parts}
+    links = {k: _ranks(k, _link_rank, ())[0] for k in parts}
     result["links"] = {str(k): rates for k, rates in links.items()}
     for name in targets:
         torch.manual_seed(0)
@@ -193,15 +179,11 @@ def run(
 
 def recorded(layered: LayeredModel) -> tuple[tuple[fx.Node, ...], Chain]:
     """The nodes of a model, and the chain that they are, timed one by one on this machine with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         traced = torch.export.export(layered.model, (layered.micro_batch,), strict=False).module(check_guards=False)
         inline_grad_modes(traced)
         join_aliases(traced)
         return chain_of(traced, node_times(traced))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def begins_of_layers(ops: Sequence[fx.Node], chain: Chain, layers: Sequence[str], k: int) -> tuple[int, ...]:
@@ -224,12 +206,6 @@ def _modules(node: fx.Node) -> set[str]:
     return {path.removeprefix("L['self'].") for path in found}
 
 
-def _link_of(ranks: int) -> dict[str, float]:
-    """Latency and bandwidth between neighbours of so many processes."""
-    found: dict[str, float] = _ranks(ranks, _link_rank, ())[0]
-    return found
-
-
 def _measured(cuts: Sequence[PipelineCut], steps: int) -> list[list[float]]:
     """Return the time of each step of each cut, measured in turns on the slowest rank."""
     stages = [
@@ -249,16 +225,13 @@ def _ranks(count: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> 
     return results(_rank, places, "benchmarks.partition.paced")
 
 
-def _rank(pipe: Any, rank: int, world: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    try:
-        torch.set_num_threads(1)
-        store = TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-        pipe.send(work(rank, *arguments))
-        dist.barrier()
-    except BaseException as error:
-        pipe.send(f"rank {rank}: {type(error).__name__}: {error}")
-        raise
+def _rank(rank: int, world: int, port: int, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    join_job(rank, world, "127.0.0.1", port)
+    store = TCPStore("127.0.0.1", port, None, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    found = work(rank, *arguments)
+    dist.barrier()
+    return found
 
 
 def _link_rank(rank: int) -> dict[str, float]:
@@ -335,14 +308,10 @@ class _Slept(torch.autograd.Function):
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    rows = [
-        (
-            *(row["model"], str(row["ranks"])),
-            *(duration_text(row[way]["step_us"]) for way in ("equal_layers", "hocket")),
-            *ratios(row, ("to_equal_layers", "predicted_over_measured")),
-        )
-        for row in result["rows"]
-    ]
-    columns = ("model", "ranks", "equal layers", "hocket", "ratio", "predicted over measured")
-    yield table(f"paced: {result['paced']}", columns, rows)
+    columns = {
+        **{"model": "{model}", "ranks": "{ranks}", "equal layers us": "{equal_layers[step_us]:.0f}"},
+        **{"hocket us": "{hocket[step_us]:.0f}", "ratio": "{to_equal_layers:.2f}"},
+        "predicted over measured": "{predicted_over_measured:.2f}",
+    }
+    yield table_of(f"paced: {result['paced']}", columns, result["rows"])
     yield str(result["summary"])

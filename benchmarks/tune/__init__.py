@@ -1,24 +1,11 @@
 """Whole searches, by every executor: the same trials with the same seeds, captures and searches for plans included.
 
-    serial      one trial after another, by a plain loop
-    processes   as many processes as there are cores, one trial in each
-    fused       trials of one shape as one model, in slots
-    auto        the same
-    scheduled   the same, and its step by a plan of `hocket.schedule`
-
-Random search gives all trials all epochs; Hyperband runs its brackets side by side. What counts is the time of a whole
-search over that of serial, in one run. Values of the trials are compared, too: trials that train together have those
-that they have alone, within the rounding of single precision.
-
-Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 5.4, Tables 11 and 12.
+What counts is the time of a whole search over that of one trial after another (``serial``), in one run. Values of the
+trials are compared, too. Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section 5.4.
 
 What is searched are entries of the zoo, with the hyper-parameters of HFHT (Table 12): rate, both betas and weight decay
-of Adam, factor and period of the schedule, batch size, and an option of the model. PointNet's option is whether points
-are transformed, which ours do not have: its width stands for it. Data are generated or bundled, and one set for all
-trials.
-
-Sizes are scaled down so that a search by serial, processes, fused and auto takes less than four minutes on two cores:
-PointNet has a quarter of its width and of the points, MobileNet eight trials of 15 epochs and one batch size.
+of Adam, factor and period of the schedule, batch size, and an option of the model: PointNet's width, in place of
+transforms. Sizes are scaled down so that a search takes less than four minutes on two cores.
 """
 
 from __future__ import annotations
@@ -35,30 +22,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.bench import Budget, Save, unsaved
+from benchmarks.bench import Save, check_names, table_of, unsaved
 from hocket import zoo
-from hocket.cli.console import table
-from hocket.errors import InputError, MissingDependencyError
 from hocket.search.policy import Hyperband
 from hocket.search.search import Record, device_time_s
 from hocket.search.training import Training
 from hocket.search.tune import SearchConfig, search
+from hocket.session import schedule
 
 
 @dataclass(frozen=True)
 class Workload:
     """A search: what is trained, and over which parameters.
 
-    Attributes:
-        entry: a name of the zoo.
-        size: options of the entry.
-        num_batches: batches of an epoch. Another half as many are for validation.
-        trials: of random search.
-        epochs: of each of these.
-        algorithms: what it is searched by, unless others are asked for.
-        batch_sizes: what the batch size is chosen from.
-        choices: what the entry's option is chosen from, by the option's name.
-        entries: what the entry itself is chosen from, if it is.
+    `num_batches` is of an epoch: another half as many are for validation. The batch size, the entry's options and the
+    entry itself are chosen from what `batch_sizes`, `choices` and `entries` have, if it is more than one.
     """
 
     entry: str
@@ -141,85 +119,49 @@ SEARCHES = {
 
 
 CONTENDERS = ("serial", "processes", "fused", "auto", "scheduled")
-ALGORITHMS = ("random", "hyperband")
 HYPERBAND_EPOCHS = 81
 
 
 def run(
-    targets: Sequence[str] = (),
+    targets: Sequence[str] = tuple(SEARCHES),
     *,
     contenders: Sequence[str] = CONTENDERS,
-    algorithms: Sequence[str] = (),
-    trials: int | None = None,
     quick: bool = False,
-    budget_s: float | None = None,
     save: Save = unsaved,
 ) -> dict[str, Any]:
-    """Run every search by every contender, serial in any case.
+    """Run every search by every contender, serial in any case."""
+    import optuna
 
-    Raises:
-        InputError: an unknown name.
-        MissingDependencyError: Optuna is not installed.
-    """
-    try:
-        import optuna
-    except ImportError:
-        raise MissingDependencyError("optuna", "tune", "bench tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    for given, known in ((targets, tuple(SEARCHES)), (contenders, CONTENDERS), (algorithms, ALGORITHMS)):
-        for name in given:
-            if name not in known:
-                raise InputError(f"bench tune: expected some of {', '.join(known)}, got {name!r}")
-    budget = Budget(budget_s)
-    result: dict[str, Any] = {
-        "optuna": optuna.__version__,
-        "quick": quick,
-        "searches": {},
-        "left_out": budget.left_out,
-    }
-    for target in targets or tuple(SEARCHES):
-        for algorithm in algorithms or SEARCHES[target].algorithms:
+    check_names("tune", targets, SEARCHES)
+    check_names("tune", contenders, CONTENDERS)
+    result: dict[str, Any] = {"optuna": optuna.__version__, "quick": quick, "searches": {}}
+    for target in targets:
+        for algorithm in SEARCHES[target].algorithms:
             rows: dict[str, Any] = {}
             result["searches"][f"{target} {algorithm}"] = rows
-            for contender in [name for name in CONTENDERS if name == "serial" or name in contenders]:
-                with budget.item(f"{target} {algorithm} {contender}", kind=f"{algorithm} {contender}") as begun:
-                    if begun:
-                        rows[contender] = _searched(SEARCHES[target], algorithm, contender, trials, quick)
-                        _compare(rows, contender)
+            for contender in dict.fromkeys(("serial", *contenders)):
+                rows[contender] = _searched(SEARCHES[target], algorithm, contender, quick)
+                _compare(rows["serial"], rows[contender])
                 save(result)
     return result
 
 
-def _searched(workload: Workload, algorithm: str, contender: str, trials: int | None, quick: bool) -> dict[str, Any]:
+def _searched(workload: Workload, algorithm: str, contender: str, quick: bool) -> dict[str, Any]:
     """One whole search: its time, and the value of each trial."""
     import optuna
 
     if algorithm == "hyperband":
         options: dict[str, Any] = {"halving": Hyperband(eta=3), "epochs": 9 if quick else HYPERBAND_EPOCHS}
     else:
-        options = {"trials": 4 if quick else trials or workload.trials, "epochs": 2 if quick else workload.epochs}
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    config = SearchConfig(study=study, executor=contender, runner=_runner(contender), **options)
-    workload(dict(_first_params(workload)))  # its data are loaded once, before anybody is timed
+        options = {"trials": 4 if quick else workload.trials, "epochs": 2 if quick else workload.epochs}
+    if contender == "scheduled":
+        options["runner"] = functools.partial(schedule, cache=False)
+    study, other = (optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0)) for _ in range(2))
+    workload(other.ask(workload.space()).params)  # its data are loaded once, before anybody is timed
     start = perf_counter()
-    _, record = search(workload, workload.space(), config)
-    took_s = perf_counter() - start
-    return {"seconds": took_s, **_described(study, record)}
-
-
-def _first_params(workload: Workload) -> dict[str, Any]:
-    import optuna
-
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    return dict(study.ask(workload.space()).params)
-
-
-def _runner(contender: str) -> Any:
-    if contender != "scheduled":
-        return None
-    from hocket.session import schedule
-
-    return lambda step, array, optimizer: schedule(step, array, optimizer, cache=False)
+    _, record = search(workload, workload.space(), SearchConfig(study=study, executor=contender, **options))
+    return {"seconds": perf_counter() - start, **_described(study, record)}
 
 
 def _described(study: Any, record: Record) -> dict[str, Any]:
@@ -242,27 +184,26 @@ def apart(serial: dict[str, Any], own: dict[str, Any]) -> list[float]:
     Trials whose rate makes training chaotic carry rounding far, by any two executors; see the tests for float64.
     """
     pairs = zip(serial["values"], own["values"], strict=True)
-    return [abs(a - b) / max(1.0, abs(a)) for a, b in pairs if a is not None and b is not None]
+    return [abs(a - b) / max(1.0, abs(a)) for a, b in pairs if a is not None and b is not None] or [0.0]
 
 
-def _compare(rows: dict[str, Any], contender: str) -> None:
+def _compare(serial: dict[str, Any], own: dict[str, Any]) -> None:
     """How many times faster than serial, and how far the values are from its."""
-    serial, own = rows["serial"], rows[contender]
     own["to_serial"] = serial["seconds"] / own["seconds"]
-    own["farthest"] = max(apart(serial, own), default=0.0)
+    own |= {"apart": median(apart(serial, own)), "farthest": max(apart(serial, own))}
     own["ends_differ"] = sum(a != b for a, b in zip(serial["states"], own["states"], strict=True))
 
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
     rows = [
-        (
-            *(name, contender, f"{row['seconds']:.1f}", f"{row['to_serial']:.2f}"),
-            *(f"{median(apart(found['serial'], row) or [0.0]):.0e}", f"{row['farthest']:.0e}"),
-        )
+        {"search": name, "executor": contender, **row}
         for name, found in result["searches"].items()
         for contender, row in found.items()
     ]
-    columns = ("search", "executor", "seconds", "speedup", "apart (median)", "farthest")
+    columns = {
+        **{"search": "{search}", "executor": "{executor}", "seconds": "{seconds:.1f}", "speedup": "{to_serial:.2f}"},
+        **{"apart (median)": "{apart:.0e}", "farthest": "{farthest:.0e}"},
+    }
     title = f"whole searches, {result['threads']} threads, torch {result['torch']}: speedup over serial"
-    yield table(title, columns, rows, words=2)
+    yield table_of(title, columns, rows, words=2)

@@ -1,13 +1,13 @@
-"""A short search of a small model: what surrounds the steps counts as much as the steps.
+"""A short search of a small MLP: what surrounds the steps counts as much as the steps.
 
 Trials of 8 epochs of 16 batches of 32: an MLP with layer norms, of width 32 or 48, AdamW, a step schedule by trial,
-accuracy. Nobody waits for such a search, and many do little else. What counts is the CPU time of a whole search by
-`hocket.tune`, as its users call it, over that of one trial at a time, in one process and in turns: a machine that is
-busy with something else stretches the time of day of both, and unequally.
+accuracy. What counts is the CPU time of a whole search by `hocket.tune` over that of one trial at a time: a machine
+that is busy with something else stretches the time of day of both, and unequally.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from time import process_time
@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn import functional
 
 import hocket
-from hocket.cli.console import table
+from benchmarks.bench import table_of
+from benchmarks.turns import in_turns
 
 BATCH, TRAINED, MEASURED, EPOCHS = 32, 16, 8, 8
 CONTENDERS = ("serial", "auto", "fused", "scheduled")
@@ -53,60 +54,48 @@ def space() -> dict[str, Any]:
     }
 
 
-def run(trials: int, repeats: int, contenders: Sequence[str] = CONTENDERS) -> dict[str, Any]:
-    """Search by each contender, in turns.
-
-    Returns:
-        CPU seconds of each search by contender, the medians of the ratios of serial to them within a turn, and the
-        best values, which tell whether they searched alike.
-    """
+def run(trials: int = 48, rounds: int = 5, contenders: Sequence[str] = CONTENDERS) -> dict[str, Any]:
+    """Search by each contender, in turns: CPU seconds, and the best values, which tell whether they searched alike."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     best: dict[str, float] = {}
-    _searched("serial", 2)  # what is loaded on first use is nobody's
-    for _ in range(repeats):
-        for name in contenders:
-            start = process_time()
-            best[name] = _searched(name, trials)
-            seconds[name].append(process_time() - start)
-    ratios = {
-        name: median(serial / mine for serial, mine in zip(seconds[contenders[0]], own, strict=True))
-        for name, own in seconds.items()
-    }
+
+    def searched(executor: str, trials: int, _: Any = None) -> None:
+        study = hocket.tune(train, space(), trials, EPOCHS, direction="maximize", executor=executor)
+        best[executor] = float(study.best_value)
+
+    searched("serial", 2)  # what is loaded on first use is nobody's
+    steps = {name: functools.partial(searched, name, trials) for name in contenders}
+    times_ms = in_turns(steps, rounds=rounds, block=1, warm_up=0, clock=process_time)
+    serial_ms = times_ms[contenders[0]]
     return {
         "optuna": optuna.__version__,
         "trials": trials,
-        "cpu_s": seconds,
-        "to_serial": ratios,
+        "cpu_s": {name: [ms / 1e3 for ms in own] for name, own in times_ms.items()},
+        "to_serial": {
+            name: median(serial / mine for serial, mine in zip(serial_ms, own, strict=True))
+            for name, own in times_ms.items()
+        },
         "best": best,
     }
 
 
-def _searched(executor: str, trials: int) -> float:
-    study = hocket.tune(train, space(), trials, EPOCHS, direction="maximize", executor=executor)
-    return float(study.best_value)
-
-
+@functools.cache
 def _batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs, and the largest of ten of them under noise."""
-    if not KEPT:
-        drawn = torch.Generator().manual_seed(0)
-        inputs = torch.randn(BATCH * (TRAINED + MEASURED), 64, generator=drawn)
-        target = (inputs[:, :10] + 0.5 * torch.randn(len(inputs), 10, generator=drawn)).argmax(1)
-        KEPT.extend(zip(inputs.split(BATCH), target.split(BATCH), strict=True))
-    return KEPT
-
-
-KEPT: list[tuple[torch.Tensor, torch.Tensor]] = []
+    drawn = torch.Generator().manual_seed(0)
+    inputs = torch.randn(BATCH * (TRAINED + MEASURED), 64, generator=drawn)
+    target = (inputs[:, :10] + 0.5 * torch.randn(len(inputs), 10, generator=drawn)).argmax(1)
+    return list(zip(inputs.split(BATCH), target.split(BATCH), strict=True))
 
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    rows = [
-        (name, f"{median(own):.2f}", f"{result['to_serial'][name]:.2f}", f"{result['best'][name]:.4f}")
+    rows = {
+        name: {"s": median(own), "speedup": result["to_serial"][name], "best": result["best"][name]}
         for name, own in result["cpu_s"].items()
-    ]
+    }
     title = f"{result['trials']} trials of 8 epochs of 16 batches, {result['threads']} threads, torch {result['torch']}"
-    yield table(title, ("executor", "CPU seconds", "speedup", "best"), rows)
+    columns = {"executor": "{name}", "CPU seconds": "{s:.2f}", "speedup": "{speedup:.2f}", "best": "{best:.4f}"}
+    yield table_of(title, columns, rows)

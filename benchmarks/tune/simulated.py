@@ -1,18 +1,9 @@
 """Searches of HFHT's settings, simulated: the real rungs, with measured times of steps in place of training.
 
 The policies of `hocket.tune` decide on trials of random values. A group of up to 64 slots trains one epoch at a time,
-and the models that are left cost what a fused step of that number was measured to take::
-
-    R = 250, eta = 5, the last round skipped         epoch   2    10    50   250
-        bracket 3                                    trials  125 -> 25 -> 5
-        bracket 2                                            34 ------> 6
-        bracket 1                                            10
-        bracket 0                                             4
-
-Brackets train side by side, so few trials share the long epochs: what is left of a group there gains less from fusing.
-Recording and choosing are not in the simulation.
-
-Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Tables 11 and 12, Appendix E.
+and the models that are left cost what a fused step of that number was measured to take. Recording and choosing are not
+in the simulation. Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, Tables 11 and 12, Appendix
+E.
 """
 
 from __future__ import annotations
@@ -24,12 +15,14 @@ from statistics import median
 from time import process_time
 from typing import Any
 
+from benchmarks.bench import table_of
 from benchmarks.fuse.targets import Target, Training, named, step_of
-from hocket.cli.console import table
+from benchmarks.turns import in_turns
 from hocket.search.group import MAX_SLOTS
 from hocket.search.policy import AllEpochs, Hyperband, Move, Policy
 
 SIZES = (1, 4, 16, 32)
+SEARCHES = 20  # simulated ones of each setting
 TARGETS = ("mlp-32", "pointnet-tuned")
 CONTENDERS = ("serial", "auto")
 MAX_UNSETTLED = 64  # steps before those that count, by which the array chooses
@@ -39,13 +32,9 @@ ROUNDS, BLOCK = 3, 4
 
 @dataclass(frozen=True)
 class Setting:
-    """A search.
+    """A search of `epochs` a trial at most (Hyperband's R): by these brackets, or if None by `sets` of random search.
 
-    Attributes:
-        epochs: of a trial, at most. Hyperband's R.
-        hyperband: the brackets, or None for random search.
-        sets: trials of random search.
-        groups: combinations of infusible parameters, among which trials are drawn.
+    Trials are drawn among `groups` combinations of infusible parameters.
     """
 
     epochs: int
@@ -68,28 +57,20 @@ class Setting:
 # PointNet's and MobileNet's columns of Table 11. Either has two infusible parameters of two values.
 SETTINGS = {
     "random, 60 sets of 25 epochs": Setting(25, sets=60, groups=4),
-    "random, 50 sets of 20 epochs": Setting(20, sets=50, groups=4),
     "R = 250, eta = 5, skip 1": Setting(250, Hyperband(eta=5, skip_last=1), groups=4),
-    "R = 81, eta = 3, skip 2": Setting(81, Hyperband(eta=3, skip_last=2), groups=4),
     "R = 250, eta = 5, skip 1, one group": Setting(250, Hyperband(eta=5, skip_last=1)),
     "R = 81, eta = 3, one group": Setting(81, Hyperband(eta=3)),
 }
 
 
-def run(targets: Sequence[str] = (), sizes: Sequence[int] = (), searches: int = 20) -> dict[str, Any]:
-    """Measure steps of numbers of models, and simulate every setting with them, and steps interpolated between them.
-
-    Returns:
-        ``steps_ms``: target -> contender -> size -> CPU time of a step, and ``searches``: target -> setting ->
-        ``trials``, ``epochs`` (of all trials), ``fused_epochs`` (of all groups), and ``to_serial`` (means).
-    """
+def run(targets: Sequence[str] = TARGETS) -> dict[str, Any]:
+    """Measure steps of numbers of models, and simulate every setting with them, and steps interpolated between them."""
     steps_ms: dict[str, dict[str, dict[int, float]]] = {}
-    for name in targets or TARGETS:
-        by_size = {size: _steps_ms(named(name), size) for size in dict.fromkeys((1, *(sizes or SIZES)))}
+    for name in targets:
+        by_size = {size: _steps_ms(named(name), size) for size in SIZES}
         steps_ms[name] = {each: {size: row[each] for size, row in by_size.items()} for each in CONTENDERS}
     found = {
-        target: {name: _mean(setting, times, searches) for name, setting in SETTINGS.items()}
-        for target, times in steps_ms.items()
+        target: {name: _mean(setting, ms) for name, setting in SETTINGS.items()} for target, ms in steps_ms.items()
     }
     return {"steps_ms": steps_ms, "searches": found}
 
@@ -103,25 +84,18 @@ def _steps_ms(target: Target, size: int) -> dict[str, float]:
             step()
             if number >= WARM_UP and step.is_settled():
                 break
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for _ in range(ROUNDS):
-        for name, step in in_turn.items():
-            step()  # it finds the caches as the other contender left them
-            for _ in range(BLOCK):
-                start = process_time()
-                step()
-                times[name].append((process_time() - start) * 1e3)
-    return {name: median(own) for name, own in times.items()}
+    times_ms = in_turns(in_turn, rounds=ROUNDS, block=BLOCK, warm_up=1, clock=process_time)
+    return {name: median(own) for name, own in times_ms.items()}
 
 
-def _mean(setting: Setting, steps_ms: Mapping[str, Mapping[int, float]], searches: int) -> dict[str, float]:
-    runs = [simulated(setting, seed) for seed in range(searches)]
-    epochs = sum(map(sum, runs)) / searches
-    fused = sum(interpolated(steps_ms["auto"], size) for sizes in runs for size in sizes) / searches
+def _mean(setting: Setting, steps_ms: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    runs = [simulated(setting, seed) for seed in range(SEARCHES)]
+    epochs = sum(map(sum, runs)) / SEARCHES
+    fused = sum(interpolated(steps_ms["auto"], size) for sizes in runs for size in sizes) / SEARCHES
     return {
         "trials": setting.trials,
         "epochs": epochs,
-        "fused_epochs": sum(map(len, runs)) / searches,
+        "fused_epochs": sum(map(len, runs)) / SEARCHES,
         "to_serial": epochs * steps_ms["serial"][1] / fused,
     }
 
@@ -181,12 +155,12 @@ def simulated(setting: Setting, seed: int = 0) -> list[int]:
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
     rows = [
-        (
-            *(target, name, str(found["trials"]), f"{found['epochs']:.0f}", f"{found['fused_epochs']:.0f}"),
-            f"{found['to_serial']:.2f}",
-        )
+        {"target": target, "search": name, **found}
         for target, by_setting in result["searches"].items()
         for name, found in by_setting.items()
     ]
-    title = f"searches simulated with measured steps, {result['threads']} threads"
-    yield table(title, ("target", "search", "trials", "epochs", "fused epochs", "speedup"), rows, words=2)
+    columns = {
+        **{"target": "{target}", "search": "{search}", "trials": "{trials}", "epochs": "{epochs:.0f}"},
+        **{"fused epochs": "{fused_epochs:.0f}", "speedup": "{to_serial:.2f}"},
+    }
+    yield table_of(f"searches simulated with measured steps, {result['threads']} threads", columns, rows, words=2)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cli import main
-from benchmarks.verbs import VERBS
+from benchmarks.cli import VERBS, main
 from cli.conftest import Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -72,8 +71,8 @@ def test_what_fails_is_one_line_with_status_1(bench):
 
 
 def test_simulate(bench):
-    words = ("simulate", "--ops", 50, "--lanes", 2, "--repeats", 1)
-    assert bench(*words).out.startswith("simulate 50 ops on 2 lanes, medians of 1 round")
+    words = ("simulate", "--ops", 50)
+    assert bench(*words).out.startswith("simulate 50 ops on 8 lanes, medians of 3 rounds")
     told = bench(*words, "--format", "json").json
     assert told["bench"] == "simulate"
     assert told["questions"]["first"]["ratio"]["median"] > 0

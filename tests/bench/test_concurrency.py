@@ -5,8 +5,6 @@ And those of promises and of compiling.
 
 from __future__ import annotations
 
-from functools import wraps
-
 import pytest
 
 from benchmarks import compiling, concurrency, promises
@@ -19,31 +17,26 @@ from support.refusals import refused
 
 
 def test_a_target_that_it_does_not_have_is_named_before_anything_is_measured():
-    with pytest.raises(InputError, match=r"expected some of bert-tiny, dcgan, .*resnet20/64.*, got 'lenet'"):
-        concurrency.run(targets=("mlp", "lenet"))
+    with pytest.raises(InputError, match=r"expected some of bert-tiny, dcgan, .*resnet20, .*, got 'lenet'"):
+        concurrency.run(("mlp", "lenet"))
 
 
-def test_the_tables_have_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
+def test_the_table_has_a_row_for_each_target_and_a_dash_for_what_was_left_out(monkeypatch, capsys):
     asked = {}
-    speedup = dict.fromkeys(("compile", "all", "close", *concurrency.PLANS), 1.25) | {"uniform_2x1": 1.5}
-    row = {
-        "speedup": speedup,
-        "scheduled": "all",
-        "uniform_best": "uniform_2x1",
-        "to_bound": {},
-        "faults_to_eager": 0.5,
-    }
-    found = {"cores": 2, "torch": "2", "small": {"mlp": row}, "large": {}}
-    monkeypatch.setattr(concurrency, "run", wraps(concurrency.run)(lambda **given: asked.update(given) or found))
+    speedup = dict.fromkeys(("compile", "all", "close"), 1.25)
+
+    def measured(target, *settings):
+        asked[target] = settings
+        return {"speedup": speedup}
+
+    monkeypatch.setattr(concurrency, "measure", measured)
     monkeypatch.setenv("COLUMNS", "200")
-    assert main(["concurrency", "mlp", "--quick", "--no-compile", "--close", "--rounds", "2"]) == 0
-    asked.pop("save")
-    assert asked == {
-        "quick": True, "compiled": False, "planned": True, "bitwise": False, "rounds": 2, "targets": ("mlp",),
-    }  # fmt: skip
-    words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("mlp")]
-    assert words[0] == ["mlp", "1.25", "-", "-", "-", "-", "1.25", "1.25", "-", "-", "-", "50.0%"]
-    assert words[1] == ["mlp", *["1.25"] * len(concurrency.PLANS), "1.50"]
+    assert main(["concurrency", "resnet20", "lenet/3", "--no-compile", "--close", "--rounds", "2"]) == 0
+    assert asked["resnet20/4"] == (False, False, 2, 8)
+    assert asked["resnet20/64"] == asked["lenet/3"] == (False, False, 2, 2)
+    words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("resnet20", "lenet"))]
+    assert [line[0] for line in words] == ["resnet20/4", "resnet20/64", "lenet/3"]
+    assert words[0][1:] == ["1.25", "-", "-", "-", "-", "1.25", "-", "1.25", "-", "-"]
 
 
 @pytest.mark.parametrize("bench", [promises, compiling])

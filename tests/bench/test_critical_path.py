@@ -7,15 +7,14 @@ import json
 import pytest
 
 from benchmarks.critical_path.measured import on_cores
-from benchmarks.critical_path.simulated import PAPER, Setting, _Graphs, measure
+from benchmarks.critical_path.simulated import PAPER, Setting, graph_of, measure
 from hocket.ir import Machine
 
 SETTING = Setting(Machine.preset("p100"))
-CAPTURED = _Graphs()
 
 
 def row(name: str, batch_size: int) -> dict:
-    return measure(CAPTURED(name, batch_size), SETTING, batch_size)
+    return measure(graph_of(name, batch_size), SETTING, batch_size)
 
 
 def test_every_method_adds_something_and_nothing_beats_the_bound():

@@ -56,14 +56,13 @@ def faked(tmp_path):
     return sys.executable, str(script)
 
 
-def test_one_that_crashes_or_hangs_costs_itself_alone(faked):
+def test_one_that_crashes_or_hangs_costs_itself_alone(faked, monkeypatch):
     names = ("crashing", "hanging", "killed", "mute", "good")
     saved = []
     begin = time.perf_counter()
-    parts = [Part((name,), 1.0) for name in names]
-    found = gpu.run(
-        device="cpu", budget_s=20.0, parts=parts, command=faked, save=lambda so_far: saved.append(len(so_far["parts"]))
-    )
+    monkeypatch.setitem(gpu.PARTS, "cpu", tuple(Part((name,), 1.0) for name in names))
+    monkeypatch.setattr(gpu, "COMMAND", faked)
+    found = gpu.run(device="cpu", budget_s=20.0, save=lambda so_far: saved.append(len(so_far["parts"])))
     assert time.perf_counter() - begin < 20.0
     assert list(found["parts"]) == list(names)
     assert saved == [1, 2, 3, 4, 5]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.cli import main
-from benchmarks.tune import CONTENDERS, SEARCHES
+from benchmarks.tune import CONTENDERS, SEARCHES, simulated
 from benchmarks.tune.simulated import SETTINGS
 from hocket.search.split import find_split
 
 
-def test_every_executor_runs_the_same_trials(tmp_path, capsys):
+def test_every_executor_runs_the_same_trials(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(SEARCHES, "mlp-32", replace(SEARCHES["mlp-32"], algorithms=("random",)))
     file = tmp_path / "tune.json"
-    chosen = ["--contender", "fused", "--algorithm", "random"]
-    assert main(["tune", "mlp-32", *chosen, "--quick", "-o", str(file)]) == 0
+    assert main(["tune", "mlp-32", "--contender", "fused", "--quick", "-o", str(file)]) == 0
     found = json.loads(file.read_text())
     assert found["complete"]
     rows = found["searches"]["mlp-32 random"]
@@ -30,7 +31,7 @@ def test_every_executor_runs_the_same_trials(tmp_path, capsys):
 
 def test_short_searches_are_timed_in_turns(tmp_path, capsys):
     file = tmp_path / "short.json"
-    assert main(["tune-short", "--trials", "3", "--repeats", "2", "-o", str(file)]) == 0
+    assert main(["tune-short", "--trials", "3", "--rounds", "2", "-o", str(file)]) == 0
     found = json.loads(file.read_text())
     assert {len(own) for own in found["cpu_s"].values()} == {2}
     assert len(set(found["best"].values())) == 1
@@ -55,9 +56,11 @@ def test_the_fusible_parameters_are_the_papers(name):
     assert split.options == {"lr", "betas", "weight_decay"}
 
 
-def test_the_command_measures_and_simulates(tmp_path, capsys):
+def test_the_command_measures_and_simulates(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(simulated, "SIZES", (1, 2))
+    monkeypatch.setattr(simulated, "SEARCHES", 1)
     file = tmp_path / "simulated.json"
-    assert main(["tune-simulated", "mlp-32", "--models", "2", "--searches", "1", "-o", str(file)]) == 0
+    assert main(["tune-simulated", "mlp-32", "-o", str(file)]) == 0
     found = json.loads(file.read_text())
     assert set(found["steps_ms"]["mlp-32"]["auto"]) == {"1", "2"}
     assert set(found["searches"]["mlp-32"]) == set(SETTINGS)

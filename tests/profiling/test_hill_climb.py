@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.curves import for_graph
 from benchmarks.knl import published_knl
-from benchmarks.regression_tables import accuracy, climb
+from benchmarks.regression import climb
 from hocket.errors import InputError
 from hocket.ir import Costs, Device, Graph, Op, Span, Timeline
 from hocket.profiling.hill_climb import MAX_WIDTHS, RUNS, HillClimb, Setting, climbing, interval_of
@@ -120,9 +120,9 @@ def test_the_example_of_the_paper() -> None:
     assert [found.predict_us(width) for width in (2, 3)] == [9.0, 6.0]
     assert (found.best_width, found.best_us, found.path) == (4, 3.0, (1, 4, 7))
     actual = dict(enumerate([12.0, 9.0, 5.0, 3.0, 4.0, 5.0, 6.0], 1))
-    assert accuracy(found, actual) == pytest.approx(1 - (0 / 9 + 1 / 5 + 0 / 4 + 0 / 5) / 4)
-    assert accuracy(found, actual, [3]) == pytest.approx(0.8)
-    assert math.isnan(accuracy(found, actual, [1, 4]))
+    assert found.accuracy(actual) == pytest.approx(1 - (0 / 9 + 1 / 5 + 0 / 4 + 0 / 5) / 4)
+    assert found.accuracy(actual, [3]) == pytest.approx(0.8)
+    assert math.isnan(found.accuracy(actual, [1, 4]))
 
 
 def test_ops_climb_side_by_side_and_are_told_by_setting() -> None:
