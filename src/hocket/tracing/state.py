@@ -72,6 +72,17 @@ def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
     return found
 
 
+def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that has state and hooks: not one that hands all on to another one, as accelerate's does."""
+    inner = optimizer
+    while not hasattr(inner, "_optimizer_step_pre_hooks"):
+        inner = getattr(inner, "optimizer", None)  # type: ignore[assignment]
+        if not isinstance(inner, torch.optim.Optimizer):
+            name = type(optimizer).__name__
+            raise InputError(f"optimizer: {name} was made without torch.optim.Optimizer.__init__; call that first")
+    return inner
+
+
 def inventory(
     model: Any,
     optimizer: Any,
@@ -88,7 +99,7 @@ def inventory(
         InputError: something that is not a module or not an optimizer.
     """
     models: tuple[nn.Module, ...] = as_tuple(model, nn.Module, "model")
-    optimizers: tuple[torch.optim.Optimizer, ...] = as_tuple(optimizer, torch.optim.Optimizer, "optimizer")
+    optimizers = tuple(map(_inner, as_tuple(optimizer, torch.optim.Optimizer, "optimizer")))
     parameters: list[Entry] = []
     tensors: list[Entry] = []
     paths: dict[nn.Module, str] = {}
