@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from hocket.errors import InputError
@@ -26,7 +26,15 @@ class ScheduledMethod(FunctionLike):
         self._options = options
 
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.__get__(instance, type(instance))(*args, **kwargs)
+        return super().__get__(instance, type(instance))(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        try:
+            return super().__get__(instance, owner)
+        except AttributeError:
+            if not hasattr(instance, "__dict__"):
+                raise
+            return MethodType(self, instance)  # a trainer looks for the method before there is an optimizer
 
     def of_method(self, method: Callable[..., Any], instance: Any) -> Schedule:
         model, optimizer = (one(instance) if isinstance(one, FunctionType) else one for one in self._trained)

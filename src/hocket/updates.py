@@ -65,6 +65,9 @@ def schedule_update(optimizer: torch.optim.Optimizer, **options: Any) -> Schedul
         if closure is None:
             return update()
         if not _calls_closure_first(self, plain):
+            if not fast.history:
+                reason = f"{type(self).__name__}.step gets a closure, which it may call anywhere"
+                fast.overrule(Decision("eager", f"{reason}; after loss.backward() step() without one can be planned"))
             return plain(closure)
         with torch.enable_grad():
             loss = closure()
@@ -124,10 +127,12 @@ def _calls_closure_first(optimizer: torch.optim.Optimizer, plain: Callable[..., 
     """True if `plain` calls a closure once, before all else. L-BFGS calls it many times, and hooks may come before."""
     module = type(optimizer).step.__module__
     is_own = getattr(plain, "__func__", None) is type(optimizer).step or hasattr(plain, "_wrapped_by_lr_sched")
+    if not is_own or not module.startswith("torch.optim.") or module == "torch.optim.lbfgs":
+        return False
     hooks = (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         optimizers._global_optimizer_pre_hooks,
         optimizers._global_optimizer_post_hooks,
     )
-    return is_own and module.startswith("torch.optim.") and module != "torch.optim.lbfgs" and not any(hooks)
+    return not any(hooks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import closing, nullcontext
 from time import perf_counter
 from types import SimpleNamespace
@@ -103,3 +104,26 @@ def test_a_plan_with_other_bits_stays_unproven(captured: Captured) -> None:
                 with pytest.raises(InexactError, match="other bits than eager") if bitwise else nullcontext():
                     made.perform(TimedStep(executor), torch.ones(2, 4))
                 assert made.is_done
+
+
+def test_a_result_is_the_callers_alone() -> None:
+    """A graph of autograd that is held keeps a weight's old shape: the next backward of a resized one would raise."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        out = model(batch)
+        update(optimizer, out.square().mean())
+        return out
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
+    held = []
+    for number in range(30):
+        result = weakref.ref(fast(torch.randn(2, 4)))
+        held += [number] if result() is not None else []
+    assert fast.verdict == "planned"
+    assert not held
+    model.weight.data = torch.ones(6, 4)
+    model.bias.data = torch.ones(6)
+    optimizer.state.clear()
+    assert fast(torch.randn(2, 4)).shape == (2, 6)

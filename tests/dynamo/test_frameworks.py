@@ -107,8 +107,9 @@ def _by_fabric(backend: str, folder: Path) -> Run:
 def _by_accelerate(backend: str, folder: Path) -> Run:
     accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True, gradient_accumulation_steps=2)
     net = _made(backend)
-    optimizer = _updated(torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), backend)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     model, optimizer, data = accelerator.prepare(net, optimizer, _data())
+    _updated(optimizer, backend)  # accelerate's, around the optimizer
     seen = []
     for _ in range(EPOCHS):
         for x, y in data:

@@ -145,6 +145,22 @@ def test_a_framework_finds_the_method_overridden_and_calls_it(place):
     assert net.training_step is net.training_step
 
 
+def test_a_framework_finds_the_method_before_the_instance_has_its_optimizer():
+    class Net(Framework):
+        @hocket.scheduled(lambda self: self.layer, lambda self: self.optimizer, guard=False, cache=False)
+        def training_step(self, batch):
+            return train(self.layer, self.optimizer, batch)
+
+    net = Net()
+    assert is_overridden(net, Framework, "training_step")
+    with pytest.raises(AttributeError, match="no attribute 'layer'"):
+        net.training_step(torch.randn(3, 4))
+    net.layer, net.optimizer = parts()
+    for _ in range(12):
+        net.training_step(torch.randn(3, 4))
+    assert net.training_step._pool.current.captured is not None, net.training_step.why
+
+
 def test_each_instance_trains_itself_by_a_schedule_of_its_own():
     trainers, twins = [Trainer(seed) for seed in range(2)], [Trainer(seed) for seed in range(2)]
     schedules = [trainer.training_step for trainer in trainers]

@@ -6,6 +6,7 @@ That they end as in eager: tests/loops/parted.py.
 from __future__ import annotations
 
 import logging
+import sqlite3
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -113,3 +114,20 @@ def test_a_reason_about_the_middle_names_a_line_of_the_step_and_is_said_once() -
     assert fast.verdict == "eager"
     assert fast.why.count("holds a builtins.set") == 1
     assert f"test_parts.py:{step.__code__.co_firstlineno}" in fast.why
+
+
+def test_a_reason_says_nothing_about_the_middle_that_stands_in_it_already() -> None:
+    """More than are named keep the whole and the middle eager."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tables = [sqlite3.connect(":memory:") for _ in range(8)]
+
+    def step(x: torch.Tensor) -> None:
+        update(optimizer, F.mse_loss(model(x), x[:, :2]) * len(tables))
+        print(tables[0])
+
+    fast = hocket.schedule(step, model, optimizer, cache=False)
+    for _ in range(20):
+        fast(torch.randn(3, 4))
+    assert "tables[0] is a sqlite3.Connection" in fast.why
+    assert "with that left out" not in fast.why

@@ -68,6 +68,21 @@ def test_what_is_no_module_or_no_optimizer_is_refused(model, optimizer):
         inventory(model, optimizer)
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Hands all on to another optimizer, as accelerate's does, and has no state and no hooks of its own."""
+
+    def __init__(self, optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_an_optimizer_in_another_one_is_found():
+    net = nn.Linear(2, 2)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert inventory(net, Wrapper(Wrapper(inner))).optimizers == (inner,)
+    with pytest.raises(InputError, match=r"optimizer: Wrapper was made without torch.optim.Optimizer.__init__"):
+        inventory(net, Wrapper(None))
+
+
 def test_an_element_of_a_tuple_can_be_set():
     optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], betas=(0.8, 0.9))
     entries = [entry for entry in inventory([], optimizer).numbers if entry.key == "betas"]

@@ -215,7 +215,7 @@ class PartedPool:
             self._last_resort = self._whole.for_good = self._for_good(self._whole)
         self._told = refused = self._whole.current
         reason = refused.decision.reason
-        if self._why_not and self._why_not not in reason:
+        if self._why_not and self._why_not.partition(";")[0] not in reason:
             reason += f"; with that left out, {self._why_not}"  # else the first cure would not help
             refused.decision = replace(refused.decision, reason=reason)
         if self._asked.strict:

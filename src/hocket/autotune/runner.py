@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hocket.autotune.candidate import TunerConfig
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.closeness import sample
 from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
 from hocket.autotune.raised_steps import again_by_eager
@@ -59,7 +60,7 @@ class StepRunner:
 
     Attributes:
         is_done: the step of this call has been made.
-        result: its return value.
+        result: its return value, until it is taken.
         failed: the step of this call raised an error of the user's.
     """
 
@@ -78,6 +79,18 @@ class StepRunner:
         """A call begins."""
         self.is_done = self.failed = False
         self.result = None
+
+    def taken(self) -> Any:
+        """Return the result, and hold it no longer: a graph of autograd behind it would outlive the user's."""
+        result, self.result = self.result, None
+        return result
+
+    def audited(self, step: Callable[..., tuple[Any, Any]], best: Candidate, batch: Any) -> tuple[Any, Any]:
+        """Make a planned step beside eager's by an auditor's `step`, and return what that returns."""
+        self.start()
+        found = step(best, batch, self.eager)
+        self.taken()
+        return found
 
     def perform(self, item: Item, batch: Any) -> Any:
         """Carry out a tuner's request, and return the observation.
@@ -111,7 +124,7 @@ class StepRunner:
             self.failed = True
             raise
         self.result, self.is_done = found.result, True
-        return found
+        return replace(found, result=None)
 
     def eager(self, batch: Any) -> Any:
         """The user's own step."""

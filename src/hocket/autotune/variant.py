@@ -236,8 +236,7 @@ class Variant:
 
     def _audited(self, best: Candidate, batch: Any) -> Any:
         """Compare a planned step with eager, whose results are kept. The step goes eager if they differ."""
-        self._runner.start()
-        result, error = self._auditor.step(best, batch, self._runner.eager)
+        result, error = self._runner.audited(self._auditor.step, best, batch)
         changes = self.guards.unexpected() if self.guards is not None and not self.guards.hold() else []
         if changes:
             problem = f"it changes {named(changes)} in some steps; planned steps before this one did not"
@@ -268,8 +267,7 @@ class Variant:
         """
         if not moved.isdisjoint(self._followed_wrongly):
             raise StaleCaptureError("captured for other values of numbers that the plan does not follow")
-        self._runner.start()
-        result, error = self._auditor.step(best, batch, self._runner.eager)
+        result, error = self._runner.audited(self._auditor.step, best, batch)
         if error is not None or not moved.isdisjoint(best.captured.moved(batch)):
             log.info("hocket: a number that changes is not followed: %s", error)
             self._followed_wrongly |= moved
@@ -297,7 +295,7 @@ class Variant:
             search.num_calls += 1
             if self._search is None:
                 self._keep_up(search, before)
-        return runner.result
+        return runner.taken()
 
     def _keep_up(self, search: PlanSearch, before: Decision) -> None:
         """`search` is over, and `before` stood at its last step: watch what steps take from now on."""

@@ -63,8 +63,8 @@ class TorchKinds(Walk):
 
     def module(self, value: nn.Module, path: Path) -> None:
         if type(value).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
-            found = f"{describe(path)} is a {type(value).__name__}: its communication cannot be captured"
-            self.found.opaque[found] = None
+            found = f"{describe(path)} is a {type(value).__name__}, whose communication cannot be captured"
+            self.found.opaque[f'{found}: compile the model with backend="hocket" instead'] = None
         is_own = id(value) in self.own
         if is_ours(value):
             self.names(vars(value), path, _MODULE_SLOTS.__contains__)

@@ -72,6 +72,17 @@ def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
     return found
 
 
+def _inner(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer that has state and hooks: not one that hands all on to another one, as accelerate's does."""
+    inner = optimizer
+    while not hasattr(inner, "_optimizer_step_pre_hooks"):
+        inner = getattr(inner, "optimizer", None)  # type: ignore[assignment]
+        if not isinstance(inner, torch.optim.Optimizer):
+            name = type(optimizer).__name__
+            raise InputError(f"optimizer: {name} was made without torch.optim.Optimizer.__init__; call that first")
+    return inner
+
+
 def inventory(
     model: Any,
     optimizer: Any,
@@ -87,7 +98,8 @@ def inventory(
     Raises:
         InputError: something that is not a module or not an optimizer.
     """
-    found = _Found(as_tuple(model, nn.Module, "model"), as_tuple(optimizer, torch.optim.Optimizer, "optimizer"))
+    given = as_tuple(optimizer, torch.optim.Optimizer, "optimizer")
+    found = _Found(as_tuple(model, nn.Module, "model"), tuple(map(_inner, given)))
     found.add_models()
     found.add_optimizers()
     kept = tuple([leaf for leaf in leaves if id(leaf.get()) not in found.named])
