@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
 import random
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 import hocket
-from hocket.autotune.store import DecisionStore
 from support.mutations import mutated
 from support.schedules import decide, twin
 
@@ -66,21 +64,6 @@ def test_mutated_decisions_leave_the_step_as_it_is(tmp_path, caplog, number, gua
         for other in tmp_path.iterdir():
             if other != file:
                 other.unlink()
-
-
-def test_mutated_decisions_are_read_or_ignored_with_one_line(tmp_path, caplog):
-    file = made_in(tmp_path)
-    sound = file.read_bytes()
-    about = json.loads(sound)["about"]
-    num_ignored = 0
-    for case in range(300):
-        file.write_bytes(mutated(sound, random.Random(case)))
-        caplog.clear()
-        found = DecisionStore(tmp_path).find(about)
-        lines = [record.message for record in caplog.records]
-        assert len(lines) == (found is None), (case, lines)
-        num_ignored += found is None
-    assert 100 < num_ignored < 300
 
 
 def _pipe(file):

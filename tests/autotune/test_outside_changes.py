@@ -10,6 +10,7 @@ from torch import nn
 
 import hocket
 from support.steps import update
+from support.twins import Program, ran
 
 ONE = hocket.Machine.of(cores=1)
 
@@ -62,8 +63,7 @@ def _count(place, call):
 
 @pytest.mark.parametrize("zeroed", [True, False])
 def test_gradients_that_were_one_tensor_are_two_later(zeroed):
-    def build():
-        torch.manual_seed(0)
+    def make():
         model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
@@ -74,22 +74,15 @@ def test_gradients_that_were_one_tensor_are_two_later(zeroed):
             optimizer.zero_grad(set_to_none=not zeroed)
             return loss
 
-        return step, model, optimizer
+        def between(number):
+            if number in (2, 40):
+                model[0].weight.grad = model[2].weight.grad = torch.ones(4, 4)
+            if number == 20:
+                model[2].weight.grad = torch.ones(4, 4)
 
-    eager, model, _ = build()
-    step, other, optimizer = build()
-    x = torch.randn(3, 4)
-    with hocket.schedule(step, other, optimizer, guard=False, planner="serial", machine=ONE, cache=False) as fast:
-        for n in range(50):
-            for each in (model, other):
-                if n in (2, 40):
-                    each[0].weight.grad = torch.ones(4, 4)
-                    each[2].weight.grad = each[0].weight.grad
-                if n == 20:
-                    each[2].weight.grad = torch.ones(4, 4)
-            assert torch.equal(eager(x), fast(x))
-            for first, second in zip(model.parameters(), other.parameters(), strict=True):
-                assert torch.equal(first, second)
+        return Program(step, model, optimizer, between, lambda: list(model.parameters()))
+
+    ran(make, lambda number: torch.ones(3, 4), 50, planner="serial")
 
 
 @pytest.mark.parametrize("size", [None, 8])
@@ -97,30 +90,25 @@ def test_gradients_that_were_one_tensor_are_two_later(zeroed):
 def test_what_a_cached_function_has_returned_changes(kind, size):
     """Settings that are made once: they are written, and made anew."""
 
-    def build():
-        torch.manual_seed(0)
+    def make():
         model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         settings = functools.lru_cache(size)(lambda name: {"weight": 1.0} if kind == "dict" else torch.ones(()))
 
         def step(x):
             weight = settings("train")["weight"] if kind == "dict" else settings("train")
             return update(optimizer, (model(x) * weight).pow(2).mean())
 
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return step, model, optimizer, settings
+        def between(number):
+            if number == 26:
+                settings("train").update(weight=0.5) if kind == "dict" else settings("train").mul_(0.5)
+            if number == 28:
+                settings("others")
+            if number == 30:
+                settings.cache_clear()
 
-    eager, _, _, first = build()
-    step, model, optimizer, second = build()
-    x = torch.randn(3, 4)
-    with hocket.schedule(step, model, optimizer, guard=False, planner="serial", machine=ONE, cache=False) as fast:
-        for n in range(36):
-            for each in (first, second):
-                if n == 26:
-                    assert fast.verdict == "planned", fast.why
-                    each("train").update(weight=0.5) if kind == "dict" else each("train").mul_(0.5)
-                if n == 28:
-                    each("others")
-                if n == 30:
-                    each.cache_clear()
-            assert torch.equal(eager(x), fast(x)), n
-            assert first.cache_info().currsize == second.cache_info().currsize
+        return Program(step, model, optimizer, between, lambda: settings.cache_info().currsize)
+
+    for num_calls in (26, 36):
+        fast = ran(make, lambda number: torch.randn(3, 4), num_calls, planner="serial")
+        assert num_calls > 26 or fast.verdict == "planned", fast.why

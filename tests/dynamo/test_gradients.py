@@ -38,13 +38,16 @@ class Heads(nn.Module):
 
 
 def trained(
-    backend: str | None, loss_of: Callable[[Any, torch.Tensor, int], torch.Tensor], **options: Any
+    backend: str | None,
+    loss_of: Callable[[Any, torch.Tensor, int], torch.Tensor],
+    make: Callable[[], nn.Module] = Heads,
+    **options: Any,
 ) -> list[Any]:
-    """Losses and numbers of gradients of 40 steps with momentum, and the parameters after them."""
+    """Losses and numbers of gradients of 40 steps with momentum, and the model's state after them."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Heads(**options)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **options)
     run = model if backend is None else torch.compile(model, backend=backend)
     batches = [torch.randn(3, 4) for _ in range(4)]
     found: list[Any] = []
@@ -54,7 +57,7 @@ def trained(
         loss.backward()
         optimizer.step()
         found += [loss.detach(), sum(each.grad is not None for each in model.parameters())]
-    return [*found, *(each.detach() for each in model.parameters())]
+    return [*found, *model.state_dict().values()]
 
 
 def _some(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
@@ -81,9 +84,9 @@ def _penalty(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
 @pytest.mark.parametrize(("loss_of", "dropout"), covering([_some, _twice, _penalty], [0.5, 0.0]))
 def test_a_training_ends_where_eager_ends(loss_of: Any, dropout: float) -> None:
     with made_regions() as regions:
-        found = trained("hocket", loss_of, dropout=dropout)
+        found = trained("hocket", loss_of, lambda: Heads(dropout))
     assert regions
-    assert same(found, trained(None, loss_of, dropout=dropout))
+    assert same(found, trained(None, loss_of, lambda: Heads(dropout)))
 
 
 @pytest.mark.parametrize("dropout", some([0.5, 0.0]))
@@ -91,7 +94,7 @@ def test_gradients_are_differentiated_from_a_certain_step_on(dropout: float) -> 
     def late(model: Any, x: torch.Tensor, number: int) -> torch.Tensor:
         return (_penalty if number >= 30 else _some)(model, x, number)
 
-    found, expected = trained("hocket", late, dropout=dropout), trained(None, late, dropout=dropout)
+    found, expected = (trained(backend, late, lambda: Heads(dropout)) for backend in ("hocket", None))
     assert same(found[:61], expected[:61])
     for one, other in zip(found[61:], expected[61:], strict=True):  # sums of gradients in another order, in one step
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
@@ -132,24 +135,17 @@ def test_what_was_written_after_the_forward_is_not_differentiated_again() -> Non
 def test_a_batch_norm_runs_again_before_the_backward(looks: bool) -> None:
     """A siamese model, whose first call is made by the graph as it stands, and one that is read without gradients."""
 
-    def trained_by(backend: str | None) -> list[torch.Tensor]:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        run = model if backend is None else torch.compile(model, backend=backend)
-        for _ in range(20):
-            one, two = torch.randn(5, 4), torch.randn(5, 4)
-            loss = run(one).square().sum()
-            with torch.set_grad_enabled(not looks):
-                other = run(two).sum()
-            optimizer.zero_grad()
-            (loss - other).backward()
-            optimizer.step()
-        return list(model.state_dict().values())
+    def difference(run: Any, x: torch.Tensor, number: int) -> torch.Tensor:
+        loss = run(x).square().sum()
+        with torch.set_grad_enabled(not looks):
+            other = run(torch.randn(5, 4)).sum()
+        return loss - other
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
 
     with made_regions():
-        assert same(trained_by("hocket"), trained_by(None))
+        assert same(trained("hocket", difference, make), trained(None, difference, make))
 
 
 def test_a_tensor_that_is_saved_may_not_be_written() -> None:
@@ -210,21 +206,13 @@ def test_a_head_without_a_gradient_is_not_moved(heads: Callable[..., Any]) -> No
             one, other = heads(self.body(x).tanh(), self.other(x.repeat(1, 2)[:, :6]))
             return {"loss": one.square().mean(), "other": other * 2}
 
-    def trained_by(backend: str | None) -> list[Any]:
-        torch._dynamo.reset()
-        torch.manual_seed(0)
-        model = Model()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-        run = model if backend is None else torch.compile(model, backend=backend)
-        for number in range(12):
-            optimizer.zero_grad()
-            found = run(torch.full((3, 4), number / 10))
-            (found["loss"] + (found["other"].sum() if number % 4 == 0 else 0)).backward()
-            optimizer.step()
-        return [parameter.detach() for parameter in model.parameters()]
+    def loss_of(run: Any, x: torch.Tensor, number: int) -> torch.Tensor:
+        found = run(x)
+        return found["loss"] + (found["other"].sum() if number % 4 == 0 else 0)
 
     with made_regions():
-        assert same(trained_by("hocket"), trained_by(None))
+        found, expected = (trained(backend, loss_of, Model, weight_decay=0.1) for backend in ("hocket", None))
+    assert same(found, expected)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

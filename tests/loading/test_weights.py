@@ -1,4 +1,4 @@
-""" """
+"""Weights of files: what opens, what is read, and what is refused by name."""
 
 from __future__ import annotations
 

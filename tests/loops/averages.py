@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from loops.loop import CHANGE, Loop, labelled, loop, task, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, train, update
 
 
 @loop(planned=True)
@@ -24,31 +24,6 @@ def average_rebound_in_a_dictionary(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: average)
-
-
-def averaged(known: bool) -> Loop:
-    """A copy of the model follows it; the schedule is told of both, or of the model alone."""
-    model, optimizer, batches = task()
-    average = copy.deepcopy(model).requires_grad_(False)
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        with torch.no_grad():
-            for held, p in zip(average.parameters(), model.parameters(), strict=True):
-                held.lerp_(p, 0.1)
-        return loss
-
-    return Loop(step, [model, average] if known else model, optimizer, batches, average.state_dict)
-
-
-@loop(planned=True)
-def average_in_a_model_that_is_known() -> Loop:
-    return averaged(known=True)
-
-
-@loop(planned=True)
-def average_in_a_model_that_is_not_known() -> Loop:
-    return averaged(known=False)
 
 
 @loop()
@@ -75,25 +50,6 @@ def exponential_average_by_torch_that_is_given(model, optimizer, batches) -> Loo
         return loss
 
     return Loop(step, [model, average], optimizer, batches)
-
-
-@loop(planned=True)
-def teacher_that_follows(model, optimizer, batches) -> Loop:
-    teacher = copy.deepcopy(model).requires_grad_(False)
-    center = torch.zeros(4)
-
-    def step(batch):
-        nonlocal center
-        with torch.no_grad():
-            target = teacher(batch[0] + 0.1 * torch.randn_like(batch[0]))
-        loss = F.cross_entropy(model(batch[0]), (target - center).softmax(1))
-        update(optimizer, loss)
-        with torch.no_grad():
-            torch._foreach_lerp_(list(teacher.parameters()), list(model.parameters()), 0.05)
-        center = 0.9 * center + 0.1 * target.mean(0)
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"teacher": teacher.state_dict(), "center": center})
 
 
 def words():

@@ -14,31 +14,6 @@ from torch import nn
 from loops.loop import CHANGE, Loop, labelled, loop, train, update
 
 
-@loop(planned=True)
-def weight_in_the_batch(model, optimizer, batches) -> Loop:
-    def step(batch):
-        return update(optimizer, batch["weight"] * F.cross_entropy(model(batch["x"]), batch["y"]))
-
-    def batch(n):
-        x, y = batches[n % 10]
-        return {"x": x, "y": y, "weight": 1.0 / (1 + n % 7)}
-
-    return Loop(step, model, optimizer, batch)
-
-
-@loop(planned=True)
-def name_in_the_batch(model, optimizer, batches) -> Loop:
-    """Two data sets in turn, told apart by a string; from some step on only one of them."""
-
-    def step(batch):
-        x, y, name = batch
-        if name == "flipped":
-            x = x.flip(1)
-        return update(optimizer, F.cross_entropy(model(x), y))
-
-    return Loop(step, model, optimizer, lambda n: (*batches[n % 10], "flipped" if n % 2 and n < CHANGE else "plain"))
-
-
 @dataclass
 class Record:
     x: torch.Tensor
@@ -121,20 +96,6 @@ def result_is_a_dataclass(model, optimizer, batches) -> Loop:
         return Outcome(loss, out.detach().softmax(1), optimizer.param_groups[0]["lr"])
 
     return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def step_that_fails_by_its_own_count(model, optimizer, batches) -> Loop:
-    calls = 0
-
-    def step(batch):
-        nonlocal calls
-        calls += 1
-        if calls in (7, 130):
-            raise ValueError(f"call {calls}")
-        return train(model, optimizer, batch)
-
-    return Loop(step, model, optimizer, batches, lambda: {"calls": calls})
 
 
 @loop(planned=True)

@@ -70,13 +70,6 @@ class Adversaries:
         return both[0] + both[1]
 
 
-@loop(planned=True)
-def helpers_that_log() -> Loop:
-    own = Adversaries()
-    models = [own.generator, own.critic]
-    return Loop(own.step, models, own.optimizers, own.batches, lambda: {"log": own.out.getvalue(), "n": own.num_steps})
-
-
 class NamedAdversaries(Adversaries):
     """Its base class logs, and a tensor is formatted as the number that it is."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -29,45 +28,6 @@ def spoilt(batches, numbers=BAD):
         return x, y
 
     return batch
-
-
-def regular() -> nn.Sequential:
-    """A classifier that draws numbers and writes buffers in its forward."""
-    return nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.2), nn.Linear(12, 4))
-
-
-@loop(planned=True)
-def skipped_after_draws_and_statistics(batches) -> Loop:
-    """The forward draws and writes buffers before the check, and the gradients of the step before are still there."""
-    model = regular()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    state = {"skipped": 0}
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        if torch.isnan(loss).any() or torch.isinf(loss):
-            state["skipped"] += 1
-            return loss.detach()
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, spoilt(batches), lambda: state)
-
-
-@loop(planned=True)
-def number_of_the_loss_is_asked_for_nan(model, optimizer, batches) -> Loop:
-    state = {"bad": 0, "sum": 0.0}
-
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        value = loss.item()
-        if not math.isfinite(value) or np.isnan(value) or value != value or abs(value) * 2 > 1e6:
-            state["bad"] += 1
-            return None
-        update(optimizer, loss)
-        state["sum"] += value
-        return value
-
-    return Loop(step, model, optimizer, spoilt(batches), lambda: state)
 
 
 @loop(planned=True)
@@ -99,21 +59,6 @@ def output_that_is_asserted(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop()
-def output_that_raises_in_some_steps(batches) -> Loop:
-    """The user's error is raised where eager raises it, and leaves what eager leaves."""
-    model = regular()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def step(batch):
-        output = model(batch[0])
-        if torch.isnan(output).any():
-            raise FloatingPointError("an output is NaN")
-        return update(optimizer, F.cross_entropy(output, batch[1]))
-
-    return Loop(step, model, optimizer, spoilt(batches, (100,)))
-
-
 @loop(planned=True)
 def branch_that_changes_once(model, optimizer, batches) -> Loop:
     """A loss above a bound is halved. The bound moves, so that the other branch is taken from then on."""
@@ -130,18 +75,6 @@ def branch_that_changes_once(model, optimizer, batches) -> Loop:
             scale.fill_(50.0)
 
     return Loop(step, model, optimizer, batches, lambda: {"scale": scale}, after)
-
-
-@loop()
-def branch_that_changes_all_the_time(model, optimizer, batches) -> Loop:
-    def step(batch):
-        output = model(batch[0])
-        loss = F.cross_entropy(output, batch[1])
-        if output.detach().mean() * 1e4 % 2 > 1:
-            loss = loss * 0.5
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, batches)
 
 
 @loop(planned=True)

@@ -13,23 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from loops.loop import CHANGE, Loop, classifier, labelled, loop, mlp, ordinary, task, train, update
+from loops.loop import CHANGE, Loop, classifier, labelled, loop, mlp, ordinary, train, update
 
 
 def supervised(model, optimizer, after, batches=None, state=dict):
     """The plainest step, and `after` to change what it works on."""
 
     return Loop(ordinary(model, optimizer), model, optimizer, batches or labelled(), state, after)
-
-
-@loop(planned=True)
-def layer_appended(model, optimizer) -> Loop:
-    def after(n, _):
-        if n == CHANGE:
-            model.append(nn.Linear(4, 4))
-            optimizer.add_param_group({"params": model[3].parameters()})
-
-    return supervised(model, optimizer, after)
 
 
 @loop(planned=True)
@@ -50,35 +40,17 @@ def batch_norm_evaluated_between() -> Loop:
     return supervised(model, optimizer, after, state=lambda: {"scores": scores})
 
 
-def converted(kind: torch.dtype, change: int = CHANGE) -> Loop:
-    model, optimizer, batches = task()
-    halves = [(x.to(kind), y) for x, y in batches]
+@loop(planned=True)
+def model_made_double(model, optimizer, batches) -> Loop:
+    doubles = [(x.double(), y) for x, y in batches]
 
     def after(n, _):
-        if n == change - 1:
-            model.to(kind)
+        if n == CHANGE - 1:
+            model.double()
             for state in optimizer.state.values():
-                state["momentum_buffer"] = state["momentum_buffer"].to(kind)
+                state["momentum_buffer"] = state["momentum_buffer"].double()
 
-    return supervised(model, optimizer, after, lambda n: (halves if n >= change else batches)[n % 10])
-
-
-@loop(planned=True)
-def model_made_double() -> Loop:
-    return converted(torch.float64)
-
-
-@loop(planned=True)
-def optimizer_state_cleared_again_and_again() -> Loop:
-    """Whatever the planned step does at that moment: it runs, it is profiled, or it is audited."""
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def after(n, _):
-        if n % 23 == 11:
-            optimizer.state.clear()
-
-    return supervised(model, optimizer, after)
+    return supervised(model, optimizer, after, lambda n: (doubles if n >= CHANGE else batches)[n % 10])
 
 
 @loop(planned=True)
@@ -116,39 +88,10 @@ def adam_begun_anew_and_loaded() -> Loop:
 
 
 @loop(planned=True)
-def averaged_weights_swapped_in(model, optimizer) -> Loop:
-    """Evaluation by other weights between two steps, by `data` as many averaging libraries do it."""
-    average = [p.detach().clone() for p in model.parameters()]
-    probe = torch.randn(4, 8)
-    seen = []
-
-    def after(n, _):
-        for held, p in zip(average, model.parameters(), strict=True):
-            held.lerp_(p.detach(), 0.1)
-        if n % 50 == 49:
-            kept = [p.data for p in model.parameters()]
-            for held, p in zip(average, model.parameters(), strict=True):
-                p.data = held
-            with torch.no_grad():
-                seen.append(model(probe).sum().item())
-            for data, p in zip(kept, model.parameters(), strict=True):
-                p.data = data
-
-    return supervised(model, optimizer, after, state=lambda: {"average": average, "seen": seen})
-
-
-@loop(planned=True)
 def hook_that_collects_activations(model, optimizer, batches) -> Loop:
     seen = []
     model[1].register_forward_hook(lambda module, args, out: seen.append(out.detach().mean()))
     return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"seen": seen})
-
-
-@loop(planned=True)
-def hook_that_collects_norms(model, optimizer, batches) -> Loop:
-    norms = {}
-    model[0].weight.register_hook(lambda grad: norms.__setitem__("weight", grad.norm().item()))
-    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: norms)
 
 
 @loop(planned=True)

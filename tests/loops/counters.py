@@ -118,19 +118,6 @@ def counter_in_a_tensor(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"done": done})
 
 
-@loop()
-def counter_in_an_array(model, optimizer, batches) -> Loop:
-    classes = np.zeros(4)
-
-    def step(batch):
-        x, y = batch
-        classes[:] = 0.9 * classes + np.bincount(y.numpy(), minlength=4)
-        weight = torch.from_numpy(1 / (1 + classes)).float()
-        return update(optimizer, F.cross_entropy(model(x), y, weight=weight))
-
-    return Loop(step, model, optimizer, batches, lambda: {"classes": classes})
-
-
 @loop(planned=True)
 def counter_in_a_buffer_elsewhere(model, optimizer, batches) -> Loop:
     """A module that the schedule is not told of has a buffer that the step writes."""

@@ -9,20 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, labelled, loop, mlp, update
-
-
-@loop(planned=True)
-def mix_up_by_torch(model, optimizer, batches) -> Loop:
-    def step(batch):
-        x, y = batch
-        share = torch.rand(len(x), 1)
-        order = torch.randperm(len(x))
-        out = model(share * x + (1 - share) * x[order])
-        losses = F.cross_entropy(out, y, reduction="none"), F.cross_entropy(out, y[order], reduction="none")
-        return update(optimizer, (share[:, 0] * losses[0] + (1 - share[:, 0]) * losses[1]).mean())
-
-    return Loop(step, model, optimizer, batches)
+from loops.loop import Loop, labelled, loop, mlp, update
 
 
 @loop(planned=True)
@@ -88,36 +75,6 @@ def seed_set_inside(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches)
 
 
-@loop(planned=True)
-def seed_set_outside(model, optimizer, batches) -> Loop:
-    def step(batch):
-        x, y = batch
-        return update(optimizer, F.cross_entropy(model(x + 0.1 * torch.randn_like(x)), y))
-
-    def after(n, _):
-        if n % 20 == 0:
-            torch.manual_seed(n)
-
-    return Loop(step, model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def python_seed_set_inside(model, optimizer, batches) -> Loop:
-    """Reads no state that outlives it, and yet changes the state of `random` for others."""
-    drawn = []
-
-    def step(batch):
-        random.seed(4)
-        weight = random.uniform(0.5, 1.5)
-        return update(optimizer, weight * F.cross_entropy(model(batch[0]), batch[1]))
-
-    def after(n, _):
-        drawn.append(random.random())
-        random.seed(n)
-
-    return Loop(step, model, optimizer, batches, lambda: {"drawn": drawn}, after)
-
-
 @loop()
 def stochastic_depth() -> Loop:
     """A branch on a number that torch draws."""
@@ -149,24 +106,6 @@ def noise_on_gradients() -> Loop:
         return loss
 
     return Loop(step, model, optimizer, labelled())
-
-
-@loop(planned=True)
-def noise_from_a_certain_step_on(model, optimizer, batches) -> Loop:
-    """The step begins to draw from `random` long after a verdict stands."""
-    options = {"noise": False}
-
-    def step(batch):
-        x, y = batch
-        if options["noise"]:
-            x = x * random.uniform(0.5, 1.5)
-        return update(optimizer, F.cross_entropy(model(x), y))
-
-    def after(n, _):
-        if n == CHANGE:
-            options["noise"] = True
-
-    return Loop(step, model, optimizer, batches, lambda: options, after)
 
 
 @loop(planned=True)

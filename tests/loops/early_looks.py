@@ -32,26 +32,6 @@ def accuracy(output: torch.Tensor, target: torch.Tensor, ranks: tuple[int, ...] 
 
 
 @loop(planned=True)
-def hits_by_numpy_before_the_backward(model, optimizer, batches) -> Loop:
-    state = {"hits": 0, "seen": 0}
-
-    def step(batch):
-        x, y = batch
-        out = model(x)
-        loss = F.cross_entropy(out, y)
-        _, found = torch.max(out, 1)
-        state["hits"] += int((found.cpu().numpy() == y.cpu().numpy()).sum())
-        state["seen"] += y.size(0)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.item(), state["hits"] / state["seen"]
-
-    return Loop(step, model, optimizer, batches, lambda: dict(state))
-
-
-@loop(planned=True)
 def meters_and_a_confusion_matrix_before_the_backward(model, optimizer, batches) -> Loop:
     losses, first, matrix, pairs = Mean(), Mean(), np.zeros((4, 4), dtype=np.int64), Counter()
 

@@ -55,11 +55,6 @@ def _trained(model: nn.Module, change: Any = None) -> Loop:
 
 
 @loop(planned=True)
-def forward_that_prints() -> Loop:
-    return _trained(Network())
-
-
-@loop(planned=True)
 def forward_that_prints_with_hooks() -> Loop:
     model = Network()
     model.first.register_forward_hook(lambda module, args, out: out * 1.5)

@@ -106,20 +106,6 @@ def failures_swallowed(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"failures": failures})
 
 
-@loop(planned=True)
-def scaled_by_the_previous_loss(model, optimizer, batches) -> Loop:
-    previous = 1.0
-
-    def step(batch):
-        nonlocal previous
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        update(optimizer, loss * min(1.0, previous))
-        previous = loss.item()
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"previous": previous})
-
-
 @loop()
 def best_weights_kept(model, optimizer, batches) -> Loop:
     best = {"loss": float("inf"), "weights": None}

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import math
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import numpy as np
@@ -53,54 +50,6 @@ def imagenet_meters(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
-def best_weights(model, optimizer, batches) -> Loop:
-    best = {"loss": 1e9, "weights": None}
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        if loss.item() < best["loss"]:
-            best["loss"] = loss.item()
-            best["weights"] = copy.deepcopy(model.state_dict())
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: best)
-
-
-@loop(planned=True)
-def patience(model, optimizer, batches) -> Loop:
-    state = {"best": 1e9, "waited": 0, "stop": False}
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        value = loss.item()
-        if value < state["best"] - 1e-3:
-            state["best"], state["waited"] = value, 0
-        else:
-            state["waited"] += 1
-            state["stop"] = state["stop"] or state["waited"] >= 10
-        return state["stop"]
-
-    return Loop(step, model, optimizer, batches, lambda: state)
-
-
-@loop(planned=True)
-def moving_average_printed(model, optimizer, batches) -> Loop:
-    smooth = None
-    n = 0
-
-    def step(batch):
-        nonlocal smooth, n
-        loss = train(model, optimizer, batch)
-        smooth = loss.item() if smooth is None else 0.95 * smooth + 0.05 * loss.item()
-        n += 1
-        if n % 15 == 0:
-            print(f"{n} {smooth:.5f}")
-        return smooth
-
-    return Loop(step, model, optimizer, batches, lambda: {"smooth": smooth, "n": n})
-
-
-@loop(planned=True)
 def history_of_lists(model, optimizer, batches) -> Loop:
     history = defaultdict(list)
 
@@ -114,22 +63,6 @@ def history_of_lists(model, optimizer, batches) -> Loop:
         return {"loss": history["loss"][-1], "mean": sum(history["loss"]) / len(history["loss"])}
 
     return Loop(step, model, optimizer, batches, lambda: dict(history))
-
-
-@loop(planned=True)
-def checkpoint_every_25(model, optimizer, batches) -> Loop:
-    saved, n = [], [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        n[0] += 1
-        if n[0] % 25 == 0:
-            file = io.BytesIO()
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": n[0]}, file)
-            saved.append((n[0], len(file.getvalue()) > 0))
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"saved": saved, "n": n})
 
 
 @loop(planned=True)
@@ -214,100 +147,6 @@ def confusion_matrix(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: {"matrix": matrix})
-
-
-@loop(planned=True)
-def best_so_far(model, optimizer, batches) -> Loop:
-    best = {"loss": float("inf"), "step": -1}
-    n = [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        if loss.item() < best["loss"]:
-            best.update(loss=loss.item(), step=n[0])
-        n[0] += 1
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"best": best, "n": n})
-
-
-@loop(planned=True)
-def window_of_losses(model, optimizer, batches) -> Loop:
-    window = deque(maxlen=8)
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        window.append(loss.item())
-        return sum(window) / len(window)
-
-    return Loop(step, model, optimizer, batches, lambda: {"window": window})
-
-
-@dataclass
-class State:
-    step: int = 0
-    seen: int = 0
-    losses: list = field(default_factory=list)
-
-    @property
-    def mean(self):
-        return sum(self.losses[-5:]) / max(len(self.losses[-5:]), 1)
-
-
-@loop(planned=True)
-def state_in_a_dataclass(model, optimizer, batches) -> Loop:
-    state = State()
-
-    def step(batch):
-        x, y = batch
-        loss = F.cross_entropy(model(x), y)
-        update(optimizer, loss)
-        state.step += 1
-        state.seen += len(y)
-        state.losses.append(loss.item())
-        if state.step % 10 == 0:
-            print(state.step, state.seen, state.mean)
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"state": state})
-
-
-@loop(planned=True)
-def accumulated_and_logged(model, optimizer, batches) -> Loop:
-    count, running = 0, 0.0
-
-    def step(batch):
-        nonlocal count, running
-        loss = classifier(model, batch) / 4
-        loss.backward()
-        count += 1
-        if count % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-        running += loss.item()
-        if count % 4 == 0:
-            print(f"update {count // 4}: {running:.4f}")
-            running = 0.0
-
-    return Loop(step, model, optimizer, batches, lambda: {"count": count, "running": running})
-
-
-@loop(planned=True)
-def average_of_weights_printed(model, optimizer, batches) -> Loop:
-    average = copy.deepcopy(model)
-    n = [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        with torch.no_grad():
-            for a, p in zip(average.parameters(), model.parameters(), strict=True):
-                a.mul_(0.99).add_(p, alpha=0.01)
-        n[0] += 1
-        if n[0] % 10 == 0:
-            print(n[0], loss.item())
-        return loss
-
-    return Loop(step, [model, average], optimizer, batches, lambda: {"n": n})
 
 
 class Window:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from random import gauss
 
 import numpy as np
 import torch
@@ -95,30 +94,6 @@ def mix_up_whose_distribution_changes() -> Loop:
     return Loop(step, model, optimizer, labelled(), after=after)
 
 
-class _Noisy(nn.Module):
-    """Adds noise by a function of the module's globals and by a generator of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 12), nn.Linear(12, 4)
-        self.random = random.Random(5)
-
-    def forward(self, x):
-        hidden = torch.relu(self.first(x)) * (1 + 0.1 * gauss(0, 1))
-        return self.second(hidden + self.random.uniform(-0.1, 0.1))
-
-
-@loop(planned=True)
-def noise_within_a_forward() -> Loop:
-    model = _Noisy()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-
-    def step(batch):
-        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
-
-    return Loop(step, model, optimizer, labelled(), lambda: {"random": model.random})
-
-
 @loop(planned=True)
 def noise_for_batches_of_two_sizes(model, optimizer, batches) -> Loop:
     batches[4] = tuple(each[:4] for each in batches[4])
@@ -174,19 +149,6 @@ def pool_of_earlier_images(model, optimizer, batches) -> Loop:
         return update(optimizer, F.cross_entropy(out, y) + 0.1 * model(queried(x)).square().mean())
 
     return Loop(step, model, optimizer, batches, lambda: {"pool": pool})
-
-
-@loop(word="random")
-def order_shuffled_in_place(model, optimizer, batches) -> Loop:
-    order = list(range(6))
-
-    def step(batch):
-        x, y = batch
-        loss = F.cross_entropy(model(x), y)
-        random.shuffle(order)
-        return update(optimizer, loss + F.cross_entropy(model(x[order]), y[order]))
-
-    return Loop(step, model, optimizer, batches, lambda: {"order": order})
 
 
 @loop(planned=True)

@@ -61,20 +61,6 @@ def two_schedules_of_one_model(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
-def attacked_inputs(model, optimizer, batches) -> Loop:
-    def step(batch):
-        x, y = batch
-        move = torch.zeros_like(x)
-        for _ in range(2):
-            move.requires_grad_()
-            grad = torch.autograd.grad(F.cross_entropy(model(x + move), y), move)[0]
-            move = (move.detach() + 0.02 * grad.sign()).clamp(-0.03, 0.03)
-        return update(optimizer, F.cross_entropy(model(x + move), y))
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
 def learning_to_learn() -> Loop:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -88,24 +74,6 @@ def learning_to_learn() -> Loop:
         return update(optimizer, F.cross_entropy(functional_call(model, moved, x[3:]), y[3:]))
 
     return Loop(step, model, optimizer, labelled())
-
-
-@loop(planned=True)
-def two_models_that_teach_each_other() -> Loop:
-    models = [mlp(), mlp()]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in models]
-
-    def step(batch):
-        outs = [m(batch[0]) for m in models]
-        losses = []
-        for place, optimizer in enumerate(optimizers):
-            other = outs[1 - place].detach().softmax(1)
-            loss = F.cross_entropy(outs[place], batch[1]) + F.cross_entropy(outs[place], other)
-            update(optimizer, loss)
-            losses.append(loss)
-        return losses
-
-    return Loop(step, models, optimizers, labelled())
 
 
 class Walk:
@@ -153,19 +121,6 @@ def q_learning() -> Loop:
         return {"target": target.state_dict(), "walk": vars(walk), "memory": memory, "steps": steps}
 
     return Loop(step, model, optimizer, [None], state)
-
-
-@loop(planned=True)
-def curriculum_of_lengths() -> Loop:
-    """Sequences grow twice while the loop runs."""
-    model = nn.Sequential(nn.Conv1d(4, 6, 2), nn.ReLU(), nn.Conv1d(6, 2, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    data = torch.randn(10, 3, 4, 8)
-
-    def step(x):
-        return update(optimizer, (model(x).mean(2) - 1).square().mean())
-
-    return Loop(step, model, optimizer, lambda n: data[n % 10, :, :, : 2 + 3 * (n // 70)])
 
 
 @loop(planned=True)

@@ -38,21 +38,6 @@ def dict_kept_elsewhere(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
-def fresh_dict(model, optimizer, batches) -> Loop:
-    table = {}
-
-    def step(batch):
-        info = {"size": len(batch[0])}
-        loss = train(model, optimizer, batch)
-        info["loss"] = loss.item()
-        table["last"] = dict(info)
-        print(info)
-        return info
-
-    return Loop(step, model, optimizer, batches, lambda: table)
-
-
-@loop(planned=True)
 def count_read_before_it_is_raised(model, optimizer, batches) -> Loop:
     state = {"n": 0}
 

@@ -49,37 +49,6 @@ def plateau() -> Loop:
 
 
 @loop(planned=True)
-def scheduler_every_tenth(model, optimizer, batches) -> Loop:
-    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
-    count = {"n": 0}
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        count["n"] += 1
-        if count["n"] % 10 == 0:
-            scheduler.step()
-            print(f"step {count['n']}: lr {scheduler.get_last_lr()[0]:.5f} loss {loss.item():.4f}")
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: count)
-
-
-@loop(planned=True)
-def two_schedulers(model, optimizer, batches) -> Loop:
-    warm, decay = lr_scheduler.ConstantLR(optimizer, 0.5, 5), lr_scheduler.ExponentialLR(optimizer, 0.99)
-    rates = []
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        warm.step()
-        decay.step()
-        rates.append(decay.get_last_lr()[0])
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"rates": rates})
-
-
-@loop(planned=True)
 def stepped_where_gradients_have_been_added_up(model, optimizer, batches) -> Loop:
     scheduler, seen = lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=60), {"batches": 0, "others": 0}
 

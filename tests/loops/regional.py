@@ -228,32 +228,6 @@ def epochs_of_shuffled_parts() -> Loop:
 
 
 @regional
-def a_game_of_two() -> Loop:
-    maker, judge = _mlp(3, 12, 6), _mlp(6, 12, 1)
-    by_maker = torch.optim.Adam(maker.parameters(), lr=0.002, betas=(0.5, 0.999))
-    by_judge = torch.optim.Adam(judge.parameters(), lr=0.002, betas=(0.5, 0.999))
-    shown: list[float] = []
-
-    def step(batch):
-        x, _ = batch
-        noise = torch.from_numpy(np.random.standard_normal((len(x), 3)).astype(np.float32))  # noqa: NPY002
-        made = maker(noise)
-        real = F.softplus(-judge(x)).mean()
-        by_judge.zero_grad()
-        (real + F.softplus(judge(made.detach())).mean()).backward()
-        by_judge.step()
-        print(f"{real.item():.6f}")
-        if real.item() < 0.7:
-            by_maker.zero_grad()
-            F.softplus(-judge(made)).mean().backward()
-            by_maker.step()
-        shown.append(real.item())
-        return real.detach()
-
-    return Loop(step, [maker, judge], [by_maker, by_judge], _rows, state=lambda: {"shown": list(shown)})
-
-
-@regional
 def a_step_that_ends_epochs_by_raising() -> Loop:
     model = nn.GRU(6, 8, batch_first=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

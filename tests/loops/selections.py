@@ -175,22 +175,6 @@ def vectors_quantized(batches) -> Loop:
 
 
 @loop(planned=True)
-def baseline_of_rewards_read(batches) -> Loop:
-    """An actor and a critic: the value is read, and the actor's loss computes with the number."""
-    actor, critic = mlp(), mlp(8, 12, 1)
-    optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=0.01)
-
-    def step(batch):
-        x, y = batch
-        value = critic(x[:1]).squeeze()
-        advantage = 0.7 - value.item()
-        chosen = actor(x).log_softmax(1).gather(1, y.unsqueeze(1)).squeeze(1)
-        return update(optimizer, -(chosen * advantage).mean() + (value - 0.7).square())
-
-    return Loop(step, [actor, critic], optimizer, batches)
-
-
-@loop(planned=True)
 def loss_over_its_own_average(model, optimizer, batches) -> Loop:
     """Two losses weighed by what they were read as. A division asks whether the number is zero."""
     state = {"mean": 1.0}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,40 +9,6 @@ from torch import nn
 from loops.loop import CHANGE, Loop, labelled, loop, ordinary, task, update
 
 temperature = 1.0
-
-
-class Coder(nn.Module):
-    """A variational autoencoder of two layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode, self.decode = nn.Linear(8, 6), nn.Linear(3, 8)
-        self.weight_of_kl = 0.0
-
-    def forward(self, x):
-        mean, log_variance = self.encode(x).chunk(2, 1)
-        z = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
-        kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
-        return F.mse_loss(self.decode(z), x), kl
-
-
-def coder():
-    model = Coder()
-    return model, torch.optim.Adam(model.parameters(), lr=0.01), [torch.randn(6, 8) for _ in range(10)]
-
-
-@loop(planned=True)
-def kl_weight_in_an_attribute_of_the_model() -> Loop:
-    model, optimizer, batches = coder()
-
-    def step(x):
-        error, kl = model(x)
-        return update(optimizer, error + model.weight_of_kl * kl)
-
-    def after(n, _):
-        model.weight_of_kl = min(1.0, n / CHANGE)
-
-    return Loop(step, model, optimizer, batches, lambda: {"weight": model.weight_of_kl}, after)
 
 
 @loop(planned=True)
@@ -65,27 +29,6 @@ def temperature_in_a_global() -> Loop:
 
 
 @loop(planned=True)
-def rate_set_by_hand(model, optimizer, batches) -> Loop:
-    """Warm-up and decay outside the step, the way that needs no scheduler."""
-
-    def after(n, _):
-        for group in optimizer.param_groups:
-            group["lr"] = 0.05 * min(1.0, (n + 1) / 20) * 0.99**n
-
-    return Loop(ordinary(model, optimizer), model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def rate_by_the_loss(model, optimizer, batches) -> Loop:
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=3)
-
-    def after(n, loss):
-        scheduler.step(loss.item())
-
-    return Loop(ordinary(model, optimizer), model, optimizer, batches, lambda: {"bad": scheduler.num_bad_epochs}, after)
-
-
-@loop(planned=True)
 def dropout_made_stronger() -> Loop:
     model = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Dropout(0.1), nn.Linear(12, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -95,35 +38,6 @@ def dropout_made_stronger() -> Loop:
             model[2].p = 0.5
 
     return Loop(ordinary(model, optimizer), model, optimizer, labelled(), after=after)
-
-
-@loop(planned=True)
-def label_smoothing_changed(model, optimizer, batches) -> Loop:
-    criterion = nn.CrossEntropyLoss(label_smoothing=0.2)
-
-    def step(batch):
-        return update(optimizer, criterion(model(batch[0]), batch[1]))
-
-    def after(n, _):
-        if n == CHANGE:
-            criterion.label_smoothing = 0.0
-
-    return Loop(step, model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def loss_replaced(model, optimizer, batches) -> Loop:
-    criterion = F.cross_entropy
-
-    def step(batch):
-        return update(optimizer, criterion(model(batch[0]), batch[1]))
-
-    def after(n, _):
-        nonlocal criterion
-        if n == CHANGE:
-            criterion = functools.partial(F.multi_margin_loss, margin=0.5)
-
-    return Loop(step, model, optimizer, batches, after=after)
 
 
 @loop(planned=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 
 import torch
 import torch.nn.functional as F
@@ -83,20 +82,6 @@ def file_kept_open(folder, model, optimizer, batches) -> Loop:
         return update(optimizer, weight * F.cross_entropy(model(batch[0]), batch[1]))
 
     return Loop(step, model, optimizer, batches, lambda: {"place": file.tell()}, close=file.close)
-
-
-@loop(planned=True)
-def environment_read_inside(model, optimizer, batches) -> Loop:
-    os.environ["LOOPS_WEIGHT"] = "1.0"
-
-    def step(batch):
-        return update(optimizer, float(os.environ["LOOPS_WEIGHT"]) * F.cross_entropy(model(batch[0]), batch[1]))
-
-    def after(n, _):
-        if n == CHANGE:
-            os.environ["LOOPS_WEIGHT"] = "0.2"
-
-    return Loop(step, model, optimizer, batches, after=after, close=lambda: os.environ.pop("LOOPS_WEIGHT", None))
 
 
 @loop(planned=True)

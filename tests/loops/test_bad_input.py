@@ -142,20 +142,9 @@ def test_coroutine_that_is_only_held():
         coroutine.close()
 
 
+# Further ones, which count: `loops.holders`.
 USES = {
-    "array": (OPAQUE["array"], lambda a: a.append(1.0) or 1 / len(a), lambda a: {"length": len(a)}),
-    "bytes_io": (OPAQUE["bytes_io"], lambda f: 1.0 + f.write(b"x"), lambda f: {"place": f.tell()}),
     "compressor": (zlib.compressobj, lambda c: 1.0 + len(c.compress(b"ab")), lambda c: {"rest": len(c.copy().flush())}),
-    "ctypes": (
-        OPAQUE["ctypes"],
-        lambda a: a.__setitem__(0, a[0] + 1) or 1 / a[0],
-        lambda a: {"values": list(a)},
-    ),
-    "database": (
-        lambda: sqlite3.connect(":memory:", isolation_level=None),
-        lambda d: 1.0 if d.execute("create table if not exists t (n)") and d.execute("insert into t values (1)") else 0,
-        lambda d: {"rows": d.execute("select count(*) from t").fetchall()},
-    ),
     "generator": (OPAQUE["generator"], lambda g: 1 / (1 + next(g)), lambda g: {"place": g.gi_frame.f_lasti}),
     "lock": (threading.Lock, lambda lock: 1.0 if lock.acquire() and lock.release() is None else 0.0, dict),
     "loop_of_containers": (
@@ -165,7 +154,6 @@ USES = {
     ),
     "mock": (unittest.mock.MagicMock, lambda m: 1.0 if m.log("a", 1) else 0.0, lambda m: {"calls": len(m.mock_calls)}),
     "pattern": (OPAQUE["pattern"], lambda p: float(len(p.match("aaa")[0])), dict),
-    "queue": (queue.Queue, lambda q: q.put(1) or 1 / q.qsize(), lambda q: {"size": q.qsize()}),
 }
 
 

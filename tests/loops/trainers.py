@@ -56,12 +56,6 @@ class Trainer:
 
 
 @loop(planned=True)
-def trainer() -> Loop:
-    own = Trainer()
-    return own.loop(own.train_step)
-
-
-@loop(planned=True)
 def callbacks() -> Loop:
     seen = []
 
@@ -172,83 +166,6 @@ def mixed_precision(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def outputs_in_a_dict(model, optimizer, batches) -> Loop:
-    kept = []
-
-    def step(batch):
-        opt = optimizer
-        outputs = {"logits": model(batch[0])}
-        outputs["loss"] = F.cross_entropy(outputs["logits"], batch[1])
-        update(opt, outputs["loss"])
-        outputs["shown"] = f"{outputs['loss'].item():.3f} at {opt.param_groups[0]['lr']}"
-        kept.append(outputs["shown"])
-        return outputs["loss"]
-
-    return Loop(step, model, optimizer, batches, lambda: {"kept": kept})
-
-
-@loop(planned=True)
-def prints_between_forward_and_backward(model, optimizer, batches) -> Loop:
-    def step(batch):
-        loss = classifier(model, batch)
-        print("before backward", loss.item())
-        return update(optimizer, loss)
-
-    return Loop(step, model, optimizer, batches)
-
-
-def timed(function):
-    calls = timed.calls = [0]
-
-    def wrapper(batch):
-        start = time.perf_counter()
-        result = function(batch)
-        calls[0] += time.perf_counter() > start
-        return result
-
-    return wrapper
-
-
-@loop(planned=True)
-def timed_by_a_decorator(model, optimizer, batches) -> Loop:
-
-    @timed
-    def step(batch):
-        return train(model, optimizer, batch)
-
-    return Loop(step, model, optimizer, batches)
-
-
-@loop(planned=True)
-def anneals_its_rate_by_hand(model, optimizer, batches) -> Loop:
-    n = [0]
-
-    def step(batch):
-        loss = train(model, optimizer, batch)
-        n[0] += 1
-        for group in optimizer.param_groups:
-            group["lr"] = 0.05 * 0.5 ** (n[0] // 20)
-        print(n[0], optimizer.param_groups[0]["lr"], loss.item())
-
-    return Loop(step, model, optimizer, batches, lambda: {"n": n})
-
-
-@loop(planned=True)
-def scaled_gradients(model, optimizer, batches) -> Loop:
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-
-    def step(batch):
-        optimizer.zero_grad()
-        loss = classifier(model, batch)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return loss
-
-    return Loop(step, model, optimizer, batches, lambda: {"scale": scaler.get_scale()})
 
 
 @loop(planned=True)

@@ -49,20 +49,6 @@ def data_multiplied_and_added_to(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
-def gradients_cleared_outside(model, optimizer, batches) -> Loop:
-    def step(batch):
-        loss = F.cross_entropy(model(batch[0]), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    def after(*_):
-        optimizer.zero_grad()
-
-    return Loop(step, model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
 def accumulation_outside(model, optimizer, batches) -> Loop:
     """The step adds to the gradients; every fourth time the code after it updates."""
 
@@ -75,21 +61,6 @@ def accumulation_outside(model, optimizer, batches) -> Loop:
         if n % 4 == 3:
             optimizer.step()
             optimizer.zero_grad()
-
-    return Loop(step, model, optimizer, batches, after=after)
-
-
-@loop(planned=True)
-def anomalies_detected_in_one_step(model, optimizer, batches) -> Loop:
-    watched = {"anomalies": False}
-
-    def step(batch):
-        with torch.autograd.set_detect_anomaly(watched["anomalies"]):
-            loss = train(model, optimizer, batch)
-        return loss
-
-    def after(n, _):
-        watched["anomalies"] = n == 120
 
     return Loop(step, model, optimizer, batches, after=after)
 

@@ -133,9 +133,6 @@ def state_of_the_optimizer_at_an_offset() -> Program:
     return made
 
 
-# ------------------------------------------------------------------------------------------------- modes, switches
-
-
 # ------------------------------------------------------------------------- optimizers, removal, results with graphs
 
 

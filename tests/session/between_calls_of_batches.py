@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from session.between_calls import Program, case, program
+from session.between_calls import CASES, Program, case, program
 from session.between_calls_of_kinds import LATE_CALL, scaled_by
 
 
@@ -32,19 +32,6 @@ class Doubling(torch.Tensor):
         return found * 2 if function is nn.functional.linear else found
 
 
-@case
-def batch_of_a_subclass() -> Program:
-    return with_batches(lambda x: x.as_subclass(Doubling), lambda made, batch: made.model(batch).square().mean())
-
-
-@case
-def batch_is_a_parameter() -> Program:
-    return with_batches(
-        lambda x: nn.Parameter(x, requires_grad=False),
-        lambda made, batch: made.model(batch).square().mean() * (2 if isinstance(batch, nn.Parameter) else 1),
-    )
-
-
 def _attributed(x: torch.Tensor, **attributes: Any) -> torch.Tensor:
     vars(x).update(attributes)
     return x
@@ -62,22 +49,6 @@ def nothing_stands_where_another_batch_has_a_number() -> Program:
     made.trains(loss_of)
     made.batch = lambda call, x: (x, {"scale": 0.5 + call % 7} if call % 2 else {"scale": None, "count": 2})
     return made
-
-
-@case
-def batch_has_an_attribute() -> Program:
-    return with_batches(
-        lambda x: _attributed(x, factor=2.0),
-        lambda made, batch: made.model(batch).square().mean() * getattr(batch, "factor", 1.0),
-    )
-
-
-@case
-def batch_has_a_tensor_as_attribute() -> Program:
-    return with_batches(
-        lambda x: _attributed(x, mask=(x > 0).float()),
-        lambda made, batch: made.model(batch * getattr(batch, "mask", 1.0)).square().mean(),
-    )
 
 
 @case
@@ -107,14 +78,6 @@ def batch_of_inference_mode() -> Program:
 
     return with_batches(
         inferred, lambda made, batch: made.model(batch.clone()).square().mean() * (2 if batch.is_inference() else 1)
-    )
-
-
-@case
-def batch_is_negated_lazily() -> Program:
-    return with_batches(
-        lambda x: torch._neg_view(x),
-        lambda made, batch: made.model(batch).square().mean() * (2 if batch.is_neg() else 1),
     )
 
 
@@ -152,16 +115,6 @@ def _signed(zero: Any, other: Any) -> Program:
     made.trains(loss_of)
     made.batch = lambda call, x: (x, other if LATE_CALL <= call < LATE_CALL + 5 else zero)
     return made
-
-
-@case
-def zero_of_the_other_sign_in_a_batch() -> Program:
-    return _signed(0.0, -0.0)
-
-
-@case
-def complex_zero_of_the_other_sign_in_a_batch() -> Program:
-    return _signed(0j, complex(-0.0, 0.0))
 
 
 @case
@@ -221,16 +174,6 @@ def _with_precision(backend: Any, precision: str) -> Program:
 
 
 @case
-def precision_of_products() -> Program:
-    return _with_precision(torch.backends.mkldnn.matmul, "bf16")  # type: ignore[attr-defined]
-
-
-@case
-def precision_of_all() -> Program:
-    return _with_precision(torch.backends, "tf32")
-
-
-@case
 def precision_of_products_that_the_step_has_a_name_for() -> Program:
     """Torch's own question for the precision raises meanwhile. The step never asks it."""
     made = _with_precision(torch.backends.mkldnn.matmul, "bf16")  # type: ignore[attr-defined]
@@ -241,3 +184,30 @@ def precision_of_products_that_the_step_has_a_name_for() -> Program:
 
     made.trains(loss_of)
     return made
+
+
+CASES |= {
+    "batch_of_a_subclass": lambda: with_batches(
+        lambda x: x.as_subclass(Doubling), lambda made, batch: made.model(batch).square().mean()
+    ),
+    "batch_is_a_parameter": lambda: with_batches(
+        lambda x: nn.Parameter(x, requires_grad=False),
+        lambda made, batch: made.model(batch).square().mean() * (2 if isinstance(batch, nn.Parameter) else 1),
+    ),
+    "batch_has_an_attribute": lambda: with_batches(
+        lambda x: _attributed(x, factor=2.0),
+        lambda made, batch: made.model(batch).square().mean() * getattr(batch, "factor", 1.0),
+    ),
+    "batch_has_a_tensor_as_attribute": lambda: with_batches(
+        lambda x: _attributed(x, mask=(x > 0).float()),
+        lambda made, batch: made.model(batch * getattr(batch, "mask", 1.0)).square().mean(),
+    ),
+    "batch_is_negated_lazily": lambda: with_batches(
+        lambda x: torch._neg_view(x),
+        lambda made, batch: made.model(batch).square().mean() * (2 if batch.is_neg() else 1),
+    ),
+    "zero_of_the_other_sign_in_a_batch": lambda: _signed(0.0, -0.0),
+    "complex_zero_of_the_other_sign_in_a_batch": lambda: _signed(0j, complex(-0.0, 0.0)),
+    "precision_of_products": lambda: _with_precision(torch.backends.mkldnn.matmul, "bf16"),
+    "precision_of_all": lambda: _with_precision(torch.backends, "tf32"),
+}

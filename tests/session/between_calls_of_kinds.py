@@ -70,25 +70,30 @@ def _classes() -> tuple[Any, Any, Any]:
     return base, middle, type("Leaf", (middle,), {})
 
 
+def _gets_a_factor(of: Any, reads: Any = None) -> Program:
+    """An object, or what is found by the loop, gets another factor than what reads it (itself) had."""
+    return scaled_by(
+        lambda made: getattr(of(made) if reads is None else reads, "factor", 1.0),
+        lambda made: setattr(of(made), "factor", 2.0),
+    )
+
+
 @case
 def class_between_gets_an_attribute() -> Program:
     _, middle, leaf = _classes()
-    return scaled_by(lambda made: leaf().factor, lambda made: setattr(middle, "factor", 2.0))
+    return _gets_a_factor(lambda made: middle, leaf())
 
 
 @case
 def class_gets_an_attribute_that_it_inherited() -> Program:
     _, _, leaf = _classes()
-    return scaled_by(lambda made: leaf.factor, lambda made: setattr(leaf, "factor", 2.0))
+    return _gets_a_factor(lambda made: leaf)
 
 
 @case
 def class_gets_an_attribute_that_no_class_had() -> Program:
-    class State:
-        pass
-
-    state = State()
-    return scaled_by(lambda made: getattr(state, "factor", 1.0), lambda made: setattr(State, "factor", 2.0))
+    state = type("State", (), {})
+    return _gets_a_factor(lambda made: state, state())
 
 
 @case
@@ -188,7 +193,7 @@ class Slots:
 @case
 def slot_is_filled() -> Program:
     state = Slots()
-    return scaled_by(lambda made: getattr(state, "factor", 1.0), lambda made: setattr(state, "factor", 2.0))
+    return _gets_a_factor(lambda made: state)
 
 
 @case
@@ -207,18 +212,8 @@ def cell_is_filled() -> Program:
 
 
 @case
-def parameter_gets_an_attribute() -> Program:
-    return scaled_by(
-        lambda made: getattr(made.model[2].weight, "factor", 1.0),
-        lambda made: setattr(made.model[2].weight, "factor", 2.0),
-    )
-
-
-@case
 def buffer_gets_an_attribute() -> Program:
-    made = scaled_by(
-        lambda made: getattr(made.model.mask, "factor", 1.0), lambda made: setattr(made.model.mask, "factor", 2.0)
-    )
+    made = _gets_a_factor(lambda made: made.model.mask)
     made.model.register_buffer("mask", torch.ones(3))
     return made
 
@@ -226,4 +221,9 @@ def buffer_gets_an_attribute() -> Program:
 @case
 def tensors_of_a_list_get_attributes() -> Program:
     tensors = [torch.ones(3), torch.ones(3)]
-    return scaled_by(lambda made: getattr(tensors[1], "factor", 1.0), lambda made: setattr(tensors[1], "factor", 2.0))
+    return _gets_a_factor(lambda made: tensors[1])
+
+
+@case
+def parameter_gets_an_attribute() -> Program:
+    return _gets_a_factor(lambda made: made.model[2].weight)

@@ -11,35 +11,26 @@ from execution.probe import KINDS
 from hocket.autotune.verification import differ
 from support.schedules import state, twin
 from support.steps import update
+from support.twins import Program, ran
 
 
 def test_a_branch_on_a_rate_is_taken_anew_when_the_rate_crosses_it() -> None:
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    twin_model = nn.Linear(4, 1)
-    twin_model.load_state_dict(model.state_dict())
-    twin_optimizer = torch.optim.SGD(twin_model.parameters(), lr=0.1)
+    def make() -> Program:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def made(model: nn.Module, optimizer: torch.optim.Optimizer):
         def step(batch: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
             loss = model(batch).pow(2).mean()
             if optimizer.param_groups[0]["lr"] < 0.05:
                 loss = loss * 0.5
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+            return update(optimizer, loss).detach()
 
-        return step
+        def between(number: int) -> None:
+            optimizer.param_groups[0]["lr"] = 0.1 if number < 15 else 0.01
 
-    fast = hocket.schedule(made(model, optimizer), model, optimizer, planner="serial", guard=False)
-    eager = made(twin_model, twin_optimizer)
-    batch = torch.randn(8, 4)
-    for number in range(30):
-        for each in (optimizer, twin_optimizer):
-            each.param_groups[0]["lr"] = 0.1 if number < 15 else 0.01
-        assert fast(batch).item() == eager(batch).item()
-    assert torch.equal(model.weight, twin_model.weight)
+        return Program(step, model, optimizer, between)
+
+    ran(make, lambda number: torch.randn(8, 4), 30, planner="serial")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 import hocket
 from quick import covering
+from support.twins import Program, ran
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -75,30 +75,20 @@ def _left(loop: _Loop) -> None:
     """No-op."""
 
 
-def _trained(kind: str, change: Callable[[_Loop], None], planned: bool) -> tuple[list[Any], str]:
-    loop = _Loop(kind)
-    step = hocket.schedule(loop.step, loop.net, loop.optimizer, guard=False) if planned else loop.step
-    batches = torch.Generator().manual_seed(1)
-    seen = []
-    for number in range(NUM_CALLS):
-        if number == CHANGE_AT:
-            change(loop)
-        seen.append((step(torch.randn(4, 8, generator=batches)), loop.gradients()))
-    return seen, step.verdict if planned else ""
-
-
 @pytest.mark.parametrize(
     ("kind", "change"), covering(["accumulated", "cleared", "used", "kept"], [_left, _removed, _exchanged, _rewritten])
 )
 def test_gradients_are_eagers(kind: str, change: Callable[[_Loop], None]) -> None:
-    expected, _ = _trained(kind, change, planned=False)
-    found, verdict = _trained(kind, change, planned=True)
-    assert verdict == "planned"
-    for (loss, gradients), (eager_loss, eager_gradients) in zip(found, expected, strict=True):
-        assert torch.equal(loss, eager_loss)
-        for one, other in zip(gradients, eager_gradients, strict=True):
-            assert (one is None) == (other is None)
-            assert one is None or torch.equal(one, other)
+    def make() -> Program:
+        loop = _Loop(kind)
+
+        def between(number: int) -> None:
+            if number == CHANGE_AT:
+                change(loop)
+
+        return Program(loop.step, loop.net, loop.optimizer, between, loop.gradients)
+
+    assert ran(make, lambda number: torch.randn(4, 8), NUM_CALLS).verdict == "planned"
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 
 import hocket
 from hocket.autotune import admission
+from support.twins import Program, ran
 
 
 class Learner:
@@ -40,39 +40,20 @@ class Learner:
         return loss.detach()
 
 
-def state(learner: Learner) -> list[torch.Tensor]:
-    states = learner.optimizer.state.values()
-    return [*learner.model.parameters(), *(value for each in states for value in each.values())]
-
-
 @pytest.mark.parametrize("least", [8, 30, 150])
 def test_a_step_that_waits_for_its_memory_is_planned_once_it_learns(least: int) -> None:
-    eager, planned = Learner(least), Learner(least)
-    fast = hocket.schedule(planned.step, planned.model, planned.optimizer, guard=False, cache=False)
-    for number in range(3 * least + 90):
-        for learner in (eager, planned):
-            learner.remember(number)
-        random.seed(number)
-        expected = eager.step()
-        random.seed(number)
-        found = fast()
-        assert (expected is None) == (found is None)
-        assert expected is None or torch.equal(expected, found), number
+    def make() -> Program:
+        own = Learner(least)
+        return Program(own.step, own.model, own.optimizer, own.remember, lambda: own.optimizer.state_dict()["state"])
+
+    fast = ran(make, lambda number: (), 3 * least + 90)
     assert fast.verdict == "planned", fast.why
-    assert all(torch.equal(a, b) for a, b in zip(state(eager), state(planned), strict=True))
-
-
-def nothing() -> Callable[[], None]:
-    def step() -> None:
-        return None
-
-    return step
 
 
 def test_a_step_that_never_runs_ops_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_IDLE", 5)
     model = nn.Linear(2, 2)
-    fast = hocket.schedule(nothing(), model, torch.optim.SGD(model.parameters(), lr=0.1), cache=False)
+    fast = hocket.schedule(lambda: None, model, torch.optim.SGD(model.parameters(), lr=0.1), cache=False)
     for _ in range(200):
         fast()
     assert "runs no ops" in fast.why

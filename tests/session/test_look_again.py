@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +12,8 @@ from torch import nn
 
 import hocket
 from hocket.autotune import parted
+from support.steps import update
+from support.twins import Program, ran
 
 STEPS, SOON = 200, 60
 
@@ -25,37 +26,24 @@ def hands_on_an_array(state: Any, loss: torch.Tensor) -> None:
     state.window = [float(loss.detach().numpy())]
 
 
-def trained(between: Callable[[Any, torch.Tensor], None], *, planned: bool) -> tuple[Any, Any, Any]:
-    torch.manual_seed(0)
-    models = nn.Linear(4, 4), nn.Linear(4, 2)
-    optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models]
-    state = SimpleNamespace(window=[])
-
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        optimizers[1].zero_grad()
-        loss = F.cross_entropy(models[1](batch), torch.zeros(len(batch), dtype=torch.long))
-        loss.backward()
-        optimizers[1].step()
-        between(state, loss)
-        optimizers[0].zero_grad()
-        models[0](batch).square().mean().backward()
-        optimizers[0].step()
-        return loss.detach()
-
-    fast: Any = step
-    if planned:
-        fast = hocket.schedule(step, models, optimizers, guard=False, planner="serial", cache=False)  # without regions
-    losses = [fast(torch.randn(6, 4, generator=torch.Generator().manual_seed(number))) for number in range(STEPS)]
-    return torch.stack(losses), state.window, fast
-
-
 @pytest.mark.parametrize("between", [fills_a_window, hands_on_an_array])
 def test_a_refused_step_is_looked_at_again(between, monkeypatch, caplog):
     monkeypatch.setattr(parted, "LOOK_AGAIN", SOON)
-    losses, window, _ = trained(between, planned=False)
-    found, found_window, fast = trained(between, planned=True)
-    assert torch.equal(found, losses)
-    assert found_window == window
+
+    def make() -> Program:
+        models = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 2)])
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1, momentum=0.9) for model in models]
+        state = SimpleNamespace(window=[])
+
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            loss = update(optimizers[1], F.cross_entropy(models[1](batch), torch.zeros(len(batch), dtype=torch.long)))
+            between(state, loss)
+            update(optimizers[0], models[0](batch).square().mean())
+            return loss.detach()
+
+        return Program(step, models, optimizers, state=lambda: state.window)
+
+    fast = ran(make, lambda number: torch.randn(6, 4), STEPS, planner="serial")  # without regions
     assert fast.verdict == ("planned" if between is fills_a_window else "eager"), fast.why
     assert sum("stays eager" in record.message for record in caplog.records) == 1  # said once
 

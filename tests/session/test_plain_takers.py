@@ -22,9 +22,9 @@ from torch import nn
 
 import hocket
 from hocket import heap
-from hocket.autotune.verification import differ
 from quick import covering
 from support.steps import update
+from support.twins import Program, ran
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -58,10 +58,10 @@ TAKERS: dict[str, Callable[[int, float], float]] = {
     "text": lambda n, lr: float(format(lr, ".3f")) + int("%d" % n),  # noqa: UP031
     "new tensor": lambda n, lr: float(torch.ones(3).new_full((2,), n).shape[0]) + lr,
 }
-OPTIONS: tuple[dict[str, Any], ...] = ({}, {"guard": False}, {"numerics": "close"})
+OPTIONS: tuple[dict[str, Any], ...] = ({"guard": True}, {}, {"guard": True, "numerics": "close"})
 
 
-class Program:
+def handing_on(taker: Callable[[int, float], float], first: int, moves: bool) -> Callable[[], Program]:
     """A step that counts, and hands its count and its rate on in some of its calls.
 
     Args:
@@ -70,52 +70,32 @@ class Program:
         moves: the rate changes with each call.
     """
 
-    def __init__(self, taker: Callable[[int, float], float], first: int, moves: bool) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
-        self.table = {"n": 0}
-        self.num_calls = 0
-        calls = iter(range(10**6))
-        unseen = array("q", [0])
+    def make() -> Program:
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        table, unseen = {"n": 0}, array("q", [0])
 
         def step(batch: torch.Tensor) -> torch.Tensor:
             unseen[0] += 1  # in a place that no watch sees
-            self.table["n"] += 1
-            loss = self.model(batch).square().mean()
-            if self.table["n"] >= first:
-                loss = loss * (1 + taker(self.table["n"] % 20 + 1, self.optimizer.param_groups[0]["lr"]) / 100)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
-            return loss.detach()
+            table["n"] += 1
+            loss = model(batch).square().mean()
+            if table["n"] >= first:
+                loss = loss * (1 + taker(table["n"] % 20 + 1, optimizer.param_groups[0]["lr"]) / 100)
+            return update(optimizer, loss).detach()
 
-        self.step, self.unseen, self.moves, self.calls = step, unseen, moves, calls
+        def between(number: int) -> None:
+            if moves:
+                optimizer.param_groups[0]["lr"] = 0.01 / (1 + number)
 
-    def run(self, step: Callable[[Any], Any], num_calls: int) -> list[Any]:
-        generator = torch.Generator().manual_seed(1)
-        found = []
-        for number in range(num_calls):
-            if self.moves:
-                self.optimizer.param_groups[0]["lr"] = 0.01 / (1 + number)
-            found.append(step(torch.randn(4, 6, generator=generator)))
-        return found
+        return Program(step, model, optimizer, between, lambda: [table, unseen[0], optimizer.state_dict()["state"]])
 
-    def state(self) -> list[tuple[str, Any]]:
-        tensors = [value for state in self.optimizer.state.values() for value in state.values()]
-        return [("", value) for value in (*self.model.parameters(), *tensors, self.table["n"], self.unseen[0])]
+    return make
 
 
 @pytest.mark.parametrize(("name", "number", "first"), covering(TAKERS, range(len(OPTIONS)), [1, 4]))
 def test_a_number_that_c_code_refuses_costs_no_second_call_and_no_error(name, number, first):
-    moves = number != 1
-    eager, scheduled = (Program(TAKERS[name], first, moves) for _ in range(2))
-    fast = hocket.schedule(scheduled.step, scheduled.model, scheduled.optimizer, planner="serial", **OPTIONS[number])
-    results = [program.run(step, 12) for program, step in ((eager, eager.step), (scheduled, fast))]
-    named = [[("result", result) for result in each] for each in results]
-    found = differ(named[0] + eager.state(), named[1] + scheduled.state())
-    assert found.bitwise, (found, fast.why)
-    fast.close()
+    make = handing_on(TAKERS[name], first, moves=number != 1)
+    ran(make, lambda number: torch.randn(4, 6), 12, planner="serial", **OPTIONS[number])
 
 
 def test_a_constant_rate_that_is_handed_on_does_not_keep_a_step_from_its_plan():
@@ -193,26 +173,21 @@ def test_an_error_beside_live_numbers_is_the_users_own_and_the_step_is_called_on
 @pytest.mark.parametrize("inside", [False, True], ids=["a number", "in a tensor"])
 @pytest.mark.parametrize("name", ["timedelta", "json", "Decimal", "ctypes"])
 def test_a_number_of_the_batch_is_handed_on(name, inside):
-    def run(is_scheduled: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
+    def make() -> Program:
         model = nn.Linear(6, 3)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        taker = TAKERS[name]
 
-        def step(batch: Any) -> torch.Tensor:
-            inputs, number = batch
+        def step(inputs: torch.Tensor, number: Any) -> torch.Tensor:
             number = number.item() if inside else number
-            return update(optimizer, model(inputs).square().mean() * (1 + taker(number, number / 7))).detach()
+            return update(optimizer, model(inputs).square().mean() * (1 + TAKERS[name](number, number / 7))).detach()
 
-        run_step = hocket.schedule(step, model, optimizer, planner="serial") if is_scheduled else step
-        losses = []
-        for number in range(1, 25):
-            value = torch.tensor(number // 2) if inside else number // 2
-            losses.append(run_step((torch.randn(4, 6), value)))
-        return [*losses, *model.parameters()]
+        return Program(step, model, optimizer)
 
-    eager, scheduled = run(False), run(True)
-    assert all(map(torch.equal, eager, scheduled))
+    def batch(call: int) -> Any:
+        number = (call + 1) // 2
+        return torch.randn(4, 6), torch.tensor(number) if inside else number
+
+    ran(make, batch, 24, planner="serial", guard=True)
 
 
 def test_what_trims_the_heap_while_a_step_is_recorded_takes_none_of_its_numbers() -> None:

@@ -14,6 +14,7 @@ from execution.probe import KINDS, probing_job
 from hocket.autotune.verification import differ
 from quick import covering, some
 from support.schedules import decide, pass_audits, state, twin
+from support.twins import Program, ran
 
 pytestmark = pytest.mark.usefixtures("one_core")
 
@@ -188,12 +189,17 @@ def _checked(x: torch.Tensor) -> None:
         raise ValueError("not finite")
 
 
+def checked_batch(number: int) -> torch.Tensor:
+    """Two batches late in the loop have values that some of the ops refuse."""
+    x = torch.rand(6, 4)
+    return x * torch.nan if number == 20 else x * 0 + 60 if number == 21 else x
+
+
 @pytest.mark.parametrize("name", CHECKED)
 def test_an_op_that_only_checks_raises_by_plan_too(name: str) -> None:
     """The step returns nothing, so that what the op computes is not read."""
 
-    def trained(by_plan: bool) -> tuple[list[str], bytes]:
-        torch.manual_seed(0)
+    def make() -> Program:
         model = torch.nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
@@ -202,23 +208,11 @@ def test_an_op_that_only_checks_raises_by_plan_too(name: str) -> None:
             CHECKED[name](model(x), x).backward()
             optimizer.step()
 
-        run = hocket.schedule(step, model, optimizer, guard=False, cache=False) if by_plan else step
-        seen = []
-        for number in range(24):
-            x = torch.rand(6, 4, generator=torch.Generator().manual_seed(number))
-            x = x * torch.nan if number == 20 else x * 0 + 60 if number == 21 else x
-            try:
-                run(x)
-                seen.append("returned")
-            except (ValueError, IndexError, RuntimeError) as error:
-                seen.append(type(error).__name__)
-        if isinstance(run, hocket.Schedule):
-            assert run.verdict == "planned", run.why
-        return seen, model.weight.detach().numpy().tobytes()
+        return Program(step, model, optimizer, raises=(ValueError, IndexError, RuntimeError))
 
-    eager, planned = trained(by_plan=False), trained(by_plan=True)
-    assert set(eager[0][20:22]) - {"returned"}
-    assert planned == eager
+    assert ran(make, checked_batch, 24).verdict == "planned"
+    with pytest.raises((ValueError, IndexError, RuntimeError)):  # one of them at least
+        [CHECKED[name](torch.ones(6, 4), checked_batch(number)) for number in (20, 21)]
 
 
 SCALES = {

@@ -18,12 +18,20 @@ CALLS = 14
 
 @dataclass
 class Program:
-    """A training step with what it trains."""
+    """A training step with what it trains.
+
+    Attributes:
+        between: called before each call, with its number.
+        state: what else has to agree after each call.
+        raises: what a call may raise; it has to be raised by both.
+    """
 
     step: Callable[..., Any]
     model: Any
     optimizer: Any
     between: Callable[[int], Any] = lambda number: None
+    state: Callable[[], Any] = tuple
+    raises: tuple[type[BaseException], ...] = ()
 
 
 def ran(
@@ -45,10 +53,14 @@ def ran(
             torch.manual_seed(number)
             random.seed(number)
             given = batch(number)
-            found.append(step(*given) if type(given) is tuple else step(given))
-        assert all(map(_are_same, *map(tree_leaves, found))), f"call {number}: {found}"
-    for one, other in zip(eager.model.parameters(), program.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+            try:
+                result = step(*given) if type(given) is tuple else step(given)
+            except one.raises as error:
+                result = type(error), str(error)
+            found.append(tree_leaves((result, one.state())))
+        assert len(found[0]) == len(found[1]), f"call {number}: {found}"
+        assert all(map(_are_same, *found)), f"call {number}: {found}"
+    assert all(map(_are_same, eager.model.parameters(), program.model.parameters()))
     return fast
 
 
@@ -67,4 +79,6 @@ def made(make: Callable[[], Program]) -> Program:
 
 
 def _are_same(first: Any, second: Any) -> bool:
-    return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first.isnan(), second.isnan()) and torch.equal(first.nan_to_num(), second.nan_to_num())
+    return type(first) is type(second) and first == second

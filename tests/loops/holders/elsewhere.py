@@ -15,93 +15,103 @@ import types
 import weakref
 import xml.etree.ElementTree as ElementTree
 
-from loops.holders.objects import Plain, Record, attribute
-from loops.holders.registry import HOLDERS, KEPT, holder
+from loops.holders.objects import Record
+from loops.holders.registry import HOLDERS, holder, kept, place, reached
 
 
-@holder
-def defaults(first):
-    def held(value=first):
-        return value
-
-    def write(value):
-        held.__defaults__ = (value,)
-
-    return held, write
+def put(items, key, value):
+    items[key] = value
 
 
-@holder
-def keyword_defaults(first):
-    def held(*, value=first):
-        return value
-
-    def write(value):
-        held.__kwdefaults__["value"] = value
-
-    return held, write
+def bind_by_its_keyword(held, value):
+    held.__kwdefaults__["value"] = value
 
 
-@holder
-def item_of_a_default(first):
-    def held(value=[first]):  # noqa: B006  # that is the point
-        return value
-
-    def write(value):
-        held()[0] = value
-
-    return lambda: held()[0], write
+def changed_in_a_copy(held, value):
+    new = copy.copy(held)
+    new.value = value
+    held.__dict__.update(vars(new))
 
 
-@holder
-def bound_method(first):
-    held = Plain()
-    held.value = first
-    method = types.MethodType(lambda self: self, held)
-
-    def write(value):
-        method().value = value
-
-    return lambda: method().value, write
+def future_of(first):
+    made = asyncio.Future(loop=asyncio.new_event_loop())
+    made.set_result(first)
+    return kept([made, made.get_loop()])
 
 
-@holder
-def partials_argument(first):
-    held = functools.partial(operator.getitem, [first], 0)
-
-    def write(value):
-        held.args[0][0] = value
-
-    return held, write
+def next_future(held, value):
+    new = asyncio.Future(loop=held[1])
+    new.set_result(value)
+    held[0] = new
 
 
-@holder
-def partials_keyword(first):
-    held = functools.partial(dict, value=first)
-
-    def write(value):
-        held.keywords["value"] = value
-
-    return lambda: held()["value"], write
+def element(first):
+    held = ElementTree.Element("held", value=first)
+    held.text = first
+    return held
 
 
-@holder
-def partials_state(first):
-    held = functools.partial(operator.getitem, [first], 0)
-
-    def write(value):
-        held.__setstate__((operator.getitem, ([value], 0), {}, {}))
-
-    return held, write
+def context_with(first):
+    held, variable = contextvars.copy_context(), contextvars.ContextVar("held")
+    held.run(variable.set, first)
+    return held, variable
 
 
-@holder
-def arguments_of_an_exception(first):
-    held = ValueError(first)
-
-    def write(value):
-        held.args = (value,)
-
-    return lambda: held.args[0], write
+HOLDERS |= {
+    "defaults": place(
+        lambda first: lambda value=first: value,
+        lambda held: held(),
+        lambda held, value: setattr(held, "__defaults__", (value,)),
+    ),
+    "keyword_defaults": place(lambda first: lambda *, value=first: value, lambda held: held(), bind_by_its_keyword),
+    "item_of_a_default": place(
+        lambda first: lambda value=[first]: value,  # that is the point
+        lambda held: held()[0],
+        lambda held, value: put(held(), 0, value),
+    ),
+    "bound_method": reached(lambda first: types.MethodType(lambda self: self, Record(first)), lambda held: held()),
+    "partials_argument": place(
+        lambda first: functools.partial(operator.getitem, [first], 0),
+        lambda held: held(),
+        lambda held, value: put(held.args[0], 0, value),
+    ),
+    "partials_keyword": place(
+        lambda first: functools.partial(dict, value=first),
+        lambda held: held()["value"],
+        lambda held, value: put(held.keywords, "value", value),
+    ),
+    "partials_state": place(
+        lambda first: functools.partial(operator.getitem, [first], 0),
+        lambda held: held(),
+        lambda held, value: held.__setstate__((operator.getitem, ([value], 0), {}, {})),
+    ),
+    "arguments_of_an_exception": place(
+        ValueError, lambda held: held.args[0], lambda held, value: setattr(held, "args", (value,))
+    ),
+    "context": place(context_with, lambda held: held[0][held[1]], lambda held, value: held[0].run(held[1].set, value)),
+    "future": place(future_of, lambda held: held[0].result(), next_future),
+    "referent_of_a_weak_reference": reached(lambda first: weakref.ref(kept(Record(first))), lambda held: held()),
+    "weak_proxy": reached(lambda first: weakref.proxy(kept(Record(first)))),
+    "element_of_xml": place(element, lambda held: held.get("value"), lambda held, value: held.set("value", value)),
+    "text_of_xml": place(element, lambda held: held.text, lambda held, value: setattr(held, "text", value)),
+    "module_table": reached(
+        lambda first: sys.modules.update(a_module_that_holds=Record(first)),
+        lambda _: sys.modules["a_module_that_holds"],
+    ),
+    "referents": reached(  # found by the collector, and by no name
+        lambda first: (Record(first),),
+        lambda held: next(each for each in gc.get_referents(held) if isinstance(each, Record)),
+    ),
+    "copied": place(Record, lambda held: held.value, changed_in_a_copy),
+    "named_by_computing": place(
+        Record, lambda held: getattr(held, "v" + "alue"), lambda held, value: setattr(held, "valu" + "e", value)
+    ),
+    "callback_of_a_finalizer": place(
+        lambda first: weakref.finalize(kept(Record()), [first].append, None),
+        lambda held: held.peek()[1].__self__[0],
+        lambda held, value: put(held.peek()[1].__self__, 0, value),
+    ),
+}
 
 
 @holder
@@ -117,17 +127,9 @@ def cause_of_an_exception(first):
 
 @holder
 def context_variable(first):
-    held = contextvars.ContextVar("held")
-    KEPT.append(held)
+    held = kept(contextvars.ContextVar("held"))
     held.set(first)
     return held.get, held.set
-
-
-@holder
-def context(first):
-    held, variable = contextvars.copy_context(), contextvars.ContextVar("held")
-    held.run(variable.set, first)
-    return lambda: held[variable], lambda value: held.run(variable.set, value)
 
 
 @holder
@@ -137,53 +139,54 @@ def mapping_proxy(first):
     return lambda: held["n"], functools.partial(operator.setitem, table, "n")
 
 
-@holder
-def descriptor(first):
-    class Kept:
-        def __init__(self):
-            self.table = weakref.WeakKeyDictionary()
+class Kept:
+    """A descriptor whose values lie in a table of its own."""
 
-        def __get__(self, owner, kind):
-            return self.table[owner]
+    def __init__(self):
+        self.table = weakref.WeakKeyDictionary()
 
-        def __set__(self, owner, value):
-            self.table[owner] = value
+    def __get__(self, owner, kind):
+        return self.table[owner]
 
-    class Owner:
-        value = Kept()
-
-    return attribute(Owner)(first)
+    def __set__(self, owner, value):
+        self.table[owner] = value
 
 
-@holder
-def property_of_a_list(first):
-    values = [first]
+class Properties:
+    def __init__(self, first):
+        self.values = [first]
 
-    class Owner:
-        @property
-        def value(self):
-            return values[-1]
+    @property
+    def value(self):
+        return self.values[-1]
 
-        @value.setter
-        def value(self, new):
-            values.append(new)
-
-    return attribute(Owner)(first)
+    @value.setter
+    def value(self, new):
+        self.values.append(new)
 
 
-@holder
-def dynamic_attribute(first):
-    class Owner:
-        def __init__(self):
-            object.__setattr__(self, "table", {})
+class Dynamic:
+    def __init__(self, first):
+        object.__setattr__(self, "table", {"value": first})
 
-        def __getattr__(self, name):
-            return self.table[name]
+    def __getattr__(self, name):
+        return self.table[name]
 
-        def __setattr__(self, name, value):
-            self.table[name] = value
+    def __setattr__(self, name, value):
+        self.table[name] = value
 
-    return attribute(Owner)(first)
+
+def described(first):
+    made = type("Owner", (), {"value": Kept()})()
+    made.value = first
+    return made
+
+
+HOLDERS |= {
+    "descriptor": reached(described),
+    "property_of_a_list": reached(Properties),
+    "dynamic_attribute": reached(Dynamic),
+}
 
 
 def queued(kind):
@@ -249,9 +252,8 @@ def coroutine(first):
             else:
                 value = box[0]
 
-    held = run()
+    held = kept(run())
     held.send(None)
-    KEPT.append(held)
 
     def read():
         box = [None]
@@ -262,130 +264,10 @@ def coroutine(first):
 
 
 @holder
-def future(first):
-    held = [asyncio.Future(loop=asyncio.new_event_loop())]
-    KEPT.append(held[0].get_loop())
-    held[0].set_result(first)
-
-    def write(value):
-        new = asyncio.Future(loop=held[0].get_loop())
-        new.set_result(value)
-        held[0] = new
-
-    return lambda: held[0].result(), write
-
-
-@holder
-def referent_of_a_weak_reference(first):
-    owner = Plain()
-    owner.value = first
-    KEPT.append(owner)
-    held = weakref.ref(owner)
-
-    def write(value):
-        held().value = value
-
-    return lambda: held().value, write
-
-
-@holder
-def weak_proxy(first):
-    owner = Plain()
-    owner.value = first
-    KEPT.append(owner)
-    held = weakref.proxy(owner)
-
-    def write(value):
-        held.value = value
-
-    return lambda: held.value, write
-
-
-@holder
-def element_of_xml(first):
-    held = ElementTree.Element("held")
-    held.attrib["value"] = first
-    return lambda: held.get("value"), functools.partial(held.set, "value")
-
-
-@holder
-def text_of_xml(first):
-    held = ElementTree.Element("held")
-    held.text = first
-
-    def write(value):
-        held.text = value
-
-    return lambda: held.text, write
-
-
-@holder
-def module_table(first):
-    sys.modules["a_module_that_holds"] = types.SimpleNamespace(value=first)
-
-    def write(value):
-        sys.modules["a_module_that_holds"].value = value
-
-    return lambda: sys.modules["a_module_that_holds"].value, write
-
-
-@holder
-def referents(first):
-    """Found by the collector, and by no name."""
-    held = (Record(first),)
-
-    def find():
-        return next(each for each in gc.get_referents(held) if isinstance(each, Record))
-
-    def write(value):
-        find().value = value
-
-    return lambda: find().value, write
-
-
-@holder
-def copied(first):
-    held = Record(first)
-
-    def write(value):
-        new = copy.copy(held)
-        new.value = value
-        held.__dict__.update(vars(new))
-
-    return lambda: held.value, write
-
-
-@holder
-def named_by_computing(first):
-    held = Plain()
-    setattr(held, "val" + "ue", first)
-    return lambda: getattr(held, "v" + "alue"), lambda value: setattr(held, "valu" + "e", value)
-
-
-@holder
-def callback_of_a_finalizer(first):
-    owner, table = Plain(), [first]
-    KEPT.append(owner)
-    held = weakref.finalize(owner, table.append, None)
-
-    def read():
-        return held.peek()[1].__self__[0]
-
-    def write(value):
-        held.peek()[1].__self__[0] = value
-
-    return read, write
-
-
-@holder
 def registry_of_dispatch(first):
     @functools.singledispatch
     def held(value):
         return None
 
     held.register(int, lambda _: first)
-
-    def write(value):
-        held.register(int, lambda _: value)
-
-    return lambda: held.dispatch(int)(0), write
+    return lambda: held.dispatch(int)(0), lambda value: held.register(int, lambda _: value)

@@ -30,11 +30,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from loops.holders.registry import HOLDERS, Made, holder, number
+from loops.holders.registry import HOLDERS, NUMBERS, Made, holder, number, reached
 
 
 def attribute(owner: Any) -> Callable[[Any], Made]:
-    """The attribute `value` of the object that `owner()` makes."""
+    """The attribute `kept` of the object that `owner()` makes."""
 
     def make(first: Any) -> Made:
         held = owner()
@@ -51,59 +51,18 @@ def attribute(owner: Any) -> Callable[[Any], Made]:
     return make
 
 
-class Numbers(list):
-    pass
-
-
-class Table(dict):
-    pass
-
-
-class Pair(tuple):
-    pass
-
-
-class Members(set):
-    pass
-
-
-class Text(str):
-    pass
-
-
-class Whole(int):
-    pass
-
-
-class Ring(collections.deque):
-    pass
-
-
-class Raw(bytearray):
-    pass
-
-
-class Array(np.ndarray):
-    pass
-
-
-class Draws(random.Random):
-    pass
-
-
-class Local(threading.local):
-    pass
-
-
-class Meta(type):
-    pass
+# Classes of their own, of which instances take attributes that those of their bases do not.
+Numbers, Table, Pair, Members, Text, Whole, Ring, Raw, Array, Draws, Local, Meta, Plain, Layer, Warned = (
+    type(name, (base,), {})
+    for name, base in {
+        **{"Numbers": list, "Table": dict, "Pair": tuple, "Members": set, "Text": str, "Whole": int},
+        **{"Ring": collections.deque, "Raw": bytearray, "Array": np.ndarray, "Draws": random.Random},
+        **{"Local": threading.local, "Meta": type, "Plain": object, "Layer": torch.nn.Module, "Warned": UserWarning},
+    }.items()
+)
 
 
 class WithMeta(metaclass=Meta):
-    pass
-
-
-class Plain:
     pass
 
 
@@ -138,15 +97,6 @@ class Record:
 @dataclasses.dataclass(slots=True)
 class SlotRecord:
     value: Any = None
-    kept: Any = None
-
-
-class Layer(torch.nn.Module):
-    pass
-
-
-class Warned(UserWarning):
-    pass
 
 
 for _name, _owner in {
@@ -186,8 +136,6 @@ for _name, _owner in {
     "attribute behind a __dict__ of its own": Hidden,
     "slot": Slots,
     "slot of a base": SlotsBelow,
-    "field": Record,
-    "field in a slot": SlotRecord,
     "attribute of an enum": lambda: Colour.RED,
     "attribute of a class": lambda: type("Made", (), {}),
     "attribute of a class with a metaclass": lambda: WithMeta,
@@ -220,6 +168,7 @@ for _name, _owner in {
     "attribute of a chain of maps": collections.ChainMap,
 }.items():
     HOLDERS[_name] = attribute(_owner)
+HOLDERS |= {"field": reached(Record), "field in a slot": reached(SlotRecord)}
 
 
 @holder
@@ -294,38 +243,24 @@ for _name, _container, _key in (
     HOLDERS[_name] = item_of(_container, _key)
 
 
-@number
-def state_of_the_optimizer(first):
+def _state_of_an_optimizer() -> Any:
     parameter = torch.nn.Parameter(torch.zeros(2))
-    held = torch.optim.SGD([parameter], lr=0.1)
-    held.state[parameter]["n"] = first
-
-    def write(value):
-        held.state[parameter]["n"] = value
-
-    return lambda: held.state[parameter]["n"], write
+    return torch.optim.SGD([parameter], lr=0.1).state[parameter]
 
 
-@number
-def group_of_an_optimizer(first):
-    held = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-    held.param_groups[0]["n"] = first
-
-    def write(value):
-        held.param_groups[0]["n"] = value
-
-    return lambda: held.param_groups[0]["n"], write
+NUMBERS |= {
+    "state_of_the_optimizer": item_of(_state_of_an_optimizer, "n"),
+    "group_of_an_optimizer": item_of(
+        lambda: torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1).param_groups[0], "n"
+    ),
+}
 
 
 @number
 def buffer_of_a_layer(first):
     held = Layer()
     held.register_buffer("n", torch.tensor(first))
-
-    def write(value):
-        held.n.fill_(value)
-
-    return lambda: int(held.n), write
+    return lambda: int(held.n), lambda value: held.n.fill_(value)
 
 
 @number

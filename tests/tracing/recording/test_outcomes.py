@@ -13,6 +13,8 @@ from torch import nn
 import hocket
 from hocket.errors import CaptureError
 from hocket.tracing import capture
+from support.steps import update
+from support.twins import Program, ran
 
 ONE = hocket.Machine.of(cores=1)
 STEPS = 40
@@ -43,9 +45,8 @@ QUESTIONS = {
 }
 
 
-def built(question):
+def asking(question) -> Program:
     """A step that draws, writes buffers and has gradients before it asks."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     state = {"left out": 0}
@@ -53,90 +54,58 @@ def built(question):
     def step(batch):
         loss = F.cross_entropy(model(batch[0]), batch[1])
         if question(loss):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            update(optimizer, loss)
         else:
             state["left out"] += 1
         return loss.detach()
 
-    return step, model, optimizer, state
+    def left():
+        return [*(p.grad for p in model.parameters()), *model.buffers(), torch.get_rng_state(), state["left out"]]
+
+    return Program(step, model, optimizer, state=left)
 
 
 def batches(bad=BAD):
-    generator = torch.Generator().manual_seed(1)
-    for number in range(STEPS):
-        x, y = torch.randn(5, 4, generator=generator), torch.randint(3, (5,), generator=generator)
+    def batch(number):
+        x, y = torch.randn(5, 4), torch.randint(3, (5,))
         if number in bad:
             x[0, 0] = math.nan
-        yield x, y
+        return [x, y]
 
-
-def trained(question, bad=BAD, **options):
-    """Results, state and verdict of a run. Without options it is eager."""
-    step, model, optimizer, state = built(question)
-    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False, **options) if options else step
-    results = []
-    for batch in batches(bad):
-        results.append(fast(batch))
-        results += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    results += [p.detach() for p in (*model.parameters(), *model.buffers())]
-    results.append(torch.get_rng_state())
-    return results, state, fast
-
-
-def assert_same(one, other):
-    assert len(one) == len(other)
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    return batch
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_step_that_takes_the_other_branch_is_eager_s(question):
-    expected, counted, _ = trained(QUESTIONS[question])
-    found, counts, fast = trained(QUESTIONS[question], planner="serial", machine=ONE)
+    programs = []
+
+    def make():
+        programs.append(asking(QUESTIONS[question]))
+        return programs[-1]
+
+    fast = ran(make, batches(), STEPS, planner="serial")
     assert fast.verdict == "planned", fast.why
-    assert_same(found, expected)
-    assert counts == counted == {"left out": len(BAD)}
+    assert programs[0].state()[-1] == len(BAD)
 
 
 @pytest.mark.parametrize(
     "options", [{"executor": "python"}, {"planner": "list", "machine": hocket.Machine.of(cores=2)}]
 )
 def test_on_threads_and_on_two_lanes(options):
-    expected, counted, _ = trained(QUESTIONS["isfinite"])
-    found, counts, fast = trained(QUESTIONS["isfinite"], **{"planner": "serial", "machine": ONE, **options})
+    fast = ran(lambda: asking(QUESTIONS["isfinite"]), batches(), STEPS, **{"planner": "serial", **options})
     assert fast.verdict == "planned", fast.why
-    assert_same(found, expected)
-    assert counts == counted
 
 
 def test_the_branch_that_was_recorded_may_be_the_rare_one():
     """It is recorded again, and then planned for the other one."""
-    bad = tuple(range(8))
-    expected, counted, _ = trained(QUESTIONS["isfinite"], bad)
-    found, counts, fast = trained(QUESTIONS["isfinite"], bad, planner="serial", machine=ONE)
+    fast = ran(lambda: asking(QUESTIONS["isfinite"]), batches(range(8)), STEPS, planner="serial")
     assert fast.verdict == "planned", fast.why
-    assert_same(found, expected)
-    assert counts == counted == {"left out": 8}
 
 
 def test_a_branch_that_changes_all_the_time_ends_eager():
-    def question(loss):
-        return bool(loss * 1e4 % 2 < 1)
-
-    def run(fast):
-        results = [fast(batch) for _ in range(8) for batch in batches()]
-        return results
-
-    step, model, optimizer, state = built(question)
-    with hocket.schedule(step, model, optimizer, planner="serial", machine=ONE, guard=False, cache=False) as fast:
-        found = run(fast)
-        assert fast.verdict == "eager"
-        assert "test_outcomes.py" in fast.why
-    step, model, optimizer, counted = built(question)
-    assert_same(found, run(step))
-    assert state == counted
+    fast = ran(lambda: asking(lambda loss: bool(loss * 1e4 % 2 < 1)), batches(), 8 * STEPS, planner="serial")
+    assert fast.verdict == "eager"
+    assert "test_outcomes.py" in fast.why
 
 
 def writes_much_before_it_asks(model, optimizer, batch):
@@ -145,19 +114,13 @@ def writes_much_before_it_asks(model, optimizer, batch):
     loss = F.cross_entropy(model(batch[0]), batch[1])
     if loss.isnan():
         return loss.detach()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
+    return update(optimizer, loss)
 
 
 def reads_a_whole_number(model, optimizer, batch):
     output = model(batch[0])
     loss = F.cross_entropy(output, batch[1]) * (1 + int(output.argmax()) % 2)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
+    return update(optimizer, loss)
 
 
 MUCH = torch.zeros(2**19)
@@ -169,55 +132,36 @@ def test_what_could_not_be_undone_stays_eager(body):
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     fast = hocket.schedule(lambda b: body(model, optimizer, b), model, optimizer, guard=False, cache=False, machine=ONE)
-    for batch in batches(()):
-        fast(batch)
+    for number in range(STEPS):
+        fast(batches(())(number))
     assert fast.verdict == "eager"
     assert "data-dependent" in fast.why
 
 
 def test_a_captured_step_has_no_branch():
     """Who runs a capture has no eager step to fall back to."""
-    step, model, optimizer, _ = built(QUESTIONS["isfinite"])
-    batch = next(batches(()))
-    step(batch)
+    made, batch = asking(QUESTIONS["isfinite"]), batches(())(0)
+    made.step(batch)
     with pytest.raises(CaptureError, match="data-dependent"):
-        capture(step, model, optimizer, batch)
+        capture(made.step, made.model, made.optimizer, batch)
 
 
 @pytest.mark.parametrize("kind", [FloatingPointError, SystemExit, KeyboardInterrupt])
 def test_what_the_other_branch_raises_is_raised_once(kind):
-    raised, notes = [], []
+    raised = []
 
-    def build():
-        torch.manual_seed(0)
+    def make():
         model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step(batch):
             loss = F.cross_entropy(model(batch[0]), batch[1])
             if not math.isfinite(loss.item()):
-                raised.append(kind)
-                raise kind("the loss is not finite")
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
+                raised.append(kind("the loss is not finite"))
+                raise raised[-1]
+            return update(optimizer, loss).detach()
 
-        return step, model, optimizer
+        return Program(step, model, optimizer, state=torch.get_rng_state, raises=(kind,))
 
-    def run(call, model):
-        found = []
-        for batch in batches((30,)):
-            try:
-                found.append(call(batch))
-            except kind as error:
-                notes.extend(getattr(error, "__notes__", ()))
-        return [*found, *(p.detach() for p in model.parameters()), torch.get_rng_state()]
-
-    step, model, optimizer = build()
-    expected = run(step, model)
-    step, model, optimizer = build()
-    with hocket.schedule(step, model, optimizer, planner="serial", machine=ONE, guard=False, cache=False) as fast:
-        assert_same(run(fast, model), expected)
-    assert raised == [kind, kind]
-    assert not notes
+    ran(make, batches((30,)), STEPS, planner="serial")
+    assert [getattr(error, "__notes__", []) for error in raised] == [[], []]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import hocket
+from support.steps import update
+from support.twins import Program, ran
 
 ONE = (1,)
 
@@ -73,35 +75,31 @@ def by_keys(state: Any) -> bool:
     return state.n in keys
 
 
-def trained(asks: Any, marks: Any, *, planned: bool) -> tuple[Any, Any, Any]:
-    """Train 80 steps, one in which is other where the number is among the marks, which others add to at step 50."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    pairs = {(mark, 1) for mark in marks}
-    state = SimpleNamespace(n=0, hits=0, marks=marks, pairs=pairs, marked=Marked(marks))
+def counting(asks: Any, make_marks: Any, states: list[Any]) -> Callable[[], Program]:
+    """A step that is another one where its number is among the marks; others add to these at call 50."""
 
-    def step(batch: torch.Tensor) -> torch.Tensor:
-        loss = F.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long))
-        if asks(state):
-            loss = loss * 2
-            state.hits += 1
-        state.n += 1
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+    def make() -> Program:
+        model, marks = nn.Linear(4, 3), make_marks()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        pairs = {(mark, 1) for mark in marks}
+        state = SimpleNamespace(n=0, hits=0, marks=marks, pairs=pairs, marked=Marked(marks))
+        states.append(state)
 
-    fast: Any = step
-    if planned:
-        one = hocket.Machine.of(cores=1)
-        fast = hocket.schedule(step, model, optimizer, guard=False, cache=False, machine=one)
-    losses = []
-    for number in range(80):
-        if number == 50 and isinstance(marks, set):
-            marks.add(55)
-        losses.append(fast(torch.randn(6, 4, generator=torch.Generator().manual_seed(number))))
-    return torch.stack(losses), state.hits, fast
+        def step(batch: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(model(batch), torch.zeros(len(batch), dtype=torch.long))
+            if asks(state):
+                loss = loss * 2
+                state.hits += 1
+            state.n += 1
+            return update(optimizer, loss).detach()
+
+        def between(number: int) -> None:
+            if number == 50 and isinstance(marks, set):
+                marks.add(55)
+
+        return Program(step, model, optimizer, between, lambda: state.hits)
+
+    return make
 
 
 @pytest.mark.parametrize(
@@ -124,8 +122,7 @@ def trained(asks: Any, marks: Any, *, planned: bool) -> tuple[Any, Any, Any]:
     ],
 )
 def test_steps_with_lookups_end_where_eager_steps_end(asks, make, is_followed):
-    losses, hits, _ = trained(asks, make(), planned=False)
-    found, found_hits, fast = trained(asks, make(), planned=True)
-    assert torch.equal(found, losses)
-    assert found_hits == hits > 0
+    states: list[Any] = []
+    fast = ran(counting(asks, make, states), lambda number: torch.randn(6, 4), 80)
+    assert states[0].hits > 0
     assert (fast.verdict == "planned") == is_followed, fast.why
