@@ -93,7 +93,10 @@ def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
 
     with alone(), in_form(places, form):
         seen = watch.run(config.step, batch, counts=False, by=recording)
-    return _judged(config, watch, seen, recorded[0], signature[0], known[0], names[0])
+    found = _judged(config, watch, seen, recorded[0], signature[0], known[0], names[0])
+    if found.is_settled:
+        watch.executed.met_before.clear()  # a list of its activations, say
+    return found
 
 
 def _recorded_region(config: TunerConfig, batch: Any, signature: tuple[Any, ...]) -> RecordedForm:

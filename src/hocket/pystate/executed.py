@@ -8,9 +8,8 @@ State is reached by names: of closures, globals and attributes. Only attributes 
   objects in the variables of the user's functions are watched wherever they come from.
 - where a profiler owns that hook, `sys.settrace` reports calls of Python functions.
 
-Ops that are written in Python (`torch.library`) are ops: a planned step runs them, too, so their code is not looked at.
-That of ops which torch takes apart (composite ones) is: a planned step runs the parts. Code of finalizers and callbacks
-that Python's collector runs is no part of the step.
+Code of ops that are written in Python (`torch.library`) is not looked at, since a planned step runs it, too. That of ops
+which torch takes apart (composite ones) is. What Python's collector runs (finalizers, callbacks) is no part of the step.
 """
 
 from __future__ import annotations
@@ -123,6 +122,7 @@ class ExecutedCode:
         asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
         strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
+        met_before: by its address what the last watched step has met, lists and the like by strong references.
         divided: code of which the watched step is a part, which counts only if it runs.
         seeds: code of the user's sets the state of a generator. A step may leave it as the step before has left it.
         restored: generators of which it was seen that the step leaves them as it finds them, by their address.
@@ -150,7 +150,7 @@ class ExecutedCode:
         self.calls_sinks = self.reads_text = self.seeds = self.asks_draws = False
         self.restored: set[int] = set()
         self.lines = OpLines()
-        self._met, self._met_before = dict[int, Any](), dict[int, Any]()
+        self._met, self.met_before = dict[int, Any](), dict[int, Any]()
         self._warned, self._warned_before = set[str](), set[str]()  # lines that showed a warning in the last two steps
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
         self._facts: dict[int, _CodeFacts] = {}  # by address: code is slow to hash
@@ -184,9 +184,9 @@ class ExecutedCode:
         self.num_new = len(self.codes) - num_known
         for address, held in self._met.items():
             value = held() if type(held) is weakref.ref and id(held) != address else held
-            if value is not None and self._met_before.get(address) is held:
+            if value is not None and self.met_before.get(address) is held:
                 self.persistent[address] = value
-        self._met_before, self._met = self._met, {}
+        self.met_before, self._met = self._met, {}
 
     def _free_hook(self) -> tuple[Callable[[Any], None], Callable[..., Any]]:
         if sys.getprofile() is None:
@@ -198,7 +198,7 @@ class ExecutedCode:
     @property
     def holders(self) -> tuple[Any, ...]:
         """Tables that hold objects of the step because they were met."""
-        return self._met, self._met_before, self.persistent
+        return self._met, self.met_before, self.persistent
 
     @property
     def follows_numbers(self) -> bool:

@@ -195,7 +195,7 @@ def test_a_tensor_on_another_device_is_refused_by_name(is_given: bool) -> None:
 def test_another_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     of = captured(job(nn.Linear(4, 4), torch.randn(3, 4)))
     request_of(of, threads=2)
-    for version in ("2.14.0a0+git12", "3.0", "2.1.2"):
+    for version in ("2.16.0a0+git12", "3.0", "2.1.2"):
         monkeypatch.setattr(torch, "__version__", version)
-        with pytest.raises(CaptureError, match=r"of torch .* is not known, that of 2\.11 to 2\.13 is"):
+        with pytest.raises(CaptureError, match=r"of torch .* is not known, that of 2\.11 to 2\.15 is"):
             request_of(of, threads=2)

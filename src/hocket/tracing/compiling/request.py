@@ -40,8 +40,9 @@ from hocket.tracing.scalars.tape import TapeRef
 
 FORMAT = "hocket-compile/5"
 
-# Releases of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other forms.
-KNOWN_TORCH = ((2, 11), (2, 12), (2, 13))
+# First and last release of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other
+# forms.
+KNOWN_TORCH = ((2, 11), (2, 15))
 
 # Torch's kernels that make the update of a group of parameters.
 _UPDATES = frozenset(f"aten::_fused_{name}_" for name in ("sgd", "adam", "adamw", "adagrad"))
@@ -233,9 +234,10 @@ def _roots(captured: Captured) -> dict[int, int]:
 
 def _expect_known_torch(version: str) -> None:
     major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) not in KNOWN_TORCH:
-        (first, *_, last) = (".".join(map(str, each)) for each in KNOWN_TORCH)
-        raise CaptureError(f"what Inductor of torch {version} writes is not known, that of {first} to {last} is")
+    first, last = KNOWN_TORCH
+    if not first <= (major, minor) <= last:
+        known = " to ".join(".".join(map(str, each)) for each in KNOWN_TORCH)
+        raise CaptureError(f"what Inductor of torch {version} writes is not known, that of {known} is")
 
 
 def _layout(value: torch.Tensor) -> tuple[list[int], list[int], str]:
