@@ -8,8 +8,8 @@ State is reached by names: of closures, globals and attributes. Only attributes 
   objects in the variables of the user's functions are watched wherever they come from.
 - where a profiler owns that hook, `sys.settrace` reports calls of Python functions.
 
-Code of ops that are written in Python (`torch.library`) is not looked at, since a planned step runs it, too. That of ops
-which torch takes apart (composite ones) is. What Python's collector runs (finalizers, callbacks) is no part of the step.
+Code of ops that are written in Python (`torch.library`) is not looked at, since a planned step runs it, too. Composite
+ones are taken apart, so theirs is. What Python's collector runs (finalizers, callbacks) is no part of the step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate import bytecode
+from hocket.pystate import bytecode, settings
 from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
@@ -216,6 +216,7 @@ class ExecutedCode:
         if code in self.codes or code.co_name == "<module>" or file.startswith(_LOOKING_ON):
             return  # a module's own code runs when it is imported
         self.codes.add(code)
+        self.user_names |= settings.NAMES & {code.co_name}
         whose = origin(file)
         if whose in ("user", "library"):
             self.num_new_of_user += 1
@@ -320,10 +321,9 @@ class ExecutedCode:
             self.add(frame.f_code, frame.f_globals)
 
     def _facts_of(self, frame: FrameType) -> _CodeFacts:
-        facts = self._facts.get(id(frame.f_code))
-        if facts is None:
-            facts = self._facts[id(frame.f_code)] = _CodeFacts(frame.f_code, frame.f_globals)
-        return facts
+        if id(frame.f_code) not in self._facts:
+            self._facts[id(frame.f_code)] = _CodeFacts(frame.f_code, frame.f_globals)
+        return self._facts[id(frame.f_code)]
 
     def _called(self, function: Any, frame: FrameType, whose: str) -> None:
         """A C function is called by code that is not torch's."""
@@ -332,6 +332,8 @@ class ExecutedCode:
         owner = getattr(function, "__self__", None)
         self._meet(owner)
         self.reads_text = self.reads_text or reads_text(function)
+        if function.__name__ in settings.NAMES:  # by another name: of a closure, say
+            self.user_names.add(function.__name__)
         if name := strict_function(function):
             self.strict[f"{name} at {user_line(frame)}"] = None
         asked = asked_of_the_world(function.__name__, getattr(function, "__module__", None), owner)
@@ -345,9 +347,7 @@ class ExecutedCode:
 
     def _meet_function(self, code: CodeType) -> None:
         """A function that the dispatcher holds, where no walk over objects would find it."""
-        for function in gc.get_referrers(code):
-            if isinstance(function, FunctionType):
-                self.persistent[id(function)] = function
+        self.persistent |= {id(each): each for each in gc.get_referrers(code) if isinstance(each, FunctionType)}
 
 
 def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:

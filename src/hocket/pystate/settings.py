@@ -92,3 +92,4 @@ OTHERS = (
     ProcessSetting("gc.set_threshold", gc.get_threshold, ("get_threshold",)),
     ProcessSetting("locale.setlocale", lambda: locale.setlocale(locale.LC_ALL), ("getlocale", "localeconv")),
 )
+NAMES = frozenset(name for setting in (*KERNELS, *OTHERS) for name in setting.names)

@@ -194,9 +194,7 @@ NUMBERS |= {
         lambda held: held[0],
         lambda held: held.rotate(-1),
     ),
-    "recursion_limit": _global(
-        lambda: sys.getrecursionlimit(), lambda value: sys.setrecursionlimit(value), sys.getrecursionlimit()
-    ),
+    "recursion_limit": _global(sys.getrecursionlimit, sys.setrecursionlimit, sys.getrecursionlimit()),
     "threshold_of_the_collector": _global(
         lambda: gc.get_threshold()[2], lambda value: gc.set_threshold(*gc.get_threshold()[:2], value)
     ),

@@ -40,8 +40,7 @@ from hocket.tracing.scalars.tape import TapeRef
 
 FORMAT = "hocket-compile/5"
 
-# First and last release of torch whose Inductor writes wrappers that are known. With any other one a step keeps its other
-# forms.
+# First and last release of torch whose Inductor writes what is known. With any other one a step keeps its other forms.
 KNOWN_TORCH = ((2, 11), (2, 15))
 
 # Torch's kernels that make the update of a group of parameters.
