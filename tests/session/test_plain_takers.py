@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import marshal
+import os
 import sqlite3
 import statistics
 import struct
@@ -204,5 +205,26 @@ def test_what_trims_the_heap_while_a_step_is_recorded_takes_none_of_its_numbers(
     with hocket.schedule(step, model, optimizer, guard=False, planner="serial", cache=False) as fast:
         for _ in range(20):
             fast(torch.ones(2048, 256))
+        assert fast.verdict == "planned", fast.why
+    assert counted["n"] == 20
+
+
+def test_a_library_that_torch_loads_in_each_step_takes_none_of_its_numbers() -> None:
+    """A build for GPUs asks NVML for them in each update where an environment says so, as Lightning does."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    counted = {"n": 0}
+    of_torch: dict[str, Any] = {"__name__": "torch.cuda"}
+    source = "def ask(*_):\n    import ctypes\n    ctypes.CDLL(None)"
+    exec(compile(source, os.path.join(os.path.dirname(torch.__file__), "cuda", "__init__.py"), "exec"), of_torch)
+    model.register_forward_hook(of_torch["ask"])
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        counted["n"] += 1
+        return update(optimizer, model(batch).square().mean() * (1 + 0.1 * counted["n"]))
+
+    with hocket.schedule(step, model, optimizer, guard=False, planner="serial", cache=False) as fast:
+        for _ in range(20):
+            fast(torch.ones(2, 4))
         assert fast.verdict == "planned", fast.why
     assert counted["n"] == 20

@@ -14,6 +14,7 @@ ones are taken apart, so theirs is. What Python's collector runs (finalizers, ca
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -361,11 +362,12 @@ def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
 
 
 def _counts(facts: _CodeFacts, caller: FrameType) -> bool:
-    """False for code of Python's own library that runs for torch, or that a recorder calls: it may load libc."""
+    """False for code of Python's own library that runs for torch, or loads a library for it, or is a recorder's."""
     file = caller.f_code.co_filename
     if origin(file) == "stdlib":
         return _is_for_user(caller)
-    return facts.owner != "stdlib" or origin(file) != "torch" or not file.startswith(OURS)
+    is_loading = facts.code.co_filename == ctypes.__file__  # NVML, whenever torch asks for a GPU
+    return facts.owner != "stdlib" or origin(file) != "torch" or not (is_loading or file.startswith(OURS))
 
 
 def _is_for_user(frame: FrameType | None) -> bool:
@@ -390,11 +392,9 @@ keep_from_dynamo(ExecutedCode._traced)
 
 def _is_leaf_op(frame: FrameType) -> bool:
     """Return whether the function is a kernel that a planned step calls. Composite ops were decomposed before."""
-    caller = frame.f_back
-    op = None if caller is None else caller.f_locals.get("self")
+    op = None if frame.f_back is None else frame.f_back.f_locals.get("self")
     name = getattr(op, "_qualified_op_name", None) or getattr(getattr(op, "_schema", None), "name", "")
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     try:
-        return not name or not has_kernel(name, "CompositeImplicitAutograd")
+        return not name or not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
     except RuntimeError:
         return True  # no op of this name
