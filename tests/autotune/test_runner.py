@@ -106,22 +106,26 @@ def test_a_plan_with_other_bits_stays_unproven(captured: Captured) -> None:
                 assert made.is_done
 
 
-def test_a_result_is_the_callers_alone() -> None:
+@pytest.mark.parametrize("in_a_list", [False, True])
+def test_a_result_is_the_callers_alone(in_a_list: bool) -> None:
     """A graph of autograd that is held keeps a weight's old shape: the next backward of a resized one would raise."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
-        outs = []
-        outs.append(model(batch))  # watched: code of C, whose owner may outlive the step
-        update(optimizer, outs[0].square().mean())
-        return outs[0]
+        out = model(batch)
+        if in_a_list:  # a step that is watched meets the list, which might outlive it
+            outs = []
+            outs.append(out)
+        update(optimizer, out.square().mean())
+        return out
 
     fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
     held = []
     for number in range(30):
         result = weakref.ref(fast(torch.randn(2, 4)))
-        held += [number] if result() is not None and fast.decided else []
+        is_watched = in_a_list and not fast.decided
+        held += [number] if result() is not None and not is_watched else []
     assert fast.verdict == "planned"
     assert not held
     model.weight.data = torch.ones(6, 4)
