@@ -17,7 +17,7 @@ from hocket.adaptation import CoRun
 from hocket.arguments import packed, spreading
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.decision import Decision, Verdict
-from hocket.autotune.options import check_options
+from hocket.autotune.options import check_options, until_it_raises
 from hocket.autotune.parted import PartedPool
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.store import DecisionStore
@@ -64,6 +64,8 @@ class Schedule(FunctionLike):
     ) -> None:
         machine = Machine.here() if machine is None else machine
         check_options(step, machine, **options)
+        if options.get("on_progress") is not None:
+            options["on_progress"] = until_it_raises(options["on_progress"])
         places = inventory(model, optimizer)
         config = TunerConfig(
             step=spreading(step),

@@ -31,7 +31,6 @@ class TunerConfig:
         clock: returns seconds, as `time.perf_counter` does. Every decision uses it.
         cpu_use: measures what other programs use of the machine in a search.
         drift: limits beyond which a step time has drifted from its verdict, and how often a search may follow.
-        progress_errors: types of what the callback has raised. No variant calls it again then.
         backend: makes the backend of one signature's plans, such as a `hocket.backends.SimulatedBackend`. By default
             that of the parameters' device.
         is_region: the step is a function of its batch and writes nothing but tensors in it: a graph of
@@ -59,7 +58,6 @@ class TunerConfig:
     numerics: str = "bitwise"
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
-    progress_errors: list[str] = field(default_factory=list)
     backend: Callable[[], Backend] | None = None
     is_region: bool = False
     recalls: bool = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from hocket.ir import Machine, Plan
 from hocket.planning import planners
 from hocket.tracing.sources import Entry
 from hocket.tracing.state import Inventory
+
+log = logging.getLogger(__name__)
 
 # What a plan may compute: eager's bits, what another number of threads makes of them, or what is as close to the
 # float64 step.
@@ -79,3 +83,20 @@ def _value(entry: Entry) -> Any:
         return entry.get()
     except LookupError:
         return None
+
+
+def until_it_raises(callback: Callable[[str, int], object]) -> Callable[[str, int], None]:
+    """Make a callback that calls the user's until that raises, which is logged once: training goes on."""
+    is_over = False
+
+    def call(stage: str, num_steps: int) -> None:
+        nonlocal is_over
+        if is_over:
+            return
+        try:
+            callback(stage, num_steps)
+        except Exception as error:  # noqa: BLE001
+            is_over = True
+            log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)
+
+    return call

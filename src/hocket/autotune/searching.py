@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +12,6 @@ from hocket.autotune.runner import InexactError
 
 # Steps with another branch, and within how many, for a step to be recorded again.
 MAX_BRANCHES, BRANCH_STEPS = 8, 64
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -58,27 +55,17 @@ class PlanSearch:
 
 
 class Progress:
-    """Calls the user's callback with each step of a search. One that raises is logged once and not called again.
+    """Counts the steps of a search, and calls a callback with each."""
 
-    Args:
-        callback: the user's.
-        errors: the types of what it has raised, here or for another variant.
-    """
-
-    def __init__(self, callback: Callable[[str, int], Any] | None, errors: list[str]) -> None:
-        self._callback, self._errors = callback, errors
+    def __init__(self, callback: Callable[[str, int], object] | None) -> None:
+        self._callback = callback
         self._num_steps = 0
 
     def note(self, stage: str) -> None:
         """A step of this stage was made."""
         self._num_steps += 1
-        if self._callback is None or self._errors:
-            return
-        try:
+        if self._callback is not None:
             self._callback(stage, self._num_steps)
-        except Exception as error:  # noqa: BLE001  # training goes on
-            self._errors.append(type(error).__name__)
-            log.warning("hocket: on_progress raised %s: %s; it is not called again", type(error).__name__, error)
 
 
 class OtherBranches:

@@ -65,7 +65,7 @@ class Variant:
         self._tuner = Tuner(config, backend)
         self._auditor = Auditor(backend, config.clock)
         self._search: PlanSearch | None = PlanSearch(self._begin)
-        self._progress = Progress(config.on_progress, config.progress_errors)
+        self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
         self.search_s: float | None = None
         self._watch: StepWatch | None = None
