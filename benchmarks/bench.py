@@ -38,8 +38,7 @@ class Bench:
     without those that were not given. Its ``save`` is a function that it calls with the result after each item, so that
     a bench that is stopped leaves what it has measured. ``tables`` of the module yields what shows a result.
 
-    With `spins_briefly` the spinning of OpenMP's idle threads is limited, as by the command line, and the result says
-    so.
+    With `spins_briefly` the spinning of OpenMP's idle threads is limited, as by the command line.
     """
 
     name: str
@@ -52,7 +51,8 @@ class Bench:
 
     def run(self, args: Namespace) -> dict[str, Any]:
         """Run the bench and return its result."""
-        policy = {"wait_policy": wait_policy()} if self.spins_briefly else {}
+        if self.spins_briefly:
+            wait_policy()
         module = import_module(f"benchmarks.{self.module}")
         measure = module.run
         file = output_file(getattr(args, "output", None))
@@ -61,7 +61,7 @@ class Bench:
         given["save"] = lambda so_far: self._save(file, so_far, complete=False)
         with Bar(self.name):
             result = measure(**{name: given[name] for name in signature(measure).parameters if name in given})
-        result = {**_surroundings(), **result, **policy}
+        result = {**_surroundings(), **result}
         self._save(file, result, complete=True)
         left_out = [f"left out: {why}" for why in result.get("left_out", {}).values()]
         emit(args, {"bench": self.name, **result}, *module.tables(result), *left_out, *written(file))
@@ -170,7 +170,7 @@ class Budget:
         share: float = 1.0,
         spared: type[Exception] | tuple[type[Exception], ...] = (),
     ) -> Iterator[bool]:
-        """Give whether there is time for an item, and look how long it takes.
+        """Give True if there is time for an item, and measure how long it takes.
 
         All items of its `kind` have a `share` of the whole budget. Errors that are `spared` cost this item alone: their
         first line is noted in `left_out`, and they end here.
