@@ -149,7 +149,7 @@ def _planned(
 
 
 def _uniform(setup: Setup) -> tuple[Plan, str]:
-    """The best of inter x intra: a number of ops at a time, each on so many threads, first ready first served."""
+    """The best of inter x intra: a number of ops at a time, each on a number of threads, the first ready op first."""
     device = setup.machine.devices[0]
     place = {op: at for at, op in enumerate(setup.graph.order)}
     first = [-float(place[op.name]) for op in setup.graph.ops]

@@ -47,7 +47,7 @@ PAPER_TABLE_V = {  # model -> accuracy at each of INTERVALS
 def scores(
     known: Sequence[Curve], asked: Sequence[Curve], model: str, n: int, widths: Iterable[int] | None, seed: int
 ) -> tuple[float, float]:
-    """How well `model` predicts ops it was not trained on: accuracy, which may be far below zero, and R².
+    """Accuracy (which may be far below zero) and R² of `model` on ops that it was not trained on.
 
     It knows `n` sampled widths, and predicts all others, or these `widths`.
     """

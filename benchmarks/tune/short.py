@@ -65,7 +65,7 @@ def run(trials: int = 48, rounds: int = 5, contenders: Sequence[str] = CONTENDER
         study = hocket.tune(train, space(), trials, EPOCHS, direction="maximize", executor=executor)
         best[executor] = float(study.best_value)
 
-    searched("serial", 2)  # what is loaded on first use is nobody's
+    searched("serial", 2)  # loads what is loaded on first use, which counts for neither
     steps = {name: functools.partial(searched, name, trials) for name in contenders}
     times_ms = in_turns(steps, rounds=rounds, block=1, warm_up=0, clock=process_time)
     serial_ms = times_ms[contenders[0]]

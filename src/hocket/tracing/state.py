@@ -221,6 +221,7 @@ def _joined(*parts: str) -> str:
 
 
 def _is_number(value: Any) -> bool:
+    """True of live numbers, too."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
