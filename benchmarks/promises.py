@@ -57,7 +57,8 @@ def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
         found: dict[str, Any] = {"calls": until_decided(fast, job, MAX_CALLS)}
         decision = fast.decision
         found |= {"verdict": str(fast.verdict), "why": fast.why}
-        found |= {"promised": decision.speedup, "low": decision.low, "high": decision.high}
+        low, high = decision.promised or (None, None)
+        found |= {"promised": decision.speedup, "low": low, "high": high}
         for pipe in pipes if neighbour == "after" else ():
             pipe.send("start")
         if str(fast.verdict) != "planned":
@@ -71,7 +72,7 @@ def measure(target: str, neighbour: str = "none") -> dict[str, Any]:
         fast.close()
     met = lower_quartile(times_ms["eager"]) / lower_quartile(times_ms["planned"])
     found |= {"met": met, "met_total": sum(times_ms["eager"]) / sum(times_ms["planned"])}
-    return found | {"kept": decision.low is None or met >= decision.low, "noticed": noticed}
+    return found | {"kept": low is None or met >= low, "noticed": noticed}
 
 
 def _train(pipe: Any) -> None:

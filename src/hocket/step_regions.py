@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from hocket.autotune.candidate import TunerConfig
+from hocket.autotune.comparison import in_words
 from hocket.autotune.decision import Decision
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.turns import Turns
@@ -161,7 +162,7 @@ class StepRegions:
         result, took_s = self._timed(run, batch)
         found.note(took_s * 1e3)
         if found.is_over:
-            words = f"{1 / found.speedup:.2f}x of eager's time ({1 / found.high:.2f} to {1 / found.low:.2f})"
+            words = in_words(found.speedup, found.low, found.high)
             if found.is_faster or not self._pool.config.guard:
                 self._run, self.is_final = self._planned, True
                 self._conclude("regions", words, found)

@@ -57,7 +57,7 @@ def comparison_of(
         planner=found.plan.planner,
         versions={"torch": torch.__version__},
         notes=backend.notes,
-        speedup_interval=None if decision.low is None or decision.high is None else (decision.low, decision.high),
+        speedup_interval=decision.promised,
     )
 
 

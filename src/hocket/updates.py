@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as optimizers
 
+from hocket.autotune.comparison import expected
 from hocket.autotune.decision import Decision
 from hocket.autotune.turns import Turns
 from hocket.errors import InputError
@@ -116,9 +117,8 @@ class _Update:
         stays = found.speedup >= 1
         self._stays = self._fast if stays else self._plain
         if not stays:
-            reason = (
-                f"with planned updates the loop is {found.speedup:.2f}x as fast ({found.low:.2f} to {found.high:.2f})"
-            )
+            low, high = expected(found.low, found.high)
+            reason = f"with planned updates the loop is {found.speedup:.2f}x as fast ({low:.2f} to {high:.2f} expected)"
             decision = Decision("eager", reason, found.speedup, found.low, found.high, eager_ms=found.incumbent_ms)
             self._fast.overrule(decision)
 

@@ -234,6 +234,20 @@ def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, exp
     fast.close()
 
 
+def test_changed_step_times_bring_on_a_look_that_is_not_due_yet(monkeypatch):
+    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
+    clock = Clock()
+    job, fast = scheduled(clock, drift=DriftLimits())
+    decide(fast, job)
+    for number in range(110):  # the last look was at step 100, the next one is due at 200
+        fast(job.batch(number))
+    clock.planned_ms, clock.eager_ms = 4.0, 3.0
+    for number in range(85):
+        fast(job.batch(number))
+    assert fast.history == ("planned", "eager")
+    fast.close()
+
+
 def test_looks_take_less_than_a_percent_of_a_long_training():
     clock = Clock()
     clock.eager_ms = 8.0

@@ -198,7 +198,7 @@ def test_a_plan_that_was_edited_by_hand_is_run(hocket, tmp_path):
 
 
 def test_a_second_run_remembers_unless_told_not_to(hocket, cache_folder, monkeypatch):
-    monkeypatch.setattr("hocket.autotune.recall.MAX_SLOWDOWN", math.inf)  # other programs may slow the few steps
+    monkeypatch.setattr("hocket.autotune.recall.MOMENTS_DIFFER", math.inf)  # other programs may slow the few steps
     words = ("run", *TINY, "--runs", 1, "--format", "json")
     assert hocket(*words, "--no-cache").status == 0
     assert not cache_folder.exists()

@@ -63,7 +63,7 @@ def test_no_part_of_a_report_contradicts_another(comparison: Comparison) -> None
     interval = comparison.speedup_interval
     is_outside = interval is not None and not round(interval[0], 2) <= shown[0] <= round(interval[1], 2)
     for text in (table, page, notebook):
-        assert ("when the verdict was reached" in text) == is_outside
+        assert ("expected by the verdict" in text) == is_outside
 
 
 def test_a_measured_timeline_that_beats_the_bound_makes_it_an_estimate() -> None:

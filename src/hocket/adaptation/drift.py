@@ -108,14 +108,14 @@ class DriftDetector:
             self._first = False
             self.expected_ms = min(self.expected_ms, found_ms)
         self._count(found_ms)
-        if not self.has_departed or not self._rested:
+        if self.num_departed < self.limits.patience or not self._rested:
             return None
         return Drift(self.expected_ms, median(self._departed), self.limits.patience * self.limits.window)
 
     @property
-    def has_departed(self) -> bool:
-        """True if step times have left those of the verdict, even if it is too early to search again."""
-        return len(self._departed) >= self.limits.patience
+    def num_departed(self) -> int:
+        """Windows in a row, up to the limits' patience, that have departed in the same direction."""
+        return len(self._departed)
 
     def _count(self, found_ms: float) -> None:
         factor = self.limits.factor

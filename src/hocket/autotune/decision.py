@@ -7,6 +7,7 @@ from statistics import median
 
 from hocket.adaptation import CoRun
 from hocket.autotune.candidate import Candidate
+from hocket.autotune.comparison import MOMENTS_DIFFER, expected
 
 # Calls after which the search for a plan that was not compared with eager has paid.
 MIN_PAID = 30
@@ -34,7 +35,7 @@ class Decision:
         kind: ``planned``, ``regions`` or ``eager``.
         reason: the reason in one line.
         speedup: of the best plan over eager, as a ratio of lower quartiles, or None if no plan was timed.
-        low, high: the interval of the speedup (19 of 20 resamplings).
+        low, high: the interval of the speedup (19 of 20 resamplings) at the moment of the comparison.
         best: the plan that runs, or None for eager.
         candidates: all plans that were compared, with the times of their steps, the best one first.
         eager_ms: the times of eager's steps.
@@ -77,6 +78,11 @@ class Decision:
         return self.best.step_ms if self.best else median(self.eager_ms)
 
     @property
+    def promised(self) -> tuple[float, float] | None:
+        """The interval of the speedup that other moments may have, too. None if no plan was timed."""
+        return None if self.low is None or self.high is None else expected(self.low, self.high)
+
+    @property
     def ahead(self) -> float:
         """Speedup over eager of the steps that it leads to, 1 if these are eager."""
         return max(1.0, self.speedup or 1.0) if self.best is not None else 1.0
@@ -97,16 +103,11 @@ class Decision:
             return self.best is not None and num_calls >= MIN_PAID
         return num_calls * median(self.eager_ms) * (1 - 1 / self.ahead) >= search_s * 1e3
 
-    def is_kept(self, slowdown: float, tolerance: float) -> bool:
-        """Return True if steps of its first candidate that take `slowdown` of eager's time are as it says.
-
-        Args:
-            slowdown: the plan's time over eager's, from a few steps.
-            tolerance: a few steps may be off by this factor.
-        """
+    def is_kept(self, slowdown: float) -> bool:
+        """Return True if a few steps of its first candidate that take `slowdown` of eager's time are as it says."""
         if self.best is None:
-            return slowdown * tolerance >= 1
-        return slowdown <= tolerance and slowdown * (self.low or 0) <= tolerance
+            return slowdown * MOMENTS_DIFFER >= 1
+        return slowdown <= MOMENTS_DIFFER and (self.promised is None or slowdown * self.promised[0] <= 1)
 
     def close(self) -> None:
         """Close all executors."""

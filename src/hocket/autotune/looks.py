@@ -16,8 +16,9 @@ from hocket.autotune.upkeep import Upkeep
 
 # The first looks may take as long as this number of planned steps, all others this share of the time.
 LOOK_STEPS, LOOK_SHARE, FIRST_LOOK = 25, 0.005, 25
-# Changed step times bring on a look at once, unless the last one is not this many steps ago.
-LOOK_GAP = 200
+# Step times that have changed in this number of windows bring on a look at once, unless the last one is not this number
+# of steps ago: the first while the first looks have not taken what they may, then the second.
+CHANGED_WINDOWS, SHORT_GAP, LONG_GAP = 2, 50, 200
 
 
 class StepWatch:
@@ -54,6 +55,6 @@ class StepWatch:
         if self._drift is None:
             return None
         drift = self._drift.observe(step_ms)
-        if drift is None and self._drift.has_departed and self.upkeep is not None:
-            self.upkeep.hasten(LOOK_GAP)
+        if drift is None and self._drift.num_departed >= CHANGED_WINDOWS and self.upkeep is not None:
+            self.upkeep.hasten(SHORT_GAP if self.upkeep.has_allowance else LONG_GAP)
         return drift

@@ -13,7 +13,7 @@ from typing import Any
 
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig
-from hocket.autotune.comparison import MAX_SLOWDOWN, StepComparison, compare_steps, glance
+from hocket.autotune.comparison import MOMENTS_DIFFER, StepComparison, compare_steps, glance
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.remembered import Remembered, RememberedPlan, about_step
@@ -75,15 +75,16 @@ class Recall:
         after_eager = self._admission.expect_no_writes
         if not known.is_clear or known.kind == "eager":
             return (yield from compare_steps([candidate], self._backend, after_eager))
+        decision = _decision(known, candidate)
         if self._config.guard:
             slowdown = yield from glance(candidate, self._backend, after_eager)
-            if slowdown > MAX_SLOWDOWN:
+            if slowdown > MOMENTS_DIFFER:
                 # Other plans may be faster. Where it is slower than its interval says, only its promise is renewed.
                 log.info("hocket: the remembered plan takes %.2fx of eager's time now; plans are searched", slowdown)
                 return None
-            if known.low is not None and slowdown * known.low > MAX_SLOWDOWN:
+            if not decision.is_kept(slowdown):
                 return (yield from compare_steps([candidate], self._backend, after_eager))
-        return _decision(known, candidate)
+        return decision
 
     def keep(self, decision: Decision) -> None:
         """Remember what a search has found."""

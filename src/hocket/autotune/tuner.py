@@ -25,7 +25,7 @@ from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
-from hocket.autotune.comparison import MAX_SLOWDOWN, StepComparison, compare_steps, glance, take_turn
+from hocket.autotune.comparison import StepComparison, compare_steps, glance, in_words, take_turn
 from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -128,7 +128,7 @@ class Tuner:
         """
         self._cpu_use = self._config.cpu_use()
         slowdown = yield from glance(decision.candidates[0], self._backend, self.admission.expect_no_writes)
-        if decision.is_kept(slowdown, MAX_SLOWDOWN):
+        if decision.is_kept(slowdown):
             return decision
         missed = Missed(slowdown, num_steps)
         log.info("hocket: %s: the plans are compared again", missed)
@@ -315,8 +315,8 @@ class Tuner:
         reason = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s)"
         if len(self.admission.forms) > 1:
             reason += f" by {best.form!r}"
-        reason += f" takes {1 / found.speedup:.2f}x of eager's time ({1 / found.high:.2f} to {1 / found.low:.2f}"
-        reason += f", lower quartiles of {len(best.steps_ms)} steps each, in turns)"
+        details = f"lower quartiles of {len(best.steps_ms)} steps each, in turns"
+        reason += f" takes {in_words(found.speedup, found.low, found.high, details)}"
         if not found.is_clear:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:

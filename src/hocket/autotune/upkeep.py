@@ -47,6 +47,11 @@ class Upkeep:
         self.num_steps += 1
         return self.num_steps >= self.due and os.getpid() == self._pid
 
+    @property
+    def has_allowance(self) -> bool:
+        """True if the first examinations have not taken together what they may."""
+        return self._spent_steps < self.start_steps
+
     def hasten(self, gap: int) -> None:
         """Examine the next step, unless the last examination is less than `gap` steps ago."""
         if self.num_steps - self._last >= gap:

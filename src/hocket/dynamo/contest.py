@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from hocket.autotune import turns
+from hocket.autotune.comparison import expected
 from hocket.autotune.remembered import Remembered
 from hocket.autotune.turns import Turns
 from hocket.dynamo.outcome import difference
@@ -207,8 +208,10 @@ class Contest:
         if not found.is_faster and not self._are_final([region for region in self._made if region.was_called]):
             self._stage, self._cycle, self._turns, self._awaits_forms = "searching", None, None, True
             return
-        reason = f"with regions {found.speedup:.2f}x as fast as the graph as it stands "
-        reason += f"({found.low:.2f} to {found.high:.2f})"
+        low, high = expected(found.low, found.high)
+        reason = (
+            f"with regions {found.speedup:.2f}x as fast as the graph as it stands ({low:.2f} to {high:.2f} expected)"
+        )
         if found.is_clear:
             kind = "regions" if found.is_faster else "eager"
             self._keep(Remembered(kind, reason, found.speedup, found.low, found.high, found.incumbent_ms, None))

@@ -95,7 +95,7 @@ class Comparison:
         planner: the planner that made the plan.
         versions: name -> version of the software it ran on.
         notes: further lines for the reader.
-        speedup_interval: between which the verdict found the speedup. None if not known.
+        speedup_interval: between which the verdict expects the speedup. None if not known.
     """
 
     target: str
@@ -166,7 +166,7 @@ class Comparison:
         low, high = self.speedup_interval
         if round(low, 2) <= round(self.speedup, 2) <= round(high, 2):
             return ""
-        return f"speedup {self.speedup:.2f}x in this run, and {low:.2f}x to {high:.2f}x when the verdict was reached"
+        return f"speedup {self.speedup:.2f}x in this run, and {low:.2f}x to {high:.2f}x expected by the verdict"
 
     @property
     def over_bound(self) -> float | None:
