@@ -196,10 +196,6 @@ OTHERS += [alias, of_the_input, into_a_part, counting, averaging, averaging_with
 OTHERS += [without_gradient]
 
 
-def branches(m, x):
-    return m.a(x) if x.sum() > 0 else x
-
-
 def hooks(m, x):
     h = m.a(x)
     h.register_hook(lambda grad: grad * 2)
@@ -208,10 +204,6 @@ def hooks(m, x):
 
 def prints(m, x):
     return m.a(x) * len(repr(x))
-
-
-def lists(m, x):
-    return m.a(x) * x.tolist()[0][0]
 
 
 def asks_for_gradients(m, x):
@@ -283,10 +275,8 @@ REFUSED = {
     gets_memory: "other memory, by set_",
     swaps: "other memory, by set_ or swap_tensors",
     steps_inside: "_fused_sgd_ writes into tensors",
-    branches: "looks at values, by __bool__",
     hooks: "looks at values, by register_hook",
     prints: "looks at values, by __repr__",
-    lists: "looks at values, by tolist",
     asks_for_gradients: "looks at the attribute requires_grad of a tensor",
     own_autocast: "an autocast of its own",
     differentiates: "grad is no op",

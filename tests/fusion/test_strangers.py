@@ -96,12 +96,35 @@ def test_language(name):
 
 
 def test_a_library_that_looks_at_values_is_named_in_the_warning_and_the_report():
-    config = transformers.GPT2Config(**LANGUAGE["GPT2LMHeadModel"], pad_token_id=0)
-    array = hocket.fuse([transformers.GPT2LMHeadModel(config) for _ in range(2)], shared=True)
-    reason = r"looks at values, by __contains__ \(test_strangers.py:\d+, in modeling_utils.py:\d+\)"
+    config = transformers.DebertaConfig(**SMALL)
+    array = hocket.fuse([transformers.DebertaForSequenceClassification(config) for _ in range(2)], shared=True)
+    reason = (
+        r"nonzero gives tensors whose shapes depend on values \(test_strangers.py:\d+, in modeling_deberta.py:\d+\)"
+    )
     with pytest.warns(UserWarning, match=reason):
-        array(input_ids=torch.ones(2, 3, dtype=torch.long))
-    assert re.match(rf"2 models, one by one: the forward {reason}$", array.report())
+        array(input_ids=torch.ones(2, 3, dtype=torch.long), labels=torch.tensor([0, 1]))
+    assert re.match(rf"2 models, one by one: {reason}$", array.report())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_with_padding_in_some_batches(name):
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    models = [kind(kind.config_class(**LANGUAGE[name] | {"pad_token_id": 0})).double().train() for _ in range(2)]
+    array = hocket.fuse(models, backend="rule", shared=True, strict=True)
+
+    def check(length):
+        mask = torch.ones(3, 5, dtype=torch.long)
+        mask[:, length:] = 0
+        tokens = torch.randint(3, 29, (3, 5)) * mask
+        labels = {"labels": tokens} if name.startswith("T5") else {}
+        for each in (array, *models):
+            each.zero_grad()
+        check_step(array, models, lambda model: model(input_ids=tokens, attention_mask=mask, **labels).logits)
+
+    for length in (5, 3, 5, 4):
+        check(length)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -28,22 +28,12 @@ from hocket.errors import InputError
 from hocket.fusion.contest import FAILURES, Choice, ContestedCall, ExecutionPlan, Intervals, plans_for
 from hocket.fusion.executor import LeadsElsewhereError, SingleExecutor, has_images
 from hocket.fusion.gradients import GradientMemory
+from hocket.fusion.kinds import CallSpec, Kind, autocast, modes, repeated
 from hocket.fusion.known_functions import NOTHING
 from hocket.fusion.loss import buffers_in, kind_of, per_model_loss
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
-from hocket.fusion.programs import (
-    MAX_PROGRAMS,
-    Bounded,
-    CallSpec,
-    Kind,
-    Programs,
-    Unfused,
-    World,
-    autocast,
-    modes,
-    repeated,
-)
+from hocket.fusion.programs import MAX_PROGRAMS, Bounded, Programs, Unfused, World
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import Settings, warn_without_rule
@@ -104,14 +94,14 @@ class Calls:
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The outputs of all models, the models first."""
         world = self.programs.world()
-        key, leaves = self._read("forward", args, kwargs)
+        key, leaves = self._read(world, "forward", args, kwargs)
         call = world.calls.get(key)
         # A program reads the stacked tensors, the plain models their parts, which may have to be made anew.
         if call is not None and call.program is None and not self._is_transformed() and self._has_moved():
             world, call = self.programs.world(), None
         if call is not None:
             return as_tensors(call.run(call.values(leaves)), self.store.num_models)
-        return as_tensors(self._new_forward(world, key, args, kwargs), self.store.num_models)
+        return as_tensors(self._new_forward(world, args, kwargs), self.store.num_models)
 
     def losses(
         self,
@@ -127,7 +117,7 @@ class Calls:
             return self.loss(fn, forward(*args, **kwargs), targets)
         world = self.programs.world()
         kind = kind_of(fn)
-        key, leaves = self._read(("losses", kind), args, kwargs, targets)
+        key, leaves = self._read(world, ("losses", kind), args, kwargs, targets)
         call = world.calls.get(key)
         if call is not None:
             return call.run(fn, call.values(leaves), targets)
@@ -183,10 +173,12 @@ class Calls:
         return is_watched() or torch._C._are_functorch_transforms_active() or torch.is_inference_mode_enabled()
 
     def _read(
-        self, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
+        self, world: World, what: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: tuple[Any, ...] = ()
     ) -> tuple[Any, list[Any]]:
         """The key of a call, and the leaves of its arguments."""
-        mode = (self.store.templates[0].training, self.form, self._is_transformed(), modes())
+        mode: tuple[Any, ...] = (self.store.templates[0].training, self.form, self._is_transformed(), modes())
+        if world.asks:
+            mode = (*mode, world.answered(*self._kind(args, kwargs)).answers)
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
         call, leaves = CallSpec.of(args, kwargs)
@@ -199,12 +191,14 @@ class Calls:
         own = self.settings.model_axis.inputs(self.store, leaves, call.spec)
         return Kind(call, own, leaves, self.store.templates[0].training), _stacked(leaves, own)
 
-    def _new_forward(self, world: World, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _new_forward(self, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the output of a kind of call that is new, and note how to compute later ones."""
         is_seen = self._is_transformed()
         if not is_seen and self._has_moved():
             world = self.programs.world()
+        key, _ = self._read(world, "forward", args, kwargs)
         kind, values = self._kind(args, kwargs)
+        kind = world.answered(kind, values)
         found = world.find(kind)
         if self.settings.backend == "loop" or self.form == "loop":
             found = Unfused("")
@@ -215,7 +209,7 @@ class Calls:
         if found is None:
             snapshot = Snapshot(self.store.buffers(), self.store.generators)
             start = perf_counter()
-            out = self.programs.record(world, kind, values)
+            out, kind = self.programs.record(world, kind, values)
             self._recorded_s = min(self._recorded_s, (perf_counter() - start) / RECORDING)
             found = world.find(kind)
             is_auto = self.settings.backend == "auto" and self.form is None
@@ -224,6 +218,7 @@ class Calls:
             if is_auto or not isinstance(found, FusedProgram) or found.writes_inputs or found.writes_parameters:
                 return out
             snapshot.put_back()  # the user asked for another way
+            key, _ = self._read(world, "forward", args, kwargs)
         failed: InputError | None = None
         plain = partial(one_by_one, self.store, kind.call.spec, asks_leaves=self.programs.asks_leaves())
         if isinstance(found, FusedProgram):
@@ -271,7 +266,7 @@ class Calls:
         if self._has_moved():
             return None
         call, values = self._kind(args, kwargs)
-        program = world.find(call)
+        program = world.find(world.answered(call, values))
         if not isinstance(program, FusedProgram) or program.writes_inputs:
             return None
         return KnownCall(call.own, self._chosen(world, ("losses", kind), program, values), program)

@@ -79,8 +79,9 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def is_write(name: str) -> bool:
-    """True of ``index_add_`` and ``__setitem__``, not of ``__getitem__``."""
-    return name.strip("_") == "setitem" or (name.endswith("_") and not name.endswith("__"))
+    """True of ``index_add_`` and ``__setitem__``, not of ``__getitem__``, nor of the operators ``and_`` and ``or_``."""
+    is_word = name in ("and_", "or_", "not_")
+    return name.strip("_") == "setitem" or (name.endswith("_") and not name.endswith("__") and not is_word)
 
 
 def is_shaped_by_values(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

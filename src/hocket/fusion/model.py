@@ -364,7 +364,7 @@ class Array(nn.Module):
 
 
 def report(calls: Calls) -> str:
-    """One line in all, then one for each op of the last called program, then the reasons of separate blocks."""
+    """One line in all, then one for each op of the last called program, then reasons of unfused calls and blocks."""
     programs, num_models = calls.programs.made(), calls.store.num_models
     lines = []
     if not programs:
@@ -384,5 +384,6 @@ def report(calls: Calls) -> str:
         layer_width = max((len(step.layer) for step in steps), default=0)
         op_width = max((len(step.op) for step in steps), default=0)
         lines += [f"{step.layer:{layer_width}}  {step.op:{op_width}}  {step.used}" for step in steps]
+        lines += [f"some calls one by one: {calls.why_unfused}"] if calls.why_unfused else []
     lines += [f"separate: {name} ({reason})" for name, reason in calls.store.reasons.items()]
     return "\n".join(lines)

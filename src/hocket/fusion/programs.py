@@ -10,23 +10,22 @@ changes, the next call is a first one again. When it changes back, its programs 
 
 from __future__ import annotations
 
-import enum
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
 from hocket.fusion.compare import own_options
 from hocket.fusion.gradients import ASKED
-from hocket.fusion.known_functions import LAYOUT, NOTHING, SHAPE
+from hocket.fusion.kinds import Kind
+from hocket.fusion.known_functions import LAYOUT, NOTHING
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
+from hocket.fusion.questions import TOO_MANY, Questions
 from hocket.fusion.record import recorded
 from hocket.fusion.shared_objects import attributes_of
 from hocket.fusion.stacked import unwatched
@@ -37,18 +36,7 @@ from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
 
-__all__ = [
-    "MAX_PROGRAMS",
-    "Bounded",
-    "CallSpec",
-    "Kind",
-    "Programs",
-    "Unfused",
-    "World",
-    "autocast",
-    "modes",
-    "repeated",
-]
+__all__ = ["MAX_PROGRAMS", "Bounded", "Programs", "Unfused", "World"]
 
 
 V = TypeVar("V")
@@ -108,69 +96,6 @@ class Unfused:
     is_final: bool = True  # whether it is not worth another try
 
 
-@dataclass(frozen=True)
-class CallSpec:
-    """The tree of the arguments and the leaves that are not tensors, for which alone a recording holds."""
-
-    spec: Any
-    constants: tuple[tuple[int, Any], ...]
-
-    @staticmethod
-    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CallSpec, list[Any]]:
-        """The call and all leaves, in order."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        constants = tuple((index, _key(leaf)) for index, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
-        return CallSpec(spec, constants), leaves
-
-
-def modes() -> tuple[Any, ...]:
-    """Modes of torch that a forward may read and a graph has as constants: gradients, default dtype, autocast."""
-    return (torch.is_grad_enabled(), torch.get_default_dtype(), autocast())
-
-
-def autocast() -> tuple[tuple[bool, torch.dtype], ...]:
-    """State and dtype of autocast on the CPU and on CUDA."""
-    return tuple([(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")])
-
-
-class _Unknown:
-    """An argument that cannot be compared. It equals nothing, so that its call is not cached."""
-
-
-def _key(leaf: Any) -> Any:
-    """The class and value of an argument."""
-    if isinstance(leaf, (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, enum.Enum)):
-        return type(leaf), leaf
-    if type(leaf) in (float, complex):
-        return type(leaf), repr(leaf)
-    if type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes") and not leaf.dtype.hasobject:
-        return type(leaf), leaf.shape, leaf.dtype.str, leaf.tobytes()
-    return _Unknown()
-
-
-class Kind:
-    """The key of a program, besides the state that forwards read: how the models are called."""
-
-    def __init__(self, call: CallSpec, own: tuple[bool, ...], leaves: list[Any], training: bool) -> None:
-        self.call = call
-        self.own = own
-        self._base = (call, own, training, modes(), repeated(leaves))
-        self._tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-
-    def key(self, looks: int) -> Any:
-        """The key for a forward that looks so far."""
-        each = [(leaf.ndim, leaf.dtype, leaf.device, leaf.requires_grad) for leaf in self._tensors]
-        shapes = [leaf.shape for leaf in self._tensors] if looks >= SHAPE else ()
-        strides = [leaf.stride() for leaf in self._tensors] if looks >= LAYOUT else ()
-        return (self._base, *each, *shapes, *strides)
-
-
-def repeated(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """For each tensor the place where it stands first, or nothing if no tensor stands twice."""
-    addresses = [id(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-    return () if len(set(addresses)) == len(addresses) else tuple(map(addresses.index, addresses))
-
-
 class World:
     """Calls and programs made in one state of all that the forwards read."""
 
@@ -181,6 +106,7 @@ class World:
         self._guards: Guards | None = None
         self._versions: dict[int, tuple[Tensor, int]] = {}
         self._num_copying = 0  # how many programs `_versions` has tensors of, those that are gone included
+        self._questions: Bounded[Questions] = Bounded(MAX_PROGRAMS)
         self._looks: Bounded[int] = Bounded(MAX_PROGRAMS)
         self._programs: Bounded[FusedProgram | Unfused] = Bounded(MAX_PROGRAMS)
         self._attempts: Bounded[int] = Bounded(MAX_PROGRAMS)
@@ -211,6 +137,22 @@ class World:
         self._guards = guards
         self._num_copying += bool(copied)
         self._versions |= {id(tensor): (tensor, tensor._version) for tensor in copied if not tensor.is_inference()}
+
+    @property
+    def asks(self) -> bool:
+        """True if some forwards have looked at values."""
+        return bool(self._questions)
+
+    def answered(self, kind: Kind, values: list[Any]) -> Kind:
+        """A kind of call with the answers that forwards would get from these leaves, as far as these are known."""
+        questions = self._questions.get(kind.key(LAYOUT))
+        return kind if questions is None else kind.answered(questions.answers(values))
+
+    def questions(self, kind: Kind, store: Store) -> Questions:
+        """The questions that forwards ask in calls of a kind, which is without answers."""
+        key = kind.key(LAYOUT)
+        found = self._questions[key] = self._questions.get(key) or Questions(store)
+        return found
 
     def find(self, kind: Kind) -> FusedProgram | Unfused | None:
         """The program for calls of a kind, or the reason why there is none, or None if the kind is new."""
@@ -291,8 +233,12 @@ class Programs:
         del self._worlds[MAX_WORLDS:]
         return other
 
-    def record(self, world: World, kind: Kind, values: list[Any]) -> Any:
-        """Run the plain models, record them and make a program. Returns the output, `Stacked` where models differ."""
+    def record(self, world: World, kind: Kind, values: list[Any]) -> tuple[Any, Kind]:
+        """Run the plain models, record them and make a program.
+
+        Returns:
+            The output, `Stacked` where models differ, and the kind with the answers that the forwards have got.
+        """
         store, traces = self._store, list[RecordedForward]()
         separate, originals = frozenset(store.separate_index), store.originals.known(values)
 
@@ -308,7 +254,7 @@ class Programs:
 
         if self.asks_who_watches():
             world.keep(kind, LAYOUT, Unfused("the forward asks who watches it"))
-            return one_by_one(store, kind.call.spec, values)
+            return one_by_one(store, kind.call.spec, values), kind
 
         with collections_held():  # of the many objects that a walk makes, none is garbage yet
             seen = self._watch.run(call) if self.has_own_code else None
@@ -321,12 +267,24 @@ class Programs:
         elif seen is not None and seen.reason:
             world.keep(kind, looks, Unfused(seen.reason, not seen.may_pass))
         else:
+            kind = self._learnt(world, kind, traces)
+            if kind.answers == TOO_MANY:
+                world.keep(kind, looks, Unfused("the forward looks at values, and goes another way in each call"))
+                return result, kind
             graphs = [each.traced for each in traces if each.traced is not None]
             found = self._made(graphs)
             world.keep(kind, looks, found)
             if seen is not None and isinstance(found, FusedProgram):
                 world.guard(self._watch.guards(seen.state), _copied_constants(graphs))
-        return result
+        return result, kind
+
+    def _learnt(self, world: World, kind: Kind, traces: Sequence[RecordedForward]) -> Kind:
+        """The kind with the answers to all looks at values, which are questions from now on."""
+        asked = [each.asked for each in traces]
+        if not any(asked):
+            return kind
+        plain = kind.answered(())
+        return plain.answered(world.questions(plain, self._store).learn(asked))
 
     def checked(self, kind: Kind, values: list[Any]) -> Any:
         """Run the plain models, and look only whether they reach a part of the models that were fused."""

@@ -28,11 +28,12 @@ from hocket.fusion import known_functions as functions
 from hocket.fusion.gradients import as_leaf
 from hocket.fusion.known_functions import STRIDED, TRACEABLE_FORWARDS, memory, unlike_alone
 from hocket.fusion.module_calls import calls_given, without_checkpoints
+from hocket.fusion.questions import ASKING, MAX_ELEMENTS, look_of
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import Known, check_part, named_tensors
 from hocket.fusion.stacked import memory_order
-from hocket.fusion.traced import RecordedForward, Traced
+from hocket.fusion.traced import Look, RecordedForward, Traced
 from hocket.pystate.origins import user_line
 
 __all__ = ["recorded"]
@@ -65,9 +66,9 @@ def recorded(
         if recorder.stray is not None:
             raise recorder.stray from None  # whatever the user's code has made of it
     traced = recorder.traced(out) if not recorder.reason else None
-    reason = recorder.reason
+    reason, unknown, asked = recorder.reason, tuple(recorder.unknown), tuple(recorder.asked)
     may_pass = reason.startswith(_UNKNOWN)
-    return RecordedForward(out, recorder.looks, None if reason else traced, reason, may_pass, tuple(recorder.unknown))
+    return RecordedForward(out, recorder.looks, None if reason else traced, reason, may_pass, unknown, asked)
 
 
 class _Recorder(TorchFunctionMode):
@@ -79,6 +80,8 @@ class _Recorder(TorchFunctionMode):
         super().__init__()
         self.reason = ""  # why the forward has no graph; the first one found, empty if there is none
         self.looks = functions.NOTHING  # how far it has looked at its tensors
+        self.asked: list[Look] = []  # looks at values that can be asked for ahead of a forward
+        self._asking: set[fx.Node] = set()  # the nodes that lead to these
         self.stray: InputError | None = None  # a part of another model that the forward has reached
         self.failures: dict[int, str] = {}  # the layers and ops that have raised, by the id of the exception
         self._graph = fx.Graph()
@@ -91,6 +94,7 @@ class _Recorder(TorchFunctionMode):
         self._is_whole = False  # in a block that is one node
         self._names = {id(tensor): name for name, tensor in reversed(named_tensors(model))}
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}  # by the id of the tensor, which is held
+        self._values: dict[fx.Node, Tensor] = {}
         self._memory = {id(tensor): memory(tensor) for _, tensor in named_tensors(model)}  # of these and of others
         self._inputs: dict[fx.Node, int] = {}
         self._tensors: dict[fx.Node, str] = {}
@@ -102,12 +106,11 @@ class _Recorder(TorchFunctionMode):
         self._buffers = dict(model.named_buffers(remove_duplicate=False))
         self._trains, *self._mode = _mode_of_torch()
         for number, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor):
-                if id(leaf) in self._nodes:
-                    continue  # one tensor stands for two arguments, as it does in each such call
-                node = self._graph.placeholder(f"input_{number}")
-                self._hold(leaf, node)
-                self._inputs[node] = number
+            if not isinstance(leaf, Tensor) or id(leaf) in self._nodes:
+                continue  # one tensor stands for two arguments, as it does in each such call
+            node = self._graph.placeholder(f"input_{number}")
+            self._hold(leaf, node)
+            self._inputs[node] = number
 
     def traced(self, out: Any) -> Traced:
         """The graph, ended by this output."""
@@ -118,8 +121,9 @@ class _Recorder(TorchFunctionMode):
         leaves, spec = pytree.tree_flatten(out)
         self._graph.output(tuple([self._argument(leaf) for leaf in leaves]))
         for node in reversed(list(self._graph.nodes)):
-            if node.target is operator.getitem and not node.users:
-                self._graph.erase_node(node)  # a part of a result that nothing reads
+            is_part = node.target is operator.getitem or (node in self._asking and node.op.startswith("call_"))
+            if is_part and not node.users:
+                self._graph.erase_node(node)  # nothing reads it, or a look alone
         return Traced(self._graph, self._inputs, self._tensors, self._constants, spec)
 
     def __torch_function__(
@@ -150,7 +154,9 @@ class _Recorder(TorchFunctionMode):
         if not gives and name not in functions.WITHOUT_RESULT:
             if functions.is_write(name) or (is_by_shapes and not self._is_by_shapes(args, kwargs)):
                 self._cannot(f"{name} writes into tensors")
-            elif name not in functions.KNOWN and (not is_by_shapes or name in functions.SHARING):
+            elif name in functions.KNOWN or (is_by_shapes and name not in functions.SHARING):
+                pass
+            elif name not in ASKING or not self._asks(func, args, kwargs, result):
                 self._cannot(f"the forward looks at values, by {name}")
             return result
         if is_by_shapes:
@@ -176,6 +182,19 @@ class _Recorder(TorchFunctionMode):
         else:
             self._record("call_method", name, args, kwargs, result)
         return result
+
+    def _asks(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
+        """True if a look at values follows from the inputs, so that later calls can be asked, too."""
+        tensors = _tensors((args, kwargs))
+        if self.reason or sum(tensor.numel() for tensor in tensors) > MAX_ELEMENTS:
+            return False
+        asked = [self._argument(tensor) for tensor in tensors]
+        traced = Traced(self._graph, self._inputs, self._tensors, self._constants, None)
+        found = look_of(traced, self._buffers, self._values, asked, (func, (args, kwargs)), result)
+        if found is not None:
+            self.asked.append(found[0])
+            self._asking |= found[1]
+        return found is not None
 
     def layer(self, module: nn.Module, usual: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module of the model, or of one that it makes."""
@@ -351,6 +370,7 @@ class _Recorder(TorchFunctionMode):
 
     def _hold(self, tensor: Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = (tensor, node)
+        self._values[node] = tensor
         self._memory[id(tensor)] = memory(tensor)
 
     def _has_moved(self, tensor: Tensor) -> bool:

@@ -10,7 +10,7 @@ every constant in them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,41 @@ class Traced:
 
 
 @dataclass(frozen=True)
+class Look:
+    """A function of torch that a forward has asked for a value (see `hocket.fusion.questions`)."""
+
+    graph: fx.Graph  # from what is given to the tensors among its arguments
+    given: tuple[Any, ...]  # the numbers of leaves of the arguments, names of buffers, and constants
+    func: Callable[..., Any]
+    spec: Any  # the tree of its arguments
+    plain: tuple[Any, ...]  # the leaves, `Tensor` in place of tensors
+    answer: Any
+
+    def ask(self, given: Sequence[Tensor]) -> Any:
+        """The value for other tensors."""
+        left, values = iter(given), dict[fx.Node, Any]()
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(left)
+                continue
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            if node.op == "call_method":
+                values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+            elif node.op == "call_function":
+                values[node] = node.target(*args, **kwargs)
+            else:
+                left = iter(args[0])
+        leaves = [next(left) if each is Tensor else each for each in self.plain]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.func(*args, **kwargs)
+
+    def is_like(self, other: Look) -> bool:
+        """True if both have the same value for the same tensors."""
+        mine = (self.func, self.spec, repr(self.plain), str(self.graph), *map(id, self.given))
+        return mine == (other.func, other.spec, repr(other.plain), str(other.graph), *map(id, other.given))
+
+
+@dataclass(frozen=True)
 class RecordedForward:
     """One forward that was recorded."""
 
@@ -54,6 +89,7 @@ class RecordedForward:
     reason: str = ""  # why there is none
     may_pass: bool = False  # whether there may be one next time, when what is made once is there
     unknown: tuple[Tensor, ...] = ()  # tensors that no op has given
+    asked: tuple[Look, ...] = ()  # looks at values that follow from the inputs
 
 
 def merged(traces: Sequence[Traced]) -> Traced:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from hocket.fusion.known_functions import is_write
 from hocket.fusion.rules.base import IN_PLACE, find, is_watched, op_name
 
 __all__ = ["find_writes", "in_place", "written_by"]
@@ -156,10 +157,11 @@ def written_by(node: fx.Node, block: Callable[[str], nn.Module]) -> fx.Node | No
         return first if getattr(block(str(node.target)), "inplace", False) else None
     if isinstance(node.target, torch._ops.OpOverload):
         return first if node.target._schema.is_mutable else None
-    if name == "setitem":
-        return first
-    ends = name.endswith("_") and not name.endswith("__") and name not in NO_WRITES
-    if ends or (name in IN_PLACE and node.op == "call_function") or _is_asked(node):
+    if (
+        (is_write(name) and name not in NO_WRITES)
+        or (name in IN_PLACE and node.op == "call_function")
+        or _is_asked(node)
+    ):
         return first
     return None
 

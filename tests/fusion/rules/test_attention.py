@@ -84,6 +84,12 @@ class Scaled(nn.Module):
         return F.scaled_dot_product_attention(q * self.scale, k, k * self.scale, **self.options)
 
 
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(5, 5, dtype=torch.bool).tril()}])
+def test_heads_of_queries_that_have_keys_in_common(options):
+    q, k = torch.randn(3, 2, 4, 5, 4).double(), torch.randn(3, 2, 2, 5, 4).double()
+    check(made(lambda: Scaled(enable_gqa=True, **options), 3), q, k, shared=False, strict=True)
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": torch.ones(5, 5, dtype=torch.bool).tril()}],

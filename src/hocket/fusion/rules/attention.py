@@ -32,17 +32,19 @@ def sdpa(
     enable_gqa: bool = False,
 ) -> Any:
     """Attention of queries ``(N, ..., L, E)``, with a mask for all models or one for each."""
-    if enable_gqa or min(value.ndim for value in (query, key, value)) < 3:
+    if min(value.ndim for value in (query, key, value)) < 3:
         return NotImplemented
     num_models = context.num_models
     q, k, v = (with_model_dim(each, num_models) for each in (query, key, value))
     mask = _mask(context, attn_mask, q.ndim - 1)
     if dropout_p > 0.0:
+        if enable_gqa:  # several heads of queries have one head of keys and values
+            k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], -3) for each in (k, v))
         return Stacked(_weighted(context, q, k, v, mask, is_causal, dropout_p, scale)[0])
     if mask is not None and mask.ndim == q.ndim:
         mask = mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
-    y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale)
+    y = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
     return Stacked(y.unflatten(0, (num_models, -1)))
 
 
