@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
 
 from hocket.fusion.known_functions import memory
 from hocket.fusion.program import CANNOT
@@ -64,8 +63,6 @@ def look_of(
     used = _leading_to(traced, values, asked)
     if not _is_asked_ahead(traced, buffers, values, used):
         return None
-    func, arguments = call
-    leaves, spec = pytree.tree_flatten(arguments)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     given: list[Any] = []
@@ -78,10 +75,14 @@ def look_of(
         copies[node] = graph.placeholder(f"given_{len(given)}")
         known = traced.inputs.get(node, traced.tensors.get(node))
         given.append(traced.constants[node] if known is None else known)
-    graph.output(tuple([copies[node] for node in asked]))
-    plain = tuple([Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+    func, arguments = call
+    left = iter(asked)
+    args, kwargs = fx.node.map_aggregate(
+        arguments, lambda leaf: copies[next(left)] if isinstance(leaf, Tensor) else leaf
+    )
+    graph.output(graph.call_function(func, args, kwargs))
     writes = {node for node in used if written_by(node, nn.Module().get_submodule) is not None}
-    return Look(graph, tuple(given), func, spec, plain, _key(result)), used - writes
+    return Look(graph, tuple(given), _key(result)), used - writes
 
 
 def _leading_to(traced: Traced, values: Mapping[fx.Node, Tensor], asked: Sequence[fx.Node]) -> set[fx.Node]:

@@ -10,7 +10,7 @@ every constant in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,11 +48,8 @@ class Traced:
 class Look:
     """A function of torch that a forward has asked for a value (see `hocket.fusion.questions`)."""
 
-    graph: fx.Graph  # from what is given to the tensors among its arguments
-    given: tuple[Any, ...]  # the numbers of leaves of the arguments, names of buffers, and constants
-    func: Callable[..., Any]
-    spec: Any  # the tree of its arguments
-    plain: tuple[Any, ...]  # the leaves, `Tensor` in place of tensors
+    graph: fx.Graph  # ends with the function
+    given: tuple[Any, ...]  # for each placeholder the number of a leaf of the arguments, a buffer's name, or a constant
     answer: Any
 
     def ask(self, given: Sequence[Tensor]) -> Any:
@@ -63,20 +60,18 @@ class Look:
                 values[node] = next(left)
                 continue
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-            if node.op == "call_method":
-                values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-            elif node.op == "call_function":
-                values[node] = node.target(*args, **kwargs)
-            else:
-                left = iter(args[0])
-        leaves = [next(left) if each is Tensor else each for each in self.plain]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.func(*args, **kwargs)
+            if node.op == "output":
+                return args[0]
+            target = getattr(Tensor, node.target) if node.op == "call_method" else node.target
+            values[node] = target(*args, **kwargs)
+        raise AssertionError("a graph without an output")
 
     def is_like(self, other: Look) -> bool:
         """True if both have the same value for the same tensors."""
-        mine = (self.func, self.spec, repr(self.plain), str(self.graph), *map(id, self.given))
-        return mine == (other.func, other.spec, repr(other.plain), str(other.graph), *map(id, other.given))
+        return self._content() == other._content()
+
+    def _content(self) -> tuple[Any, ...]:
+        return str(self.graph), [node.target for node in self.graph.nodes], list(map(id, self.given))
 
 
 @dataclass(frozen=True)
