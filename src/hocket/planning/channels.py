@@ -12,8 +12,6 @@ TicTac parameters (`hocket.planning.transfers`), with different urgencies. A sim
 at which transfers are ready. A transfer goes only after all ops that it waits for, directly or by way of lanes, so that
 lanes never wait for each other in a circle.
 
-Earliest starts of ops that depend on transfers.
-
 A step that is fed over links begins with `recv` ops that wait for nothing. Their order on each link decides when each
 of them arrives, and an op can start when all recvs that it depends on have arrived::
 
