@@ -21,7 +21,7 @@ from functools import cached_property
 
 from hocket.distributed.staging import TRAVELLING
 from hocket.errors import InputError
-from hocket.ir import Graph
+from hocket.ir import DisjointSets, Graph
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import cut
 from hocket.tracing.division import Arrival, Departure, is_of_batch, references
@@ -249,20 +249,10 @@ def _check_numbers(
 
 def _shards(graph: Graph, served: frozenset[str], items: Mapping[str, list[str]]) -> list[list[str]]:
     """Sets of ops that are connected by an edge, by memory, or by a number in memory."""
-    parent = {name: name for name in graph.order if name in served}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
+    sets = DisjointSets(name for name in graph.order if name in served)
     for one, other in _connected(graph, served, items):
-        parent[root(other)] = root(one)
-    found: dict[str, list[str]] = {}
-    for name in parent:
-        found.setdefault(root(name), []).append(name)
-    return list(found.values())
+        sets.join(one, other)
+    return sets.groups()
 
 
 def _connected(graph: Graph, served: frozenset[str], items: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hocket.ir._topological import list_order
 from hocket.ir.graph import Graph
 from hocket.ir.plan import Plan
-from hocket.ir.semantics import check_ops, execution_order
+from hocket.ir.semantics import check_ops, execution_order, waits_of
 
 
 @dataclass(frozen=True)
@@ -122,28 +122,21 @@ def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
         >>> launch_order(graph, Plan((Lane("x", ("a", "b")), Lane("y", ("c",)))))
         ('a', 'b', 'c')
     """
+    check_ops(graph, plan)
     rank = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
-    needed: dict[str, set[str]] = {}
-    followers: dict[str, list[str]] = {name: [] for name in rank}
-    for lane in plan.lanes:
-        for at, name in enumerate(lane.ops):
-            needed[name] = {
-                *graph.predecessors.get(name, ()),
-                *plan.after.get(name, ()),
-                *lane.ops[max(at - 1, 0) : at],
-            }
-            for before in needed[name]:
-                followers.setdefault(before, []).append(name)
+    needed = {op: set(others) for op, others in waits_of(graph, plan).items()}
+    followers: dict[str, list[str]] = {name: [] for name in needed}
+    for name, others in needed.items():
+        for before in others:
+            followers[before].append(name)
     level: dict[str, int] = {}
 
     def key(name: str) -> tuple[int, tuple[int, int]]:
         level[name] = 1 + max((level[before] for before in needed[name]), default=-1)
         return level[name], rank[name]
 
-    order = list(list_order({name: len(before) for name, before in needed.items()}, followers, key))
-    if len(order) < len(plan) or len(plan) < len(graph) or not graph.by_name.keys() >= needed.keys():
-        synchronisation(graph, plan)  # says what is wrong
-    return tuple(order)
+    order = tuple(list_order({name: len(before) for name, before in needed.items()}, followers, key))
+    return order if len(order) == len(plan) else execution_order(graph, plan)  # which names the circle
 
 
 def _join(

@@ -28,10 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan, launch_order
+from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan, launch_order, waits_of
 from hocket.simulation import simulate
 
 # Lanes for a link that never queues.
@@ -193,12 +192,9 @@ class _Queue:
 
 def _before(graph: Graph, plan: Plan, place: Mapping[str, int]) -> dict[str, int]:
     """For each transfer the set of transfers that must go before it, by edges, `after` and lanes."""
-    waits = {name: [*graph.predecessors[name], *plan.after.get(name, ())] for name in graph.by_name}
-    for lane in plan.lanes:
-        for before, op in pairwise(lane.ops):
-            waits[op].append(before)
     # A transfer that is alone on its lane waits for no lane, so this plan has an order.
     alone = Plan((*plan.lanes, *(Lane(f"transfer{at}", (name,)) for name, at in place.items())), plan.after)
+    waits = waits_of(graph, alone)
     found: dict[str, int] = {}
     for name in launch_order(graph, alone):
         mine = 0

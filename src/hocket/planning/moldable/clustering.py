@@ -21,12 +21,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan
+from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan, waits_of
 from hocket.planning.moldable.instance import durations_of
 
 MAX_PASSES = 8
@@ -87,14 +86,10 @@ class Coarse:
             for action, others in self.graph.predecessors.items():
                 yield from ((other, action) for other in others if lane_of[other] is not lane_of[action])
             return
-        waits = {action: [*others, *plan.after.get(action, ())] for action, others in self.graph.predecessors.items()}
-        for lane in plan.lanes:
-            for before, action in pairwise(lane.ops):
-                waits[action].append(before)
         last: dict[tuple[str, int], str] = {}
         names = [action.name for action in self.graph.ops]
         done: set[str] = set()
-        for action in TopologicalSorter(waits).static_order():
+        for action in TopologicalSorter(waits_of(self.graph, plan)).static_order():
             for other in apart.get(self.graph.index[action], ()):
                 if names[other] in done and lane_of[names[other]] is not lane_of[action]:
                     yield names[other], action
