@@ -95,7 +95,7 @@ def _starts(problem: PartitionProblem, wanted: Wanted, seed: int) -> list[NDArra
         return found
     found.append(starts.random_start(problem, seed))
     if wanted.epsilon is not None and small:
-        found.append(refine(problem, found[0].tolist(), wanted.epsilon, 2_000))
+        found.append(refine(problem, found[0].tolist(), wanted.epsilon))
     return found
 
 

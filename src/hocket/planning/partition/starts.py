@@ -3,7 +3,7 @@
 For an op n on device p, D(n, p) = E - I: the bytes of its incoming tensors from other devices, minus those from p. The
 op of the least D moves to another device if its D falls, the target device stays below its target plus epsilon, and
 the source device stays above its target minus epsilon. An op also moves if that brings both devices nearer to their
-targets without passing them. The refinement ends when no op may move, or after `max_moves`, since an op that moved for
+targets without passing them. The refinement ends when no op may move, or after `MAX_MOVES`, since an op that moved for
 balance may move back for bytes.
 
 An incoming tensor counts for each op that reads it and not for its source, so the cost differs from that of the
@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from hocket.ir import list_order
 from hocket.planning.partition.problem import PartitionProblem
+
+MAX_MOVES = 2_000
 
 
 def topological_order(nodes: int, waits: Iterable[tuple[int, int]], seed: int | None = None) -> list[int]:
@@ -122,9 +124,7 @@ def random_start(problem: PartitionProblem, seed: int) -> NDArray[np.int32]:
     return draw.integers(0, problem.num_parts, problem.num_groups).astype(np.int32)[problem.group]
 
 
-def refine(
-    problem: PartitionProblem, part: Sequence[int], epsilon: float, max_moves: int | None = None
-) -> NDArray[np.int32]:
+def refine(problem: PartitionProblem, part: Sequence[int], epsilon: float) -> NDArray[np.int32]:
     """`part` after moves of the paper's kind, in which groups move as one.
 
     Args:
@@ -158,7 +158,7 @@ def refine(
             readers[source].append((reader, tensor.size_bytes))
     everything = incoming.sum(axis=1, keepdims=True)
     rows = np.arange(groups)
-    for _ in range(10 * groups if max_moves is None else max_moves):
+    for _ in range(MAX_MOVES):
         cost = everything - 2 * incoming  # D = E - I on each device
         here = cost[rows, at]
         falls = cost < here[:, None]
