@@ -273,7 +273,7 @@ class Pulls:
         """For each server the values of the last complete pull, in the order of their arrival."""
         self.synchronize()
         return {
-            server_name(number): tuple(op.removeprefix("pull:") for op, _ in wire.arrived.get(self._num_pulls, []))
+            server_name(number): tuple(op.removeprefix("pull:") for op in wire.arrived.get(self._num_pulls, []))
             for number, wire in enumerate(self._links.wires)
         }
 

@@ -260,7 +260,7 @@ class JobStep(ABC, Generic[AnyJob]):
                 check_default_streams(devices_of(self._model))
                 self._guard = self._watched(batch)
             self._job = self._join(batch)
-            with self._ending_on_error():
+            with ending_on_error(self._failed):
                 self._prepare(self._job)
                 self._guard.begin()
         check_default_streams(self._job.devices)
@@ -280,23 +280,24 @@ class JobStep(ABC, Generic[AnyJob]):
         except PeerError as error:
             raise self._failed(error) from error
 
-    @contextmanager
-    def _ending_on_error(self) -> Iterator[None]:
-        """End the job on any error. An interrupt and an exit stay what they are."""
-        try:
-            yield
-        except Exception as error:
-            raise self._failed(error) from error
-        except BaseException as error:
-            self._failed(error)
-            raise
-
     def _failed(self, error: BaseException) -> PeerError:
         """Return the error that ended the job: the first one."""
         if self._failure is None:
             assert self._job is not None
             self._failure = self._job.failed(error)
         return self._failure
+
+
+@contextmanager
+def ending_on_error(failed: Callable[[BaseException], PeerError]) -> Iterator[None]:
+    """End a job by `failed` on any error, and raise its result. An interrupt and an exit stay what they are."""
+    try:
+        yield
+    except Exception as error:
+        raise failed(error) from error
+    except BaseException as error:
+        failed(error)
+        raise
 
 
 def captured_for(step: Any, model: Any, optimizer: Any, batch: Any) -> Captured:

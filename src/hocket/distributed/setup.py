@@ -16,7 +16,7 @@ import torch
 
 from hocket.distributed.agent_server import Value, model_values
 from hocket.distributed.description import described, difference
-from hocket.distributed.job import COMMANDS, PROBE, PROBE_BYTES, JoinedJob, captured_for, check_choice
+from hocket.distributed.job import COMMANDS, PROBE, PROBE_BYTES, JoinedJob, captured_for, check_choice, ending_on_error
 from hocket.distributed.membership import Membership, join
 from hocket.distributed.packets import Packet
 from hocket.distributed.parts import Assignment, assigned
@@ -131,10 +131,8 @@ def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, m
         shards = _shards(captured, assignment, membership)
         membership.meet("agreed")
         job = ShardedJob(membership, captured, membership.wires(), assignment)
-    try:
+    with ending_on_error(job.failed):
         job.begin_wires(shards)
-    except BaseException as error:
-        raise job.failed(error) from error
     return job
 
 

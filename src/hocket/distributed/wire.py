@@ -24,7 +24,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -40,13 +39,13 @@ class Wire:
 
     Attributes:
         failure: the error after which nothing is sent or received any more.
-        arrived: for each epoch the names of received ordered values, each with the clock (ns) of its arrival.
+        arrived: for each epoch the names of received ordered values, in the order of their arrival.
     """
 
     def __init__(self, group: Any, records: Any, place: int, me: str, peer: str, timeout_s: float) -> None:
         self.me, self.peer = me, peer
         self.failure: PeerError | None = None
-        self.arrived: dict[int, list[tuple[str, int]]] = {}
+        self.arrived: dict[int, list[str]] = {}
         self._group, self._other = group, 1 - place
         self._records = Records(records, 1 - place, timeout_s)
         self._outgoing, self._incoming = Direction(), Direction()
@@ -278,8 +277,7 @@ class Wire:
             assert transfer.memory is not None
             packet.unpack(transfer.memory, self._incoming.tensors(number, transfer))
             if number in self._ordered_in:
-                now_ns = perf_counter_ns()
-                self.arrived.setdefault(transfer.epoch, []).extend((member, now_ns) for member in packet.members)
+                self.arrived.setdefault(transfer.epoch, []).extend(packet.members)
                 self.arrived.pop(transfer.epoch - 3, None)
         self._records.tell(ACK, number, chunk, transfer.epoch)
         if is_last:

@@ -11,6 +11,7 @@ Memory outside of the step (code, the Python objects of the whole graph) is not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -54,14 +55,6 @@ def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[fl
             f"got {given}"
         )
     return limits
-
-
-def peaks_of(parts: Sequence[Captured], plan: Plan, order: Sequence[str]) -> tuple[float, ...]:
-    """The peak memory of each rank in bytes, over all runs that the joined plan allows."""
-    return tuple(
-        peak_bytes(part.graph, arrivals_apart(plan_of_rank(plan, rank)), _kept_order(part, order))
-        for rank, part in enumerate(parts)
-    )
 
 
 def held_within(
@@ -187,7 +180,7 @@ class StagePlanner:
         if self.limits is not None:
             check_peaks(self.peaks_bytes, self.limits)
         elif max(self.peaks_bytes) > fair_bytes:  # waits that do not suffice would only cost time
-            plan, self.peaks_bytes = joined.plan, joined.peaks
+            plan, self.peaks_bytes = joined.held((math.inf,) * num_ranks)
         return plan
 
     def _searched(self, graph: Graph, borders: Borders, wanted: Sequence[float]) -> Partition:
@@ -233,10 +226,6 @@ class _Joined:
         self.plan = joined_plan(graph, order, rank_of, crossings, threads)
         self._parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
         self._order = joined_order(graph, order, crossings)
-
-    @property
-    def peaks(self) -> tuple[float, ...]:
-        return peaks_of(self._parts, self.plan, self._order)
 
     def held(self, limits: Sequence[float]) -> tuple[Plan, tuple[float, ...]]:
         """The plan with waits that keep memory limits, and the peaks. See `held_within`."""
