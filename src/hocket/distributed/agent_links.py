@@ -51,13 +51,7 @@ from hocket.tracing.sources import Entry
 
 
 class AgentLinks:
-    """Wires of one agent to all servers.
-
-    Attributes:
-        values: all values of the job.
-        wires: wires by the number of the server.
-        timeout_s: how long a server is waited for.
-    """
+    """Wires of one agent to all servers, by the number of the server, and all values of the job."""
 
     def __init__(self, values: Sequence[Value], wires: Sequence[Wire], timeout_s: float) -> None:
         self.values, self.wires, self.timeout_s = tuple(values), tuple(wires), timeout_s
@@ -191,17 +185,13 @@ class _Decision:
 
 
 class Pulls:
-    """The channel of an agent's plan.
-
-    Attributes:
-        held: the version to stay with, or None for the newest.
-    """
+    """The channel of an agent's plan."""
 
     runs_ahead = True
     runs_behind = False
 
     def __init__(self, links: AgentLinks, places: Mapping[str, Entry], ahead: bool, every_call: bool) -> None:
-        self.held: int | None = None
+        self.held: int | None = None  # the version to stay with, or None for the newest
         self._links, self._ahead, self._every_call = links, ahead, every_call
         values = [value for value in links.values if value.changes]
         self._places = {value.pull_name: places[value.name] for value in values if value.name in places}

@@ -40,23 +40,14 @@ NEWEST = -1
 
 @dataclass(frozen=True)
 class Value:
-    """A parameter or a buffer that agents receive.
+    """A parameter or a buffer that agents receive."""
 
-    Attributes:
-        name: name in the model.
-        kind: dtype and shape, as text.
-        size_bytes: size of the value.
-        server: number of the server that has it.
-        changes: True if the step writes it. Other values are sent once.
-        from_worker: True if worker 0 gives it to the server when it publishes, since no server updates it.
-    """
-
-    name: str
-    kind: str
+    name: str  # name in the model
+    kind: str  # dtype and shape, as text
     size_bytes: int
-    server: int
-    changes: bool
-    from_worker: bool
+    server: int  # number of the server that has it
+    changes: bool  # True if the step writes it. Other values are sent once.
+    from_worker: bool  # True if worker 0 gives it to the server when it publishes, since no server updates it
 
     @property
     def as_list(self) -> list[Any]:

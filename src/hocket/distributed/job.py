@@ -127,17 +127,11 @@ PROBE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class JoinedJob:
-    """A captured step and the wires of this rank.
+    """A captured step and the wires of this rank."""
 
-    Attributes:
-        membership: place of this rank in the job.
-        captured: the whole step.
-        wires: wire to each other rank, by the number of the worker or server there.
-    """
-
-    membership: Membership
-    captured: Captured
-    wires: Mapping[int, Wire]
+    membership: Membership  # place of this rank in the job
+    captured: Captured  # the whole step
+    wires: Mapping[int, Wire]  # wire to each other rank, by the number of the worker or server there
 
     @cached_property
     def rates(self) -> tuple[Entry, ...]:

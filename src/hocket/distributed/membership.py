@@ -30,22 +30,14 @@ FAILED, OVER = "hocket/failed", "hocket/over"
 
 @dataclass(frozen=True)
 class Membership:
-    """The place of a process in a job.
+    """The place of a process in a job."""
 
-    Attributes:
-        rank: rank of this process. Workers come first.
-        num_workers: number of workers.
-        num_servers: number of servers. If 0, all ranks are equal.
-        store: the store that all ranks read.
-        timeout_s: how long this process waits for another rank.
-        rejoin: number of this process among the workers that rejoined the job, from 1 on. 0 for an original rank.
-    """
-
-    rank: int
+    rank: int  # workers come first
     num_workers: int
-    num_servers: int
-    store: JobStore
-    timeout_s: float
+    num_servers: int  # number of servers. If 0, all ranks are equal.
+    store: JobStore  # which all ranks read
+    timeout_s: float  # how long this process waits for another rank
+    # number of this process among the workers that rejoined the job, from 1 on. 0 for an original rank.
     rejoin: int = 0
 
     @property

@@ -33,38 +33,23 @@ WORKERS = "workers"
 
 @dataclass(frozen=True)
 class Exchanged:
-    """A value that goes between the workers and one server in each step.
+    """A value that goes between the workers and one server in each step."""
 
-    Attributes:
-        name: name of the transfer, at both ends.
-        buffer: buffer of the graph of the whole step.
-        server: number of the server.
-        size_bytes: size of the value.
-        averaged: True: the server takes the mean over all workers. False: it takes the value of worker 0.
-    """
-
-    name: str
-    buffer: str
+    name: str  # name of the transfer, at both ends
+    buffer: str  # buffer of the graph of the whole step
     server: int
     size_bytes: int
-    averaged: bool = False
+    averaged: bool = False  # True: the server takes the mean over all workers. False: it takes the value of worker 0.
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Ops of the workers and of each server, and the values that they exchange.
+    """Ops of the workers and of each server, and the values that they exchange."""
 
-    Attributes:
-        pulls: values that workers receive.
-        pushes: values that workers send.
-        worker_ops: names of the ops that workers run.
-        server_ops: for each server the names of the ops that it runs.
-    """
-
-    pulls: tuple[Exchanged, ...]
-    pushes: tuple[Exchanged, ...]
-    worker_ops: frozenset[str]
-    server_ops: tuple[frozenset[str], ...]
+    pulls: tuple[Exchanged, ...]  # values that workers receive
+    pushes: tuple[Exchanged, ...]  # values that workers send
+    worker_ops: frozenset[str]  # names of the ops that workers run
+    server_ops: tuple[frozenset[str], ...]  # for each server the names of the ops that it runs
 
     @cached_property
     def by_name(self) -> Mapping[str, Exchanged]:

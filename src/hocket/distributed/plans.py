@@ -50,21 +50,13 @@ from hocket.tracing.captured import Captured
 
 @dataclass(frozen=True)
 class Cycle:
-    """A worker's step, and the servers' work between two steps.
-
-    Attributes:
-        graph: graph of both.
-        updates: for each server the names of its ops.
-        pulls: names of the ops that bring parameters to the worker.
-        costs: costs of all ops.
-        machine: the worker's machine, with its links.
-    """
+    """A worker's step, and the servers' work between two steps."""
 
     graph: Graph
-    updates: tuple[frozenset[str], ...]
-    pulls: frozenset[str]
+    updates: tuple[frozenset[str], ...]  # for each server the names of its ops
+    pulls: frozenset[str]  # names of the ops that bring parameters to the worker
     costs: Costs
-    machine: Machine
+    machine: Machine  # the worker's machine, with its links
 
     def step_us(self, workers_plan: Plan) -> float:
         """The predicted time of a step in a row of steps."""
@@ -135,15 +127,10 @@ PROFILE_RUNS = 3
 
 @dataclass(frozen=True)
 class JobPlan:
-    """The plan and the chunk sizes that all ranks use.
+    """The plan and the chunk sizes that all ranks use."""
 
-    Attributes:
-        plan: plan of each worker.
-        chunk_bytes: chunk size of the wires to each server.
-    """
-
-    plan: Plan
-    chunk_bytes: tuple[int, ...]
+    plan: Plan  # plan of each worker
+    chunk_bytes: tuple[int, ...]  # chunk size of the wires to each server
 
 
 def profiled(captured: Captured, widths: Sequence[int] = ()) -> Costs:

@@ -37,14 +37,10 @@ def gloo_reason(error: BaseException) -> str:
 
 
 class Records:
-    """One end of the records of a wire. Any thread may send records, and one thread reads them.
-
-    Attributes:
-        silence_s: an end that has sent nothing for so long sends `ALIVE`.
-    """
+    """One end of the records of a wire. Any thread may send records, and one thread reads them."""
 
     def __init__(self, group: Any, other: int, timeout_s: float) -> None:
-        self.silence_s = timeout_s / ALIVE_PER_TIMEOUT
+        self.silence_s = timeout_s / ALIVE_PER_TIMEOUT  # an end that has sent nothing for so long sends `ALIVE`
         self._group, self._other = group, other
         self._sent_at_s = monotonic()
         self._unsent: deque[tuple[Any, torch.Tensor]] = deque()

@@ -31,19 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class WorkerLink:
-    """A worker as a server sees it.
-
-    Attributes:
-        number: number of the worker.
-        wire: wire to it.
-        rejoin: see `Membership`.
-        since: number of steps of the job before its first one, which is step 1 on its wire.
-    """
+    """A worker as a server sees it."""
 
     number: int
-    wire: Wire
-    rejoin: int = 0
-    since: int = 0
+    wire: Wire  # wire to it
+    rejoin: int = 0  # see `Membership`
+    since: int = 0  # number of steps of the job before its first one, which is step 1 on its wire
 
 
 class LiveWorkers:

@@ -31,13 +31,9 @@ from hocket.tracing.sources import Entry
 
 @dataclass(frozen=True)
 class ShardedJob(JoinedJob):
-    """A job whose parameters are divided between servers.
+    """A job whose parameters are divided between servers."""
 
-    Attributes:
-        assignment: ops and values of each rank.
-    """
-
-    assignment: Assignment
+    assignment: Assignment  # ops and values of each rank
 
     def shard(self, server: int) -> ShardState:
         """The state that a server keeps, as places of this rank."""

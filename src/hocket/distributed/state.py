@@ -30,17 +30,11 @@ TOLERANCES = {8: 1e-9, 4: 1e-4}
 
 @dataclass(frozen=True)
 class ShardState:
-    """State that one rank keeps, as places of a model and an optimizer.
+    """State that one rank keeps, as places of a model and an optimizer."""
 
-    Attributes:
-        owner: number of the server, or the rank.
-        tensors: the places.
-        label: prefix of the values' names on the wire, where each name is used once.
-    """
-
-    owner: int
-    tensors: tuple[Entry, ...]
-    label: str = "state"
+    owner: int  # number of the server, or the rank
+    tensors: tuple[Entry, ...]  # the places
+    label: str = "state"  # prefix of the values' names on the wire, where each name is used once
 
     @property
     def packets(self) -> list[Packet]:

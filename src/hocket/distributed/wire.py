@@ -35,16 +35,12 @@ from hocket.execution.channels import Done
 
 
 class Wire:
-    """One end of a connection: of two process groups of two, for the bytes and for the records.
-
-    Attributes:
-        failure: the error after which nothing is sent or received any more.
-        arrived: for each epoch the names of received ordered values, in the order of their arrival.
-    """
+    """One end of a connection: of two process groups of two, for the bytes and for the records."""
 
     def __init__(self, group: Any, records: Any, place: int, me: str, peer: str, timeout_s: float) -> None:
         self.me, self.peer = me, peer
-        self.failure: PeerError | None = None
+        self.failure: PeerError | None = None  # the error after which nothing is sent or received any more
+        # for each epoch the names of received ordered values, in the order of their arrival
         self.arrived: dict[int, list[str]] = {}
         self._group, self._other = group, 1 - place
         self._records = Records(records, 1 - place, timeout_s)

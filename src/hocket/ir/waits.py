@@ -24,17 +24,12 @@ from hocket.ir.semantics import check_ops, execution_order, waits_of
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """The waits that a plan needs, and the order that they enforce.
+    """The waits that a plan needs, and the order that they enforce."""
 
-    Attributes:
-        waits: op -> ops on other lanes that it has to wait for, without those that another wait implies.
-        clocks: op -> the number of ops of each lane that are finished when it ends.
-        place: op -> (lane, position on it).
-    """
-
+    # op -> ops on other lanes that it has to wait for, without those that another wait implies
     waits: dict[str, tuple[str, ...]]
-    clocks: dict[str, tuple[int, ...]]
-    place: dict[str, tuple[int, int]]
+    clocks: dict[str, tuple[int, ...]]  # op -> the number of ops of each lane that are finished when it ends
+    place: dict[str, tuple[int, int]]  # op -> (lane, position on it)
 
     def before(self, first: str, second: str) -> bool:
         """Return True if `first` has always finished when `second` ends. An op counts as before itself."""

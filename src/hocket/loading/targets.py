@@ -24,15 +24,10 @@ from hocket.loading.weights import DTYPES, StoredTensor, Weights
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """A tensor of the model, and the tensor of a file that it is loaded from.
+    """A tensor of the model, and the tensor of a file that it is loaded from."""
 
-    Attributes:
-        names: its names in the model, several if it is tied.
-        stored: the tensor of a file.
-    """
-
-    names: tuple[str, ...]
-    stored: StoredTensor
+    names: tuple[str, ...]  # its names in the model, several if it is tied
+    stored: StoredTensor  # the tensor of a file
 
 
 def modules_by_path(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -44,21 +44,13 @@ FIRST_USE_KEY = "hocket.first_use"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Position and type of a tensor in its file.
+    """Position and type of a tensor in its file."""
 
-    Attributes:
-        name: its key.
-        dtype: by the name that safetensors has for it, a key of `DTYPES`.
-        shape: sizes of its axes.
-        offset: its first byte, counted from the beginning of the file.
-        size_bytes: how many bytes it has.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size_bytes: int
+    name: str  # its key
+    dtype: str  # by the name that safetensors has for it, a key of `DTYPES`
+    shape: tuple[int, ...]  # sizes of its axes
+    offset: int  # its first byte, counted from the beginning of the file
+    size_bytes: int  # how many bytes it has
 
     @property
     def end(self) -> int:
@@ -159,17 +151,11 @@ SINGLE_NAME = "model.safetensors"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file.
+    """A tensor of a file."""
 
-    Attributes:
-        entry: where it lies there.
-        source: the file's bytes.
-        number: of its file, among those that were opened together.
-    """
-
-    entry: TensorEntry
-    source: Source
-    number: int
+    entry: TensorEntry  # where it lies there
+    source: Source  # the file's bytes
+    number: int  # of its file, among those that were opened together
 
     @property
     def place(self) -> tuple[int, int, int]:

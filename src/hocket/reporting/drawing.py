@@ -238,19 +238,11 @@ def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape drawn for one span, or for several that are too narrow to distinguish.
+    """The shape drawn for one span, or for several that are too narrow to distinguish."""
 
-    Attributes:
-        x: start, in pixels.
-        width: the busy time of its spans, in pixels.
-        role: the role with most of that time.
-        count: number of spans.
-        first: the first span.
-    """
-
-    x: float
-    width: float
-    role: str
+    x: float  # start, in pixels
+    width: float  # the busy time of its spans, in pixels
+    role: str  # the role with most of that time
     count: int
     first: Span
 

@@ -69,25 +69,15 @@ MEET_ON_ONE_RANK = ("zbvzerobubble", "dualpipev")
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """The result of a step in stages, as one rank knows it.
+    """The result of a step in stages, as one rank knows it."""
 
-    Attributes:
-        cut: which stage has what, and the predicted step.
-        parameters: how many there are in each stage of this rank.
-        gradient_error: how far any gradient of any rank is from eager's, as a share of the parameter's largest.
-        steps_us: measured steps, from when all ranks were ready to when the last was done.
-        eager_us: forward and backward of the same micro-batches in one process, on as many threads as a rank has.
-        link: between two ranks, measured.
-        threads: of each rank.
-    """
-
-    cut: PipelineCut
-    parameters: dict[int, int]
-    gradient_error: float
-    steps_us: tuple[float, ...]
-    eager_us: float
-    link: Link
-    threads: int
+    cut: PipelineCut  # which stage has what, and the predicted step
+    parameters: dict[int, int]  # how many there are in each stage of this rank
+    gradient_error: float  # how far any gradient of any rank is from eager's, as a share of the parameter's largest
+    steps_us: tuple[float, ...]  # measured steps, from when all ranks were ready to when the last was done
+    eager_us: float  # forward and backward of the same micro-batches in one process, on as many threads as a rank has
+    link: Link  # between two ranks, measured
+    threads: int  # of each rank
 
     @property
     def step_us(self) -> float:

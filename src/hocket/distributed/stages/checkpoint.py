@@ -67,14 +67,10 @@ def part_state(
 
 @dataclass(frozen=True)
 class PartToLoad:
-    """The values that a rank loads from a checkpoint.
+    """The values that a rank loads from a checkpoint."""
 
-    Attributes:
-        tensors: pairs of a tensor here, and its new value.
-        groups: pairs of a group of an optimizer here, and one with its new options.
-    """
-
-    tensors: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    tensors: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # pairs of a tensor here, and its new value
+    # pairs of a group of an optimizer here, and one with its new options
     groups: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...]
 
     def take(self) -> None:

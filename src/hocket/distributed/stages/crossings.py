@@ -43,23 +43,14 @@ def rank_name(rank: int) -> str:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that goes from its home to another rank in each step.
+    """A value that goes from its home to another rank in each step."""
 
-    Attributes:
-        buffer: buffer of the graph of the whole step.
-        home: rank that writes it.
-        to: rank that gets a copy.
-        size_bytes: size of the value.
-        lasts: True if it outlives the step, and is sent for the next one.
-        since: number of migrations before. It makes the name unique on the wire.
-    """
-
-    buffer: str
-    home: int
-    to: int
+    buffer: str  # buffer of the graph of the whole step
+    home: int  # rank that writes it
+    to: int  # rank that gets a copy
     size_bytes: int
-    lasts: bool
-    since: int = 0
+    lasts: bool  # True if it outlives the step, and is sent for the next one
+    since: int = 0  # number of migrations before. It makes the name unique on the wire.
 
     @property
     def send(self) -> str:

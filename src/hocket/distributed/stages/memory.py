@@ -40,13 +40,11 @@ class PartMemory:
 
     Args:
         entries: the places, by name. State that does not exist yet has no memory.
-
-    Attributes:
-        released: shapes and strides of the places whose memory was released.
     """
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
+        # shapes and strides of the places whose memory was released
         self.released: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def keep(self, names: Collection[str]) -> None:

@@ -122,28 +122,18 @@ def _kept_order(part: Captured, order: Sequence[str]) -> list[str]:
 
 @dataclass
 class StagePlanner:
-    """Makes the plan of all ranks, at rank 0.
+    """Makes the plan of all ranks, at rank 0."""
 
-    Attributes:
-        given: a rank for each op, or a plan with a lane for each rank. None: ops are profiled and partitioned.
-        search: arguments of the partitioner.
-        profiles: True: ops are profiled even if a partition is given, since moving ops needs their costs.
-        partition: the partition that was found, unless one was given.
-        costs, machine: input of the partitioner.
-        limits: memory limit of each rank in bytes, or None.
-        estimates: True: costs are estimated, since no rank has all values.
-        peaks_bytes: predicted peak memory of each rank.
-    """
-
+    # a rank for each op, or a plan with a lane for each rank. None: ops are profiled and partitioned.
     given: Plan | Mapping[str, int] | None
-    search: Mapping[str, Any]
-    profiles: bool
-    partition: Partition | None = None
-    costs: Costs | None = None
+    search: Mapping[str, Any]  # arguments of the partitioner
+    profiles: bool  # True: ops are profiled even if a partition is given, since moving ops needs their costs
+    partition: Partition | None = None  # the partition that was found, unless one was given
+    costs: Costs | None = None  # input of the partitioner, as is the machine
     machine: Machine | None = None
-    limits: tuple[float, ...] | None = None
-    estimates: bool = False
-    peaks_bytes: tuple[float, ...] = ()
+    limits: tuple[float, ...] | None = None  # memory limit of each rank in bytes, or None
+    estimates: bool = False  # True: costs are estimated, since no rank has all values
+    peaks_bytes: tuple[float, ...] = ()  # predicted peak memory of each rank
 
     def plan(self, captured: Captured, borders: Borders, num_ranks: int, bytes_per_s: float) -> Plan:
         """Make the plan of all ranks.

@@ -182,15 +182,11 @@ SAME = 0.1
 
 
 class Rebalancer:
-    """Decides which ops move. All ranks make the same decision.
-
-    Attributes:
-        shares: measurements of all ranks at the last decision.
-    """
+    """Decides which ops move. All ranks make the same decision."""
 
     def __init__(self, rules: AssistantRules, rank: int, every_steps: int) -> None:
         self.rules = rules
-        self.shares: tuple[DeviceShare, ...] = ()
+        self.shares: tuple[DeviceShare, ...] = ()  # measurements of all ranks at the last decision
         self._rank, self._every_steps = rank, every_steps
         self._timelines: list[Timeline] = []
         self._slowdown = 1.0

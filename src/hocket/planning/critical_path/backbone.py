@@ -81,17 +81,11 @@ _GRADIENTS = ("weight_grad", "bias_grad", "update")
 
 @dataclass(frozen=True)
 class Backbone:
-    """The backbone's n ops in a topological order, with their direct predecessors and successors.
+    """The backbone's n ops in a topological order, with their direct predecessors and successors."""
 
-    Attributes:
-        ops: names.
-        above: for each op its direct predecessors, by position in `ops`.
-        below: for each op its direct successors.
-    """
-
-    ops: tuple[str, ...]
-    above: tuple[tuple[int, ...], ...]
-    below: tuple[tuple[int, ...], ...]
+    ops: tuple[str, ...]  # names
+    above: tuple[tuple[int, ...], ...]  # for each op its direct predecessors, by position in `ops`
+    below: tuple[tuple[int, ...], ...]  # for each op its direct successors
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -158,17 +152,11 @@ START = -1
 
 @dataclass(frozen=True)
 class Block:
-    """Ops of the backbone between a fork and its merge, by position in the backbone.
+    """Ops of the backbone between a fork and its merge, by position in the backbone."""
 
-    Attributes:
-        fork: the op before the block on every path, None for the step's start.
-        merge: the op after it on every path, None for the step's end.
-        ops: the ops between, in topological order.
-    """
-
-    fork: int | None
-    merge: int | None
-    ops: tuple[int, ...]
+    fork: int | None  # the op before the block on every path, None for the step's start
+    merge: int | None  # the op after it on every path, None for the step's end
+    ops: tuple[int, ...]  # the ops between, in topological order
 
 
 def dominators(above: Sequence[Sequence[int]]) -> list[int]:

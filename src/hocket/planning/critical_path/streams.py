@@ -79,21 +79,15 @@ Stream = tuple[str, int]
 
 @dataclass(frozen=True)
 class Streams:
-    """The stream of each op.
+    """The stream of each op."""
 
-    Attributes:
-        order: all ops but transfers, in the order that every lane keeps.
-        stream_of: op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes.
-        backbone: the ops that other ops of the step wait for.
-        blocks: the backbone's blocks, each with its layer paths, the critical one first.
-        updates_last: the argument of `step_order` that made the order.
-    """
-
-    order: tuple[str, ...]
+    order: tuple[str, ...]  # all ops but transfers, in the order that every lane keeps
+    # op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes
     stream_of: Mapping[str, Stream]
-    backbone: Backbone
+    backbone: Backbone  # the ops that other ops of the step wait for
+    # the backbone's blocks, each with its layer paths, the critical one first
     blocks: tuple[tuple[Block, tuple[Path, ...]], ...]
-    updates_last: bool = False
+    updates_last: bool = False  # the argument of `step_order` that made the order
 
     @property
     def num_paths(self) -> int:

@@ -33,20 +33,13 @@ MAX_PASSES = 8
 
 @dataclass(frozen=True)
 class Coarse:
-    """A graph of ops, and a smaller graph of actions that stand for groups of them.
+    """A graph of ops, and a smaller graph of actions that stand for groups of them."""
 
-    Attributes:
-        fine: the graph of ops.
-        graph: the graph of actions. An action of one op is that op.
-        members: for each action its ops by name, in order.
-        table_us: the duration of each action (row) at each width (column) of the device.
-        earliest_us: the earliest start of each action that waits for an arrival.
-    """
-
-    fine: Graph
-    graph: Graph
-    members: tuple[tuple[str, ...], ...]
-    table_us: npt.NDArray[np.float64]
+    fine: Graph  # the graph of ops
+    graph: Graph  # the graph of actions. An action of one op is that op.
+    members: tuple[tuple[str, ...], ...]  # for each action its ops by name, in order
+    table_us: npt.NDArray[np.float64]  # the duration of each action (row) at each width (column) of the device
+    # the earliest start of each action that waits for an arrival
     earliest_us: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property

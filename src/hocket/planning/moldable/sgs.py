@@ -230,11 +230,7 @@ def serial_sgs(instance: Instance, widths: Sequence[int], order: Sequence[int]) 
 
 
 class CoreAllocator:
-    """The cores of a device while ops are placed.
-
-    Attributes:
-        num_idle: the number of idle cores.
-    """
+    """The cores of a device while ops are placed."""
 
     def __init__(self, num_cores: int, wait_us: float = 0.0) -> None:
         self.num_cores = self.num_idle = num_cores

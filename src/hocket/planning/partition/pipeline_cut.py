@@ -28,21 +28,14 @@ TOGETHER = 4
 class Chain:
     """Ops in order, with their durations and memory, and the cost of a cut before each.
 
-    Attributes:
-        forward_us: of each op, for one micro-batch.
-        backward_us: of each op, for one micro-batch.
-        crossing_bytes: bytes that cross a cut before each op, infinite where no cut may be.
-        kept_bytes: memory of each op between steps (parameters and their gradients).
-        saved_bytes: memory that each op saves for one micro-batch.
-
     Raises `InputError` at construction for lengths that differ.
     """
 
-    forward_us: NDArray[np.float64]
-    backward_us: NDArray[np.float64]
-    crossing_bytes: NDArray[np.float64]
-    kept_bytes: NDArray[np.float64]
-    saved_bytes: NDArray[np.float64]
+    forward_us: NDArray[np.float64]  # of each op, for one micro-batch
+    backward_us: NDArray[np.float64]  # of each op, for one micro-batch
+    crossing_bytes: NDArray[np.float64]  # bytes that cross a cut before each op, infinite where no cut may be
+    kept_bytes: NDArray[np.float64]  # memory of each op between steps (parameters and their gradients)
+    saved_bytes: NDArray[np.float64]  # memory that each op saves for one micro-batch
 
     def __post_init__(self) -> None:
         for name in ("forward_us", "backward_us", "crossing_bytes", "kept_bytes", "saved_bytes"):

@@ -32,21 +32,14 @@ LARGE = 20_000
 
 @dataclass(frozen=True)
 class Wanted:
-    """The objective and the limits of a partition.
+    """The objective and the limits of a partition."""
 
-    Attributes:
-        objective: ``cut`` (bytes moved), ``load`` (the most loaded device) or ``pipeline``.
-        epsilon: the largest distance of a part from its target, as a share of the target, None for no limit.
-        two_sided: False to limit only parts above their target, as other partitioners do.
-        acyclic: parts may not wait for each other in a circle.
-        micro_batches: of the objective ``pipeline``.
-    """
-
-    objective: str = "cut"
+    objective: str = "cut"  # ``cut`` (bytes moved), ``load`` (the most loaded device) or ``pipeline``
+    # the largest distance of a part from its target, as a share of the target, None for no limit
     epsilon: float | None = 0.03
-    two_sided: bool = True
-    acyclic: bool = False
-    micro_batches: int = 1
+    two_sided: bool = True  # False to limit only parts above their target, as other partitioners do
+    acyclic: bool = False  # parts may not wait for each other in a circle
+    micro_batches: int = 1  # of the objective ``pipeline``
 
 
 def search(

@@ -34,25 +34,15 @@ from hocket.planning.channels import links_of, roots_of, transfer_us, transfers_
 
 @dataclass(frozen=True)
 class Receives:
-    """The n recvs of a step that wait for no op, and the work that waits for them.
+    """The n recvs of a step that wait for no op, and the work that waits for them."""
 
-    Attributes:
-        names: of the recvs, in the order of the graph.
-        times_us: the duration of each on its link.
-        links: the number of each recv's link.
-        channels: the number of channels of each link.
-        groups: the sets of recvs, as bits, that ops depend on, perhaps the empty one among them.
-        works_us: the total time of each group's ops.
-        first_use: the place of each recv in the order of first use.
-    """
-
-    names: tuple[str, ...]
-    times_us: tuple[float, ...]
-    links: tuple[int, ...]
-    channels: tuple[int, ...]
-    groups: tuple[int, ...]
-    works_us: tuple[float, ...]
-    first_use: tuple[int, ...]
+    names: tuple[str, ...]  # of the recvs, in the order of the graph
+    times_us: tuple[float, ...]  # the duration of each on its link
+    links: tuple[int, ...]  # the number of each recv's link
+    channels: tuple[int, ...]  # the number of channels of each link
+    groups: tuple[int, ...]  # the sets of recvs, as bits, that ops depend on, perhaps the empty one among them
+    works_us: tuple[float, ...]  # the total time of each group's ops
+    first_use: tuple[int, ...]  # the place of each recv in the order of first use
 
     def __len__(self) -> int:
         return len(self.names)
