@@ -72,10 +72,7 @@ class Drift:
 class DriftDetector:
     """Follows the step times after a verdict.
 
-    Args:
-        expected_ms: the median that the comparison measured.
-        searched_ms: how long the search that ended with this verdict took.
-        limits: see `DriftLimits`.
+    The comparison measured `expected_ms`, a median, at the end of a search that took `searched_ms`.
 
     Example:
         >>> watch = DriftDetector(2.0, 50.0, DriftLimits(window=2, patience=2, rest_steps=5))

@@ -85,10 +85,7 @@ def interfering(found: Iterable[CoRun]) -> tuple[tuple[str, str], ...]:
 def co_runs(timelines: Iterable[Timeline], plan: Plan, costs: Costs) -> tuple[CoRun, ...]:
     """The pairs of ops that ran side by side on lanes of cores of one device, those that lost most first.
 
-    Args:
-        timelines: measured, of several steps by `plan`.
-        plan: tells how wide each op ran.
-        costs: how long each op takes alone.
+    The timelines are measured, of several steps by `plan`, and the costs are those of ops that run alone.
 
     Raises:
         InputError: an op that the plan does not run or that has no cost.

@@ -27,10 +27,7 @@ def units_of(
 ) -> tuple[tuple[str, ...], ...]:
     """Divide the ops of a step into units.
 
-    Args:
-        graph: one step.
-        takes_us: the duration of each op.
-        together: groups of ops that have to share a device.
+    `together` are groups of ops that have to share a device.
 
     Returns:
         The ops of each unit, in program order. Every op is in one.
@@ -60,9 +57,7 @@ def units_of(
 def _modules(ops: Sequence[tuple[str, float]], whole_us: float) -> dict[str, str]:
     """Map each layer to the outermost module around it that is not large, or to itself.
 
-    Args:
-        ops: the layer and the duration of each op.
-        whole_us: the duration of all ops together.
+    `ops` has the layer and the duration of each op.
     """
     module_us: dict[str, float] = {}
     around: dict[str, list[str]] = {}

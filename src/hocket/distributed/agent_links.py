@@ -57,11 +57,7 @@ class AgentLinks:
         self.values, self.wires, self.timeout_s = tuple(values), tuple(wires), timeout_s
 
     def begin(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Wait for the first version, have all servers keep the newest one, and receive the values that never change.
-
-        Raises:
-            PeerError: no version is published within the timeout, or a server is gone or silent.
-        """
+        """Wait for the first version, have all servers keep the newest, and receive what never changes."""
         self._request(self.wires[:1], TAKE, NEWEST)
         try:
             self.wires[0].get(ANSWER, torch.empty(3, dtype=torch.int64), self.timeout_s)
@@ -222,12 +218,7 @@ class Pulls:
         self._start(decision, op, tensor, done)
 
     def decide(self, epoch: int) -> int:
-        """Return the version of a call, which is decided now if it was not before.
-
-        Raises:
-            VersionGoneError: the version that is held is gone.
-            PeerError: a server is gone or silent.
-        """
+        """Return the version of a call, which is decided now if it was not before."""
         self._finish_look()
         if epoch not in self._decisions:
             self._decide(epoch, look_ahead=False)
@@ -249,11 +240,7 @@ class Pulls:
         return self.held
 
     def synchronize(self) -> None:
-        """Wait until no transfer is under way, so that the model has one version.
-
-        Raises:
-            PeerError: a server is gone.
-        """
+        """Wait until no transfer is under way, so that the model has one version."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._num_pending == 0)
             if self._failure is not None:

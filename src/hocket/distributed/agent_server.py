@@ -138,11 +138,7 @@ def model_values(captured: Captured, assignment: Assignment) -> dict[str, tuple[
 
 
 def announced_values(announced: Any, num_servers: int, mine: Mapping[str, torch.Tensor]) -> list[Value]:
-    """The values that a job announces, checked against an agent's own.
-
-    Raises:
-        PeerError: the job lacks a value, has it in another shape or dtype, or announces something malformed.
-    """
+    """The values that a job announces, or a `PeerError` if they do not fit an agent's own."""
     found = [_value(each, num_servers) for each in announced] if isinstance(announced, list) else []
     theirs = {value.name: value for value in found}
     for name, tensor in mine.items():
@@ -153,11 +149,7 @@ def announced_values(announced: Any, num_servers: int, mine: Mapping[str, torch.
 
 
 def ordered_values(values: Sequence[Value], indices: Sequence[int]) -> list[Value]:
-    """The values that an agent wants, in its order. Trailing indices of -1 fill up the message.
-
-    Raises:
-        PeerError: an index is out of range, or is given twice.
-    """
+    """The values that an agent wants, in its order, by their indices, each once. Trailing indices of -1 fill up."""
     wanted = [index for index in indices if index != -1]
     if len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(len(values))):
         raise PeerError("it orders values that do not exist")

@@ -77,11 +77,7 @@ class PullChannel:
         self._wire.receive(op, tensor, epoch, arrived)
 
     def wait(self, epoch: int) -> None:
-        """Wait until everything for a step has arrived.
-
-        Raises:
-            PeerError: the server is gone.
-        """
+        """Wait until everything for a step has arrived."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure is not None or min(self._arrived.values(), default=epoch) >= epoch
@@ -122,9 +118,7 @@ class SummingChannel:
     They are summed in the order of the workers, not of arrival, so a step repeats bitwise. If a worker is lost in the
     middle of a step, its gradients that have arrived count.
 
-    Args:
-        workers: workers that take part.
-        averaged: names of the values to average. The others are those of worker 0.
+    Values that are not `averaged` are those of worker 0.
     """
 
     runs_ahead = False

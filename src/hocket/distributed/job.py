@@ -83,11 +83,7 @@ class StepGuard:
         self._guards = Guards(self._watch.look(), self._watch)
 
     def check_call(self, captured: Captured, batch: Any) -> None:
-        """Return if a call is like the captured one, and the step reads the same values.
-
-        Raises:
-            StaleCaptureError: something differs, and nothing was run.
-        """
+        """Raise a `StaleCaptureError` if a call is not like the captured one, or the step reads other values."""
         found, expected = signature_of(captured.trace.places, batch), captured.signature
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
             if place == GRADIENTS:
@@ -99,11 +95,7 @@ class StepGuard:
         self.check()
 
     def check(self) -> None:
-        """Return if the step reads the same values as in the first call.
-
-        Raises:
-            StaleCaptureError: a value has changed, which is named.
-        """
+        """Raise a `StaleCaptureError` that names a value which the step reads and which has changed."""
         assert self._guards is not None
         if not self._guards.hold() and not self._guards.renew() and (changes := self._guards.changes()):
             raise StaleCaptureError(f"distribute: {named(changes)} changed since the first call; nothing was run")
@@ -155,11 +147,7 @@ class JoinedJob:
             wire.post(COMMANDS, values)
 
     def receive_command(self) -> tuple[int, int]:
-        """Wait for rank 0's next command and its argument, and take over its rates. Whole numbers stay integers.
-
-        Raises:
-            PeerError: rank 0 is gone or silent.
-        """
+        """Wait for rank 0's next command and its argument, and take over its rates. Whole numbers stay integers."""
         values = torch.empty(2 + len(self.rates), dtype=torch.float64)
         self.wires[0].get(COMMANDS, values)
         command, argument, *rates = values.tolist()

@@ -77,11 +77,7 @@ class Membership:
         return f"{'worker' if rank < self.num_workers else 'server'} {self.number_of(rank)} (rank {rank})"
 
     def wires(self) -> dict[int, Wire]:
-        """Connect to all `others`. Return the wires by the number of the worker or server at the other end.
-
-        Raises:
-            PeerError: a rank does not answer within the timeout.
-        """
+        """Connect to all `others`. Return the wires by the number of the worker or server at the other end."""
         return {self.number_of(other): self.wire(other, self.rejoin) for other in self.others}
 
     def wire(self, other: int, rejoin: int = 0) -> Wire:
@@ -100,11 +96,7 @@ class Membership:
         self.announce("agents/job", {"torch": torch.__version__, "servers": self.num_servers, "values": values})
 
     def announced(self, key: str, by: int) -> Any:
-        """Wait for the value that rank `by` announces under a key, and return it.
-
-        Raises:
-            PeerError: it does not come within the timeout, or the job has ended.
-        """
+        """Wait for the value that rank `by` announces under a key, and return it."""
         self.wait_for({f"hocket/{key}": by})
         with self._reached():
             return json.loads(self.store.get(f"hocket/{key}"))

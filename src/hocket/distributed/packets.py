@@ -150,11 +150,7 @@ class Direction:
         self._next_tag = 1
 
     def add(self, packets: Sequence[Packet]) -> list[int]:
-        """Add packets, and return their numbers.
-
-        Raises:
-            InputError: a value is there already, or there are more chunks than tags.
-        """
+        """Add packets of new values, and return their numbers."""
         numbers = []
         for packet in packets:
             numbers.append(len(self.packets))

@@ -62,11 +62,7 @@ class Records:
                 self._unsent.popleft()[0].wait()
 
     def next(self) -> tuple[int, int, int, int]:
-        """Wait for the next record of the peer other than `ALIVE`.
-
-        Raises:
-            RuntimeError: the peer is gone, or silent for longer than the timeout.
-        """
+        """Wait for the next record of the peer other than `ALIVE`. A silent or lost peer is a `RuntimeError`."""
         while True:
             while len(self._posted) < NUM_POSTED:
                 message = torch.empty(4, dtype=torch.int64)

@@ -102,11 +102,7 @@ class Announcements:
         self._known: set[int] = set()
 
     def new(self) -> list[int]:
-        """The numbers of workers that were not returned before.
-
-        Raises:
-            RuntimeError: the host of the store has exited.
-        """
+        """The numbers of workers that were not returned before. A lost store is a `RuntimeError`."""
         count = self._store.add(self._kind, 0)
         if count == self._num_read:
             return []
@@ -142,11 +138,7 @@ def rejoined(membership: Membership) -> Membership:
 
 
 def wait_until_admitted(membership: Membership) -> int:
-    """Announce that a rejoining worker is ready, and return the number of steps before its first one.
-
-    Raises:
-        PeerError: the job has ended, or a server or worker 0 is silent.
-    """
+    """Announce that a rejoining worker is ready, and return the number of steps before its first one."""
     rejoin, workers = membership.rejoin, membership.num_workers
     membership.wait_for({_connected_key(rejoin, server): workers + server for server in range(membership.num_servers)})
     announce(membership.store, READY, rejoin, "")

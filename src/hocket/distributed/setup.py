@@ -77,11 +77,7 @@ class ShardedJob(JoinedJob):
         wire.add(*((up, down) if self.membership.is_worker else (down, up)))
 
     def begin_wires(self, shards: tuple[ShardState, ...] = ()) -> None:
-        """Add the packets of all wires, and send `shards` from worker 0 to their servers.
-
-        Raises:
-            PeerError: another rank has failed, or does not come.
-        """
+        """Add the packets of all wires, and send `shards` from worker 0 to their servers."""
         for number, wire in self.wires.items():
             self.add_packets(wire, number, shards[number] if number < len(shards) else None)
         self.membership.meet("wired")
@@ -133,11 +129,7 @@ def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, m
 
 
 def compare(membership: Membership, mine: Mapping[str, Mapping[str, str]]) -> None:
-    """Compare the description of what this rank trains with that of rank 0.
-
-    Raises:
-        PeerError: they differ.
-    """
+    """Raise a `PeerError` if this rank trains something else than rank 0, by their descriptions."""
     if membership.rank == 0:
         membership.announce("description", mine)
     elif (found := difference(mine, membership.announced("description", by=0))) is not None:

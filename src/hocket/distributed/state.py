@@ -42,11 +42,7 @@ class ShardState:
         return [Packet((self.name_of(entry),), (entry.get().nbytes,)) for entry in self.tensors]
 
     def send(self, wire: Wire) -> None:
-        """Send all tensors, and wait.
-
-        Raises:
-            PeerError: the peer is gone or silent.
-        """
+        """Send all tensors, and wait."""
         for entry in self.tensors:
             wire.put(self.name_of(entry), entry.get())
 

@@ -41,11 +41,7 @@ _LEAST_S = 0.05
 
 
 def job_secret() -> bytes | None:
-    """Return the secret of the environment, or None if there is none.
-
-    Raises:
-        InputError: it is empty.
-    """
+    """Return the secret of the environment, or None if there is none. An empty one is an `InputError`."""
     text = os.environ.get(SECRET_VARIABLE)
     if text == "":
         raise InputError(f"distribute: {SECRET_VARIABLE} is empty; set a secret, or unset it")

@@ -65,10 +65,7 @@ class Wire:
     def add(self, outgoing: Sequence[Packet], incoming: Sequence[Packet], *, ordered: bool = False) -> None:
         """Add packets that this end sends and receives. The other end adds the same with the directions swapped.
 
-        Args:
-            outgoing: packets to send. If `ordered`, each leaves once a step, in this order.
-            incoming: packets to receive.
-            ordered: False: each packet is sent as soon as it can be.
+        If `ordered`, each packet leaves once a step, in this order, else as soon as it can be sent.
 
         Raises:
             InputError: a value is there already.
@@ -108,11 +105,7 @@ class Wire:
             self._fail(error)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Send a value outside the order, and wait until it has arrived.
-
-        Raises:
-            PeerError: the peer is gone or silent.
-        """
+        """Send a value outside the order, and wait until it has arrived."""
         wait_for(self.send, name, tensor, self._counted(f">{name}"), None)
 
     def post(self, name: str, tensor: torch.Tensor) -> None:
@@ -131,11 +124,7 @@ class Wire:
         wait_for(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
     def flush(self) -> None:
-        """Wait until all posted values have arrived, as long as the peer lives. Closing a wire would discard them.
-
-        Raises:
-            PeerError: the peer is gone or silent, and has not received everything.
-        """
+        """Wait until all posted values have arrived, as long as the peer lives. Closing a wire would discard them."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_posted)
             if self._lost is not None:
@@ -281,11 +270,7 @@ class Wire:
         return True
 
     def _leave(self, kind: int) -> None:
-        """Answer a peer that leaves.
-
-        Raises:
-            PeerError: the peer has failed, or leaves with transfers under way.
-        """
+        """Answer a peer that leaves: a `PeerError` if it has failed, or transfers are under way."""
         self._say_goodbye(LEAVE)
         with self._changed:  # nothing can begin in between
             if kind == FAILED or self._outgoing.transfers or self._incoming.transfers:

@@ -56,11 +56,7 @@ def scattered(plan: Plan, machine: Machine) -> Plan:
 def with_own_cores(plan: Plan, graph: Graph, machine: Machine, placements: Mapping[str, str]) -> Plan:
     """The same plan with ops on the cores of their own placements, where those are free. The other lanes stay.
 
-    Args:
-        plan: a legal plan, whose lanes have the other placement.
-        graph: the graph of the plan.
-        machine: its devices.
-        placements: op -> ``compact`` or ``scatter``.
+    The lanes of `plan`, a legal one, have the other placement. `placements` maps ops to ``compact`` or ``scatter``.
 
     Example:
         >>> from hocket.ir import Graph, Op

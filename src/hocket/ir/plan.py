@@ -173,11 +173,7 @@ class Plan:
 def one_by_one(graph: Graph, order: Sequence[str], widths: Mapping[str, int], device: Device) -> Plan:
     """The plan that runs all ops one after another: a lane for each width, all of them on the first cores.
 
-    Args:
-        graph: the step.
-        order: its ops, each after those that it waits for.
-        widths: threads of each op. They may be more than there are cores.
-        device: the CPU.
+    In `order` each op comes after those that it waits for. Widths may be more than there are cores.
 
     Example:
         >>> from hocket.ir import Device, Edge, Graph, Op

@@ -62,10 +62,7 @@ def waits_of(graph: Graph, plan: Plan) -> dict[str, list[str]]:
 def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
     """The ops in an order in which each comes after all that it waits for.
 
-    Args:
-        graph: the ops.
-        plan: their lanes.
-        waits: the result of `waits_of`, where it is at hand.
+    `waits` is the result of `waits_of`, where it is at hand.
 
     Raises:
         PlanError: ops that wait for each other in a circle, each with the reason.
@@ -95,10 +92,7 @@ def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]]
 def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
     """The error for ops that wait for each other in a circle, with the reason of each wait.
 
-    Args:
-        graph: the ops.
-        plan: their lanes.
-        circle: ops of which each waits for the one before it, the last the same as the first.
+    Each op of the circle waits for the one before it. The last is the same as the first.
     """
     reasons = []
     for before, op in pairwise(circle):
@@ -116,10 +110,8 @@ def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
 def clocks_of(plan: Plan, order: Iterable[str], waits: Mapping[str, Iterable[str]]) -> dict[str, tuple[int, ...]]:
     """Vector clocks (Fidge 1988, Mattern 1989): the number of ops of each lane that have finished when an op ends.
 
-    Args:
-        plan: the lanes.
-        order: all ops, each after what it waits for.
-        waits: for each op the ops of other lanes that it waits for. The order of a lane counts in any case.
+    In `order` each op comes after what it waits for. `waits` has the ops of other lanes. The order of a lane counts
+    in any case.
 
     Example:
         >>> from hocket.ir import Lane, Plan

@@ -190,11 +190,7 @@ def release(tensor: torch.Tensor) -> None:
 
 
 def use(tensor: torch.Tensor) -> None:
-    """Use a tensor, which is an ordinary one afterwards.
-
-    Raises:
-        Exception: whatever its first use raises.
-    """
+    """Use a tensor, which is an ordinary one afterwards. Errors of its first use pass through."""
     held = _hold_of(tensor)
     if held is not None:
         held.first_use()

@@ -43,11 +43,7 @@ class Source(ABC):
         self.size_bytes = size_bytes  # None if unknown
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers, none of them empty, one after another with the bytes from `offset` on.
-
-        Raises:
-            FormatError: the file ends before.
-        """
+        """Fill the buffers, none of them empty, in turn with the bytes from `offset` on, or raise `FormatError`."""
         left = list(buffers)
         while left:
             count = self._read(offset, left)

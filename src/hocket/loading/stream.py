@@ -85,11 +85,7 @@ class WeightStream:
         self._thread = threading.Thread(target=self._run, name="hocket weights", daemon=True)
 
     def start(self) -> None:
-        """Begin to read.
-
-        Raises:
-            RuntimeError: the system has no thread left. Waiting threads get the same error.
-        """
+        """Begin to read. If the system has no thread left, waiting threads get that error, too."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -234,9 +230,7 @@ MAX_BYTES = 1 << 30
 def read_cached(landings: Mapping[str, tuple[StoredTensor, Landing]]) -> frozenset[str]:
     """Read cached tensors in the order of their files, up to the first byte that is not cached.
 
-    Args:
-        landings: maps each name to the tensor to read and the memory to read it into. Nothing is read if they have more
-            than `MAX_BYTES` together.
+    Nothing is read if they have more than `MAX_BYTES` together.
 
     Returns:
         The names of the tensors that have arrived. The memory of all others is undefined.

@@ -92,11 +92,7 @@ def shared_memory_reason(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def read_whole(weights: Weights) -> dict[str, torch.Tensor]:
-    """Read all tensors of the files.
-
-    Raises:
-        FormatError: a file is truncated.
-    """
+    """Read all tensors of the files. A truncated one is a `FormatError`."""
     state: dict[str, torch.Tensor] = {}
     for name, stored in weights.tensors.items():
         made = torch.empty(stored.entry.shape, dtype=DTYPES[stored.entry.dtype])

@@ -113,13 +113,8 @@ def channel_lanes(
 ) -> tuple[Lane, ...]:
     """Lanes for all transfers of `graph`, which are the ops that `plan` does not run.
 
-    Args:
-        graph: one step of one worker.
-        plan: the plan of all other ops.
-        ends_us: the end of each op of that plan.
-        costs: durations of transfers, where those differ from their link's.
-        machine: its links carry the transfers.
-        urgency: of each transfer. The lowest number goes first, and transfers without a number last.
+    The other ops end at `ends_us`. The transfer with the lowest number in `urgency` goes first, and those without a
+    number last.
 
     Raises:
         InputError: no link leads where a transfer goes.
@@ -261,13 +256,7 @@ def plan_around(
 ) -> Plan:
     """Plan `graph` with its transfers on channels, the most urgent first.
 
-    Args:
-        graph: one step.
-        transfers: those of its ops that go over links.
-        costs: the durations of ops.
-        machine: its devices and links.
-        urgency: of each transfer. The lowest number goes first.
-        compute_planner: plans the other ops, given their earliest starts.
+    The most urgent has the lowest number. `compute_planner` plans the other ops, given their earliest starts.
 
     Raises:
         InputError: no link leads where a transfer goes, or the planner's own.

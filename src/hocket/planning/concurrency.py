@@ -209,13 +209,9 @@ def corun(
 ) -> list[Placement]:
     """Placements by strategy 3, and by strategy 4 too if `smt_speedup` is given.
 
-    Args:
-        instance: the ops.
-        widths: the width of each by strategies 1 and 2.
-        candidates: the widths that strategy 3 may choose from, ascending.
-        smt_speedup: throughput of two threads of a core over that of one (see `hocket.ir.Device`). Times of ops that
-            share cores leave wake-ups out.
-        in_pairs: where nothing runs, begin the two most expensive ready ops side by side if that ends sooner.
+    `widths` are those of strategies 1 and 2, and `candidates` those that strategy 3 may choose from, ascending.
+    Where nothing runs, `in_pairs` begins the two most expensive ready ops side by side if that ends sooner. Times
+    of ops that share cores leave wake-ups out.
     """
     return _Corun(instance, widths, candidates, smt_speedup, in_pairs).run()
 

@@ -60,12 +60,9 @@ def gains_of(
 ) -> tuple[Gain, ...]:
     """Return the gains, which add up to the difference.
 
-    Args:
-        eager_ms: lower quartile of eager's steps.
-        planned_ms: that of the planned steps.
-        serial_ms: that of eager's ops as native code, one after another.
-        in_form_ms: the same of the plan's form, if it is another one.
-        shares: of eager's time, by row of its record (``Python``, ``dispatch``).
+    Times are lower quartiles: of eager's steps, of the planned ones, of eager's ops as native code, one after
+    another, and of those of the plan's form, if it is another one. `shares` are of eager's time, by row of its
+    record.
 
     Example:
         >>> [(gain.name, gain.saved_ms) for gain in gains_of(eager_ms=8.0, serial_ms=5.0, planned_ms=4.0)]

@@ -53,13 +53,7 @@ def corunning_of(timeline: Timeline) -> tuple[int, ...]:
 def corunning_svg(timelines: Mapping[str, Timeline], *, title: str = "", width: int = 960) -> str:
     """Draw how many ops run at once in each of `timelines`, overlaid.
 
-    Args:
-        timelines: name -> timeline.
-        title: shown above.
-        width: of the picture, in pixels.
-
-    Returns:
-        The text of an SVG document for light and dark backgrounds.
+    The picture is for light and dark backgrounds.
     """
     counts = {name: corunning_of(timeline) for name, timeline in timelines.items()}
     events = max(map(len, counts.values()), default=0)

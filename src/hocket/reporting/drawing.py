@@ -46,17 +46,9 @@ def timeline_svg(
 ) -> str:
     """Draw `timelines`, one under the other.
 
-    Args:
-        timelines: name -> timeline, in the order in which they are drawn: eager above, the plan below.
-        graph: gives each op's role, hence its colour.
-        title: shown above.
-        lower_us: no plan is faster than this. Drawn as a dashed line.
-        is_estimate: a measured step is faster than that, and the label says so.
-        captions: name of a timeline -> its heading, in place of its duration and use.
-        width: of the picture, in pixels.
-
-    Returns:
-        The text of an SVG document for light and dark backgrounds.
+    The graph gives each op's role, hence its colour. No plan is faster than `lower_us`, a dashed line, whose label
+    says so if it `is_estimate`, since a measured step is faster. A caption stands in place of a timeline's duration
+    and use. The picture is for light and dark backgrounds.
     """
     labels = [lane for timeline in timelines.values() for lane in timeline.lanes]
     left = EDGE_PX + min(150.0, 14 + 6.4 * max((len(label) for label in labels), default=0))

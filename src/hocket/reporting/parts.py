@@ -48,15 +48,7 @@ def bytes_between(graph: Graph, plan: Plan) -> dict[tuple[str, str], float]:
 def parts_svg(graph: Graph, plan: Plan, costs: Costs, *, title: str = "", width: int = 960) -> str:
     """Draw the ops on each device, and the bytes between devices.
 
-    Args:
-        graph: the step.
-        plan: places the ops. Channels are left out.
-        costs: durations. An op without a cost takes no space.
-        title: shown above.
-        width: of the picture, in pixels.
-
-    Returns:
-        The text of an SVG document for light and dark backgrounds.
+    Channels are left out, and an op without a cost takes no space. The picture is for light and dark backgrounds.
     """
     devices = list(dict.fromkeys(lane.device for lane in plan.lanes if lane.kind != "channel"))
     takes_us = {

@@ -59,11 +59,7 @@ class Checkpoints:
         self._write(self._path(number, is_best), lambda file: torch.save(dict(state), file))
 
     def load(self, number: int) -> dict[str, Any] | None:
-        """The last state of a trial, or None if there is none.
-
-        Raises:
-            FormatError: the file does not read.
-        """
+        """The last state of a trial, or None if there is none. A damaged file is a `FormatError`."""
         path = self._path(number)
         if not path.exists():
             return None

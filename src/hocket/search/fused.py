@@ -287,11 +287,7 @@ class FusedTrainer(EpochTrainer):
 
 @contextmanager
 def no_draws() -> Iterator[None]:
-    """Let nothing draw from the global generators, which belong to no trial, and leave them as they were.
-
-    Raises:
-        CannotFuseError: something did.
-    """
+    """Refuse draws from the global generators, which belong to no trial, and leave them as they were."""
     before, after = RandomState(), RandomState()
     with after.active():
         yield

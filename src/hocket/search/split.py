@@ -252,12 +252,8 @@ def find_split(
 ) -> Split:
     """Find the fusible parameters of a space, or take the user's word for them.
 
-    Args:
-        train: the user's function.
-        space: Optuna's distributions by name.
-        base: one set of parameters, which is built as it is. The others differ from it in one parameter.
-        seed: of the generators while they are built.
-        declared: names that the user declares fusible. All others are infusible then.
+    `base` is one set of parameters, which is built as it is. The others differ from it in one parameter. All names
+    that are not `declared`, if some are, are infusible.
 
     Raises:
         InputError: a declared name that is not in the space, or whose values change shapes. The message names it.

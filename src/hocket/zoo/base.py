@@ -111,11 +111,7 @@ class Request:
             return entry.build(self)
 
     def optional(self, module: str) -> Any:
-        """Import a module of an optional package.
-
-        Raises:
-            MissingDependencyError: the package is not installed. The message names the install command.
-        """
+        """Import a module of an optional package. The error names the command that installs it."""
         try:
             return importlib.import_module(module)
         except ImportError as error:

@@ -232,11 +232,7 @@ def _eager_us(step: PipelinedStep) -> float:
 
 
 def _verified(built: list[Any], expected: dict[str, torch.Tensor]) -> float:
-    """The largest error of any rank.
-
-    Raises:
-        ExecutionError: it is too large. The rank that has the parameter names it.
-    """
+    """The largest error of any rank. Too large a one is an `ExecutionError` that names the parameter."""
     largest = max((float(value.abs().max()) for value in expected.values() if value.numel()), default=0.0)
     worst, named, tolerance = 0.0, "", TOLERANCE[torch.float32]
     for stage in built:

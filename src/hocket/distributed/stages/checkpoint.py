@@ -28,11 +28,7 @@ LOADED = "loaded"
 def part_state(
     model: Any, optimizer: Any, entries: Mapping[str, Entry], kept: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """The state of a rank: live tensors, and options of the optimizer.
-
-    Raises:
-        InputError: two optimizers keep state of one parameter, which is named.
-    """
+    """The state of a rank: live tensors, and options of the optimizer. Each parameter has one optimizer."""
     places = inventory(model, optimizer)
     here = {id(entries[name].get()) for name in kept}
 

@@ -146,11 +146,7 @@ class Borders:
         )
 
     def part(self, rank_of: Mapping[str, int], crossings: Sequence[Crossing], rank: int) -> Captured:
-        """The part of a rank.
-
-        Raises:
-            InputError: the part could not compute as the whole step does. Op and buffer are named.
-        """
+        """The part of a rank, or an `InputError` if it could not compute as in the whole step."""
         return cut(
             self.captured,
             [name for name in self._graph.order if rank_of[name] == rank],

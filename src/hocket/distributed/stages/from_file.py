@@ -108,11 +108,7 @@ class ModelFile:
 
 
 def check_fresh(model: Any, optimizer: Any) -> None:
-    """Return if no optimizer has state yet.
-
-    Raises:
-        InputError: an optimizer has state, which is named.
-    """
+    """Raise an `InputError` that names an optimizer with state."""
     found = next((e for e in inventory(model, optimizer).tensors if e.kind == "state"), None)
     if found is not None:
         raise InputError(

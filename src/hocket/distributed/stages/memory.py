@@ -97,11 +97,7 @@ def captured_at(
 
 @contextmanager
 def standing_for_cpu(model: Any, optimizer: Any) -> Iterator[None]:
-    """Put fake tensors in place of tensors on the meta device, in the same objects.
-
-    Raises:
-        CaptureError: the code inside reads a value that does not exist.
-    """
+    """Put fake tensors in place of tensors on the meta device, in the same objects."""
     found = _of_meta(model, optimizer)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {}

@@ -103,11 +103,7 @@ def check_fits(graph: Graph, limits: Sequence[float]) -> None:
 
 
 def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
-    """Return if the peak of each rank is within its limit.
-
-    Raises:
-        InputError: a rank exceeds its limit. It is named, with both numbers of bytes.
-    """
+    """Raise an `InputError` if a rank exceeds its limit. It is named, with both numbers of bytes."""
     rank = int(np.argmax(np.asarray(peaks) / np.asarray(limits)))
     if peaks[rank] > limits[rank]:
         raise InputError(
@@ -136,11 +132,7 @@ class StagePlanner:
     peaks_bytes: tuple[float, ...] = ()  # predicted peak memory of each rank
 
     def plan(self, captured: Captured, borders: Borders, num_ranks: int, bytes_per_s: float) -> Plan:
-        """Make the plan of all ranks.
-
-        Raises:
-            InputError: the given division cannot run, or a rank would exceed its memory limit.
-        """
+        """The plan of all ranks, or an `InputError` if the given division or a memory limit rules it out."""
         if self.limits is not None:
             check_fits(captured.graph, self.limits)
         fair_bytes = DEFAULT_SHARE * serial_peak_bytes(captured.graph) / num_ranks
@@ -186,11 +178,7 @@ class StagePlanner:
         return partitioned_within(problem, self.search, wanted, held, peaks, is_promise=self.limits is not None)
 
     def rules(self, job: StageJob) -> AssistantRules:
-        """Return the rules by which ops of a job may move, which rank 0 makes. Every rank calls it.
-
-        Raises:
-            PeerError: rank 0 has failed, or announces malformed rules.
-        """
+        """Return the rules by which ops of a job may move, which rank 0 makes. Every rank calls it."""
         graph = job.captured.graph
         if job.rank == 0:
             assert self.costs is not None

@@ -86,11 +86,7 @@ class Migration:
 
 
 def divided_again(job: StageJob, rank_of: Mapping[str, int], order: Sequence[str]) -> StageJob:
-    """The job after a migration that has not happened yet.
-
-    Raises:
-        InputError, PlanError: the division could not compute as the whole step does.
-    """
+    """The job after a migration that has not happened yet. Raises as `divided`."""
     since, borders = job.since + 1, Borders(job.captured)
     borders.check(rank_of, job.num_ranks)
     width = next(lane.width for lane in job.plan.lanes if lane.kind == "cores")
@@ -210,11 +206,7 @@ class Rebalancer:
         return bool(self._timelines) and steps % self._every_steps == 0
 
     def moves(self, job: StageJob, steps: int) -> tuple[OpMove, ...]:
-        """Decide which ops move now, mostly none. Every rank calls it at the same time.
-
-        Raises:
-            PeerError: a rank is gone or silent.
-        """
+        """Decide which ops move now, mostly none. Every rank calls it at the same time."""
         mine = self._measured(steps)
         numbers = [*map(mine.of, RESOURCES), mine.slowdown, mine.step_us]
         measured = job.exchanged(SHARES, torch.tensor(numbers, dtype=torch.float64))

@@ -95,11 +95,7 @@ class StageJob(JoinedJob):
         return self.kept_at(self.rank)
 
     def agree(self, command: int) -> None:
-        """Check that all ranks run the same command, and take over the rates of rank 0.
-
-        Raises:
-            PeerError: a rank is gone, silent, or runs another command.
-        """
+        """Check that all ranks run the same command, and take over the rates of rank 0."""
         if self.rank == 0:
             self.send_command(command)
         elif self.receive_command()[0] != command:

@@ -55,9 +55,7 @@ _NEVER = np.iinfo(np.int64).max
 def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float:
     """The peak in bytes when ops run one after another and each buffer is freed after its last user.
 
-    Args:
-        graph: one step with buffers.
-        order: the ops' order, by default program order, which is eager's.
+    The order is by default program order, which is eager's.
 
     Example:
         >>> from hocket.ir import Buffer, Op
@@ -91,11 +89,8 @@ def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> 
 
     Every lane starts and ends with the step. The bound is 0 for a graph without buffers.
 
-    Args:
-        graph: one step.
-        plan: its plan.
-        order: an order of all ops that edges, lanes and added waits respect, by default that of their launches. Some
-            orders give tighter bounds than others.
+    Edges, lanes and added waits respect the `order`, by default that of launches. Some orders give tighter bounds
+    than others.
 
     Raises:
         PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
@@ -108,11 +103,7 @@ def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> 
 def held_back(graph: Graph, plan: Plan, order: Sequence[str], limit_bytes: float) -> tuple[Plan, float] | None:
     """`plan` with waits that keep its peak within `limit_bytes`, and that peak, or None if `order` itself exceeds it.
 
-    Args:
-        graph: one step with buffers.
-        plan: any plan all of whose lanes and added waits keep `order`.
-        order: the ops of the step.
-        limit_bytes: the largest peak allowed.
+    All lanes and added waits of `plan` keep `order`.
     """
     found = _walk(graph, plan, order, limit_bytes)
     if found is None:

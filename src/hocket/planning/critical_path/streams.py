@@ -113,11 +113,7 @@ def streams_of(
 ) -> Streams:
     """Rank the layer paths, and give every op a stream.
 
-    Args:
-        graph: one step.
-        durations_us: of each op of the backbone.
-        max_streams: 1 to 8.
-        updates_last: put updates after all other ops, in program order, and not after their gradients.
+    `durations_us` has the ops of the backbone. `updates_last` is as for `step_order`.
 
     Example:
         >>> from hocket.ir import Edge, Op
@@ -154,10 +150,8 @@ def streams_of(
 def step_order(graph: Graph, backbone: Sequence[str], *, updates_last: bool = False) -> tuple[str, ...]:
     """All ops but transfers: the backbone in the given order, and each other op after those of it that it depends on.
 
-    Args:
-        graph: one step.
-        backbone: the names of its backbone, in any order that respects the edges.
-        updates_last: put updates after all other ops, in program order.
+    The backbone is in any order that respects the edges. With `updates_last` updates come after all other ops, in
+    program order.
     """
     inside = set(backbone)
     rest = [op for op in graph.order if op not in inside and graph[op].role not in ("send", "recv")]
@@ -269,12 +263,7 @@ def stream_plan(
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan on a GPU, and the order of all ops that its lanes keep.
 
-    Args:
-        graph: one step.
-        streams: the stream of each op.
-        device: the GPU.
-        num_levels: its number of stream priorities.
-        method: one of `METHODS`.
+    The method is one of `METHODS`.
     """
     if method in ("order", "waits"):
         by_rank = step_order(graph, _by_rank(graph, streams), updates_last=streams.updates_last)

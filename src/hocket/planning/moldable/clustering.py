@@ -50,9 +50,7 @@ class Coarse:
     def expand(self, plan: Plan, apart: Mapping[int, AbstractSet[int]] | None = None) -> Plan:
         """A plan of `graph` as a plan of `fine`, as legal and no longer (without sibling threads).
 
-        Args:
-            plan: of the actions.
-            apart: for each action the actions that `plan` does not run beside it.
+        `plan` runs no actions side by side that are kept `apart`.
         """
         if len(self.graph) == len(self.fine):
             return plan

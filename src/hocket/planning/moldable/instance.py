@@ -85,11 +85,7 @@ def instance_of(
     earliest_us: Mapping[str, float] | None = None,
     wait_us: float = 0.0,
 ) -> Instance:
-    """The numbers of `graph` on `device`, where ops start no earlier than `earliest_us`.
-
-    Raises:
-        InputError: an op without a cost.
-    """
+    """The numbers of `graph` on `device`, where ops start no earlier than `earliest_us`. Each op needs a cost."""
     return tabled(graph, durations_of(graph, costs, device), earliest_us, wait_us)
 
 

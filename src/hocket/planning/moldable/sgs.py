@@ -149,11 +149,7 @@ def parallel_sgs(
 ) -> list[Placement]:
     """Start ready ops as soon as their width fits, the highest `priority` first.
 
-    Args:
-        instance: the ops.
-        widths: of each op.
-        priority: of each op.
-        latest_us: the latest start of each op. Placing ends at the first op that starts later.
+    Placing ends at the first op that starts after its `latest_us`.
 
     Returns:
         The placements, in the order in which the ops were started. They are fewer than the ops if one was too late.

@@ -94,11 +94,7 @@ class PipelineCut:
 def cut_at(
     chain: Chain, begins: Sequence[int], order: PipelineOrder, latency_us: float, bytes_per_s: float
 ) -> PipelineCut:
-    """The stages that begin at these ops, and their simulated step.
-
-    Raises:
-        InputError: another number of stages than the schedule has.
-    """
+    """The stages that begin at these ops, as many as the schedule has, and their simulated step."""
     if len(begins) != order.stages - 1:
         raise InputError(f"split: {len(begins) + 1} stages, and the schedule has {order.stages}")
     edges = np.array([0, *begins, len(chain)])
@@ -132,12 +128,7 @@ def cut_for_schedule(
 ) -> PipelineCut:
     """Search for the cuts with the shortest step by `order`.
 
-    Args:
-        chain: the ops.
-        order: the schedule.
-        latency_us: of a transfer between stages.
-        bytes_per_s: of the same.
-        memory_bytes: memory of a rank, unlimited by default.
+    The memory of a rank is unlimited by default.
 
     Raises:
         InputError: there are fewer places to cut than needed, no cuts fit the memory, or none were found that do.
@@ -217,14 +208,8 @@ def cut_chain(
     By dynamic programming. A pipeline passes a tensor from stage to stage until its last reader, so the cost of a cut
     does not depend on the other cuts, and the best cuts are exact.
 
-    Args:
-        takes_us: the duration of each op.
-        crossing_us: the cost on either side of a cut before each op, infinite where no cut may be.
-        stages: the number of stages.
-        kept_bytes: memory of each op between steps (parameters and their state).
-        saved_bytes: memory that each op saves for one micro-batch.
-        in_flight: the most micro-batches that each stage has begun and not finished.
-        memory_bytes: memory of a stage, unlimited by default.
+    A cut before an op costs its `crossing_us` on either side, infinite where no cut may be. A stage has to hold
+    what its ops keep, and what they save for as many micro-batches as it has `in_flight`.
 
     Raises:
         InputError: there are fewer places to cut than needed, or no cuts fit the memory.

@@ -114,11 +114,8 @@ def pipeline_step_us(
 ) -> float:
     """The end of the last action of a step.
 
-    Args:
-        order: the schedule.
-        forward_us: of each stage, for one micro-batch.
-        backward_us: of each stage, for one micro-batch.
-        crossing_us: one-way transfer time over the border before each stage. The first value is not used.
+    The forwards and backwards of stages are for one micro-batch, and `crossing_us` is one way over the border
+    before each stage. The first value is not used.
 
     Raises:
         InputError: actions that wait for each other in a circle.
@@ -185,10 +182,7 @@ def rank_memory_bytes(
 ) -> tuple[float, ...]:
     """The peak memory of each rank: its stages' parameters, and tensors saved for their backwards.
 
-    Args:
-        order: the schedule.
-        kept_bytes: memory of each stage between steps.
-        saved_bytes: memory that each stage saves for one micro-batch.
+    Both numbers are of each stage, `saved_bytes` for one micro-batch.
     """
     found = []
     for rank, actions in enumerate(order.ranks):

@@ -48,9 +48,7 @@ def block_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[n
     Groups are ordered by the waits between them, with those of the backward pass reversed if groups hold both passes.
     No cut separates groups that wait for each other in a circle, so parts never wait in a circle.
 
-    Args:
-        problem: ops and devices.
-        seed: of a random topological order. By default the order is the one closest to the given one.
+    The order is the one closest to the given one, or with a `seed` a random one.
 
     Example:
         >>> problem = PartitionProblem(("a", "b", "c", "d"), np.ones((4, 2)), waits=((0, 1), (1, 2), (2, 3)))
@@ -127,11 +125,7 @@ def random_start(problem: PartitionProblem, seed: int) -> NDArray[np.int32]:
 def refine(problem: PartitionProblem, part: Sequence[int], epsilon: float) -> NDArray[np.int32]:
     """`part` after moves of the paper's kind, in which groups move as one.
 
-    Args:
-        problem: ops and devices.
-        part: the part of each op.
-        epsilon: the largest distance of a part from its target, as a share of the target.
-        max_moves: the budget, by default ten moves for each group.
+    `epsilon` is the largest distance of a part from its target, as a share of the target.
 
     Example:
         >>> from hocket.planning.partition.problem import Tensor

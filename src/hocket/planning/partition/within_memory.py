@@ -51,14 +51,9 @@ def partitioned_within(
 ) -> Partition:
     """A partition whose parts keep their peaks within the limits, or the nearest one if none was found.
 
-    Args:
-        problem: ops and devices.
-        search: arguments of `partitioned`.
-        limits: of each part, in bytes.
-        held: the peaks of the problem's graph.
-        peaks: peaks of a partition's parts that are more exact than those of `held`.
-        is_promise: limits have to be kept. Otherwise, if no partition keeps them, the result of the search without
-            limits is returned, which has the best objective.
+    `limits` are the bytes of each part, and `peaks` gives more exact ones than `held`. With `is_promise` the limits
+    have to be kept. Otherwise, if no partition keeps them, the result of the search without limits is returned,
+    which has the best objective.
 
     Raises:
         InputError: as `partitioned`.
@@ -143,11 +138,7 @@ class PartPeaks:
                 self._last_writer[buffer] = op
 
     def of(self, part: Sequence[int]) -> list[float]:
-        """The peak of each part, in bytes.
-
-        Args:
-            part: of each op, by its position in the graph.
-        """
+        """The peak of each part, in bytes."""
         return self._walked(part, None)[0]
 
     def at_peak(self, part: Sequence[int], number: int) -> list[int]:
@@ -213,13 +204,7 @@ def lowered(
 
     Each round makes the steepest move that lowers the part farthest above its limit.
 
-    Args:
-        problem: its groups stay together.
-        part: the first partition.
-        peaks: of the graph of the same ops.
-        limits: of each part, in bytes.
-        budget_s: seconds to search for.
-        is_allowed: True for partitions that may be returned.
+    Each partition that may be returned `is_allowed`.
     """
     until = monotonic() + budget_s
     found = list(part)

@@ -32,13 +32,8 @@ def in_order_of_readiness(
 ) -> Plan:
     """`plan` with new orders on some channels: of the ready transfers the most urgent always goes next.
 
-    Args:
-        graph: one step, whose carried edges tell when a transfer is ready for the next one.
-        plan: its plan. The other lanes do not change.
-        costs: the durations of its ops.
-        machine: its devices and links.
-        lanes: names of the channels.
-        urgency: of each of their ops. The lowest number goes first, and ops of earlier steps before all others.
+    Carried edges tell when a transfer is ready for the next step. `lanes` names the channels. The lowest number in
+    `urgency` goes first, and ops of earlier steps before all others.
 
     Raises:
         InputError: as `hocket.simulate`.
