@@ -51,25 +51,17 @@ class MovedOps(NamedTuple):
 class Migration:
     """Ops and state that moved between two steps of a job.
 
-    Attributes:
-        step: number of steps before.
-        moved: ops, with their old and new ranks.
-        size_bytes: parameters, buffers and optimizer state that moved, over all ranks.
-        took_us: duration at this rank.
-        why: the measurements behind the decision.
-        refused: the reason why the ops stayed where they were, or empty if they moved.
-
     Example:
         >>> print(Migration(20, (MovedOps(("mm", "add"), 1, 0),), 4096, 2e4, "rank1 is slow"))
         after step 20: 2 ops ('mm', ...) from rank1 to rank0, 4,096 bytes of state, in 20.0 ms: rank1 is slow
     """
 
-    step: int
-    moved: tuple[MovedOps, ...]
-    size_bytes: int
-    took_us: float
-    why: str
-    refused: str = ""
+    step: int  # number of steps before
+    moved: tuple[MovedOps, ...]  # ops, with their old and new ranks
+    size_bytes: int  # parameters, buffers and optimizer state that moved, over all ranks
+    took_us: float  # duration at this rank
+    why: str  # the measurements behind the decision
+    refused: str = ""  # the reason why the ops stayed where they were, or empty if they moved
 
     def __str__(self) -> str:
         moved = "; ".join(

@@ -49,46 +49,27 @@ class Chain:
 
 
 class StageSummary(NamedTuple):
-    """The size of one stage.
+    """The size of one stage."""
 
-    Attributes:
-        rank: the rank that runs it.
-        ops: the number of its ops.
-        forward_us: for one micro-batch.
-        backward_us: for one micro-batch.
-        received_bytes: over the border before it, for one micro-batch, one way.
-        kept_bytes: parameters and their gradients.
-        saved_bytes: for one micro-batch.
-        in_flight: the most micro-batches that it has begun and not finished.
-    """
-
-    rank: int
-    ops: int
-    forward_us: float
-    backward_us: float
-    received_bytes: float
-    kept_bytes: float
-    saved_bytes: float
-    in_flight: int
+    rank: int  # the rank that runs it
+    ops: int  # the number of its ops
+    forward_us: float  # for one micro-batch
+    backward_us: float  # for one micro-batch
+    received_bytes: float  # over the border before it, for one micro-batch, one way
+    kept_bytes: float  # parameters and their gradients
+    saved_bytes: float  # for one micro-batch
+    in_flight: int  # the most micro-batches that it has begun and not finished
 
 
 @dataclass(frozen=True)
 class PipelineCut:
-    """Cuts of a chain, and the predicted step.
+    """Cuts of a chain, and the predicted step."""
 
-    Attributes:
-        begins: the position of the first op of each stage but the first.
-        order: the schedule.
-        stages: the size of each stage.
-        memory_bytes: the peak memory of each rank.
-        step_us: the simulated step.
-    """
-
-    begins: tuple[int, ...]
-    order: PipelineOrder
-    stages: tuple[StageSummary, ...]
-    memory_bytes: tuple[float, ...]
-    step_us: float
+    begins: tuple[int, ...]  # the position of the first op of each stage but the first
+    order: PipelineOrder  # the schedule
+    stages: tuple[StageSummary, ...]  # the size of each stage
+    memory_bytes: tuple[float, ...]  # the peak memory of each rank
+    step_us: float  # the simulated step
 
 
 def cut_at(

@@ -36,13 +36,6 @@ class PipelineAction(NamedTuple):
 class PipelineOrder:
     """The actions of each rank, in the order in which it runs them.
 
-    Attributes:
-        schedule: the name of the schedule.
-        ranks: for each rank its actions.
-        stages: the number of stages, each of which is on one rank.
-        micro_batches: the number of micro-batches.
-        receives_ahead: True if transfers overlap with other actions of their reader.
-
     Raises `InputError` at construction for a stage that is nowhere or on two ranks.
 
     Example:
@@ -51,11 +44,11 @@ class PipelineOrder:
         (0,)
     """
 
-    schedule: str
-    ranks: tuple[tuple[PipelineAction, ...], ...]
-    stages: int
-    micro_batches: int
-    receives_ahead: bool = True
+    schedule: str  # the name of the schedule
+    ranks: tuple[tuple[PipelineAction, ...], ...]  # for each rank its actions
+    stages: int  # the number of stages, each of which is on one rank
+    micro_batches: int  # the number of micro-batches
+    receives_ahead: bool = True  # True if transfers overlap with other actions of their reader
 
     def __post_init__(self) -> None:
         for stage in range(self.stages):
