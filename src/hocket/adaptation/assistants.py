@@ -143,11 +143,7 @@ def predicted_step_us(
 ) -> float:
     """When the last op ends, each as much slower as its device is, in the order of `order_of`.
 
-    Args:
-        rules: what ops and flows were planned to take.
-        assignment: for each op the position of its device.
-        slowdown: of each device.
-        delay: how many times as long flows take.
+    Flows take `delay` times as long.
     """
     return _listed(rules, assignment, slowdown, delay)[1]
 

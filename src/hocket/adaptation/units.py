@@ -31,12 +31,6 @@ def units_of(
 
     Returns:
         The ops of each unit, in program order. Every op is in one.
-
-    Example:
-        >>> from hocket.ir import Op
-        >>> graph = Graph((Op("f", layer="a"), Op("g", layer="b"), Op("update", layer="a")))
-        >>> units_of(graph, {"f": 5.0, "g": 5.0, "update": 1.0})
-        (('f', 'update'), ('g',))
     """
     sets = DisjointSets(graph.by_name)
     for names in together:

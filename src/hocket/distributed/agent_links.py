@@ -70,15 +70,7 @@ class AgentLinks:
                     wire.get(value.fixed_name, tensors[value.name])
 
     def take(self, number: int | None) -> int:
-        """Have all servers keep one version for this agent, and return its number.
-
-        Args:
-            number: number of the version, which is waited for if it is to come. None: the newest that all have.
-
-        Raises:
-            VersionGoneError: a server does not have it any more, or never had.
-            PeerError: a server is gone or silent.
-        """
+        """Have all servers keep version `number`, also one to come, or the newest that all have. Return its number."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             answers = self._granted(self.wires[:1], NEWEST if number is None else number)
@@ -139,12 +131,7 @@ class AgentLinks:
 
 
 def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> AgentLinks:
-    """Find the job at an address, compare its values with the agent's, and connect to each server.
-
-    Raises:
-        InputError: the address is malformed.
-        PeerError: no job answers there, or it has another model or another torch.
-    """
+    """Find the job at an address, compare its values with the agent's, and connect to each server."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(f"agent: expected an address HOST:PORT, got {address!r}")

@@ -75,15 +75,7 @@ class Version:
 
 
 class Versions:
-    """The versions of a server. It publishes them, and threads that serve agents take them.
-
-    Example:
-        >>> versions = Versions(kept=1)
-        >>> versions.publish(Version(3, {}, {}))
-        >>> versions.publish(Version(5, {}, {}))
-        >>> versions.take(3) is None, versions.take(NEWEST).number, versions.range()
-        (True, 5, (5, 5))
-    """
+    """The versions of a server. It publishes them, and threads that serve agents take them."""
 
     def __init__(self, kept: int = KEPT_VERSIONS) -> None:
         self._kept = kept

@@ -42,11 +42,8 @@ class PullChannel:
 
     Each is requested as soon as the last op that uses it is done, so those of the next step arrive during this one.
 
-    Args:
-        wire: wire to the server.
-        names: values that may come a step ahead, and that `wait` waits for.
-        unwritten: those of them that no op here writes. One that is written all the same after it has arrived is an
-            error, for the server would not see it.
+    `wait` waits for the values `names`, which may come a step ahead. One that no op here writes (`unwritten`) must
+    not be written after it has arrived, for the server would not see it.
     """
 
     runs_ahead = True

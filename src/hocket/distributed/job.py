@@ -53,11 +53,7 @@ GRADIENTS = 5
 
 
 class StepGuard:
-    """Watches a step on one batch, and undoes its effects on models and optimizers.
-
-    Raises:
-        CaptureError: the step has an effect or an input that its graph would not have.
-    """
+    """Watches a step on one batch, and undoes its effects on models and optimizers. It refuses any other effect."""
 
     def __init__(self, step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> None:
         places = inventory(model, optimizer)

@@ -155,11 +155,7 @@ class Membership:
         return text if text.startswith(self.me) else f"{self.me}: {text or repr(error)}"
 
     def leave(self, wires: Mapping[int, Wire], error: BaseException | None = None) -> None:
-        """Close all wires once all posted values have arrived. With an error, close them at once, and fail all ranks.
-
-        Raises:
-            PeerError: without an error, a rank is gone that has not received everything.
-        """
+        """Close all wires once all posted values have arrived, or at once with an error, which fails all ranks."""
         if error is not None:
             self.fail(error)
         for wire in wires.values() if error is None else ():
@@ -218,11 +214,7 @@ def _close(wires: Mapping[int, Wire], error: BaseException | None) -> None:
 
 
 def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
-    """Connect two processes that name the same key in a store, which no other wire has. One of them has `place` 0.
-
-    Raises:
-        PeerError: the peer does not answer within the timeout, or does not know this end's secret (`store.py`).
-    """
+    """Connect two processes that name the same key in a store, which no other wire has. One of them has `place` 0."""
     try:
         group, records = (
             ProcessGroupGloo(PrefixStore(f"{key}/{of}", store), place, 2, store.options(timeout_s))

@@ -35,15 +35,7 @@ MAX_IN_FLIGHT = 4
 
 @dataclass(frozen=True)
 class Packet:
-    """Values that travel as one.
-
-    Example:
-        >>> Packet(("a", "b"), (20, 8)).offsets, Packet(("a", "b"), (20, 8)).size_bytes
-        ((0, 32), 40)
-        >>> packet = Packet(("w",), (200_000,))
-        >>> [packet.chunk(number) for number in range(packet.num_chunks)]
-        [(0, 131072), (131072, 200000)]
-    """
+    """Values that travel as one."""
 
     members: tuple[str, ...]  # names of the values
     sizes: tuple[int, ...]  # bytes of each

@@ -64,10 +64,8 @@ def server_name(number: int) -> str:
 def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assignment:
     """Divide a captured step.
 
-    Args:
-        captured: the whole step, captured while every parameter had a gradient.
-        num_servers: number of servers. Shards go to them by size, the largest first, each to the one with the least.
-        num_workers: number of workers. With several, buffers that the forward writes are exchanged, too.
+    The step was captured while every parameter had a gradient. Shards go to servers by size, the largest first,
+    each to the one with the least. With several workers, buffers that the forward writes are exchanged, too.
 
     Raises:
         InputError: more servers than shards, a step that adds to the gradients it finds, an update that needs more of

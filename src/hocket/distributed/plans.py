@@ -171,12 +171,7 @@ def announce_plan(job: ShardedJob, plan: Plan, rates: Sequence[float]) -> None:
 
 
 def announced_plan(job: ShardedJob) -> JobPlan:
-    """Wait for the plan that rank 0 announces.
-
-    Raises:
-        PeerError: rank 0 has failed, or announces something other than a plan and a chunk size for each server.
-        PlanError: the plan does not parse.
-    """
+    """Wait for the plan that rank 0 announces. Anything else is a `PeerError`, a text of no plan a `PlanError`."""
     found = job.membership.announced("plan", by=0)
     match found:
         case {"plan": str(plan), "chunk_bytes": [*sizes]} if len(sizes) == job.membership.num_servers and all(
@@ -190,12 +185,7 @@ def announced_plan(job: ShardedJob) -> JobPlan:
 
 
 def worker_executor(job: ShardedJob, part: Captured, made: JobPlan, kind: str) -> tuple[Executor, list[PullChannel]]:
-    """Make the executor of a worker's part, and its pull channels, while servers add their ends of the wires.
-
-    Raises:
-        PlanError: the plan does not fit this part.
-        PeerError: another rank has failed.
-    """
+    """Make the executor of a worker's part, and its pull channels, while servers add their ends of the wires."""
     check(part.graph, made.plan)
     pulls: list[PullChannel] = []
     written = {buffer for op in part.graph.ops if op.role != "recv" for buffer in op.writes}

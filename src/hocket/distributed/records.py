@@ -75,12 +75,7 @@ class Records:
 
 
 def wait_for(move: Any, name: str, tensor: torch.Tensor, epoch: int, timeout_s: float | None) -> None:
-    """Begin a transfer by `move`, and wait until it is over, up to a timeout if there is one.
-
-    Raises:
-        TimeoutError: it is not over by then.
-        PeerError: the transfer failed.
-    """
+    """Begin a transfer by `move`, and wait until it is over, or up to a timeout, which is a `TimeoutError`."""
     over = threading.Event()
     found: list[BaseException] = []
 

@@ -42,9 +42,8 @@ class WorkerLink:
 class LiveWorkers:
     """The workers that take part in the steps of one server.
 
-    Args:
-        wires: wires to the workers that the job begins with, by their numbers.
-        on_loss: called once with a worker that is lost, and the error. None: losing any worker ends the job.
+    At the beginning they are those of `wires`, by their numbers. `on_loss` is called once with a worker that is
+    lost, and the error. Without it losing any worker ends the job.
     """
 
     def __init__(
@@ -84,17 +83,7 @@ class LiveWorkers:
 
 
 class Announcements:
-    """Announcements of one kind (`CAME` or `READY`) by rejoining workers, read from the store.
-
-    Example:
-        >>> from torch.distributed import HashStore
-        >>> store = HashStore()
-        >>> ready = Announcements(store, READY)
-        >>> store.add(NUMBER, 2), announce(store, READY, 2, "")
-        (2, 1)
-        >>> ready.new(), ready.new()
-        ([2], [])
-    """
+    """Announcements of one kind (`CAME` or `READY`) by rejoining workers, read from the store."""
 
     def __init__(self, store: Any, kind: str) -> None:
         self._store, self._kind = store, kind
@@ -120,11 +109,7 @@ def announce(store: Any, kind: str, number: int, text: str) -> int:
 
 
 def rejoined(membership: Membership) -> Membership:
-    """The place of a process, as a rejoining worker if its rank has taken part before.
-
-    Raises:
-        PeerError: the job has ended, or does not go on without its workers, or without this rank.
-    """
+    """The place of a process, as a rejoining worker if its rank has taken part before, and the job can take it."""
     me, store = membership.me, membership.store
     if not store.check([f"hocket/planned/{membership.rank}"]):
         return membership

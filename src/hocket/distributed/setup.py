@@ -90,12 +90,7 @@ def _given_name(value: Value) -> str:
 
 
 def joined_as(role: str, num_servers: int, executor: str, timeout_s: float) -> Membership:
-    """Take part in the job that torchrun has started, as a ``worker`` or a ``server``.
-
-    Raises:
-        InputError: an unknown executor, a rank of the other role, or torchrun has not started this process.
-        PeerError: the store does not answer, or the job does not go on without this rank.
-    """
+    """Take part in the job that torchrun has started, as a ``worker`` or a ``server``. Raises as those do."""
     check_choice("executor", executor)
     if num_servers < 1:
         raise InputError(f"distribute: expected at least one server, got {num_servers}")
@@ -109,12 +104,7 @@ def joined_as(role: str, num_servers: int, executor: str, timeout_s: float) -> M
 
 
 def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, membership: Membership) -> ShardedJob:
-    """Capture, compare, divide and connect, and send worker 0's state to the servers.
-
-    Raises:
-        CaptureError, InputError: the step cannot be captured or divided.
-        PeerError: another rank trains something else, has failed, or does not come.
-    """
+    """Capture, compare, divide and connect, and send worker 0's state to the servers."""
     with membership.reporting_errors():
         check_default_streams(devices_of(model))
         captured = captured_for(step, model, optimizer, batch)

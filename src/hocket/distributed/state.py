@@ -81,11 +81,7 @@ def make_state(captured: Captured, names: Collection[str]) -> None:
 
 
 def begin_from_zeros(captured: Captured) -> None:
-    """Create missing optimizer state as zeros, if a planned step makes of it what the optimizers' first step makes.
-
-    Raises:
-        InputError: the results differ, in a tensor that is named.
-    """
+    """Create missing optimizer state as zeros, or raise an `InputError` if the optimizers begin otherwise."""
     if all(_exists(entry) for entry in _state_tensors(captured)):
         return
     places = captured.trace.places

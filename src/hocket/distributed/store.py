@@ -49,12 +49,7 @@ def job_secret() -> bytes | None:
 
 
 def check_peer(group: Any, place: int, key: str, secret: bytes | None, me: str, peer: str) -> None:
-    """Exchange proofs of the secret with the peer, before anything else. Without a secret at both ends, return.
-
-    Raises:
-        PeerError: one end has no secret, or another one.
-        RuntimeError: the peer is gone or silent.
-    """
+    """Exchange proofs of the secret with the peer, before anything else. Without a secret at both ends, return."""
     mine = bytes([secret is not None]) + secrets.token_bytes(CHALLENGE_BYTES)
     theirs = _exchanged(group, place, mine)
     if theirs[0] != mine[0]:
@@ -225,11 +220,7 @@ def first_line(error: Exception) -> str:
 
 
 def waited(store: Any, key: str, message: str, timeout_s: float) -> str:
-    """Wait for a key of a store, and return its text.
-
-    Raises:
-        PeerError: the key does not come within the timeout. The error begins with `message`.
-    """
+    """Wait for a key of a store, and return its text, or raise a `PeerError` that begins with `message`."""
     deadline = time.monotonic() + timeout_s
     while not store.check([key]):
         if time.monotonic() > deadline:

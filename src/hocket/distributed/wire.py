@@ -115,12 +115,7 @@ class Wire:
         self.send(name, tensor, self._counted(f">{name}"), self._delivered)
 
     def get(self, name: str, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Receive a value outside the order, and wait for it up to a timeout, or as long as the peer lives.
-
-        Raises:
-            PeerError: the peer is gone or silent.
-            TimeoutError: the peer lives, and the value has not come.
-        """
+        """Receive a value outside the order. A peer that lives and does not send it in time is a `TimeoutError`."""
         wait_for(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
     def flush(self) -> None:

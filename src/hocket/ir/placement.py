@@ -41,15 +41,7 @@ def scattered_cores(device: Device) -> tuple[int, ...]:
 
 
 def scattered(plan: Plan, machine: Machine) -> Plan:
-    """The same plan on scattered cores, on devices whose cores share caches.
-
-    Example:
-        >>> print(scattered(Plan((Lane("a", ("x",), width=2, cores=(0, 1)),)), Machine.of(cores=4, cores_per_cache=2)))
-        hocket-plan/1
-        lane a kind=cores device=cpu0 width=2 cores=0,2
-        run x
-        <BLANKLINE>
-    """
+    """The same plan on scattered cores, on devices whose cores share caches."""
     return replace(plan, lanes=tuple(_moved(lane, machine.by_name.get(lane.device)) for lane in plan.lanes))
 
 
@@ -57,18 +49,6 @@ def with_own_cores(plan: Plan, graph: Graph, machine: Machine, placements: Mappi
     """The same plan with ops on the cores of their own placements, where those are free. The other lanes stay.
 
     The lanes of `plan`, a legal one, have the other placement. `placements` maps ops to ``compact`` or ``scatter``.
-
-    Example:
-        >>> from hocket.ir import Graph, Op
-        >>> plan = Plan((Lane("cpu0.0-1", ("x", "y"), width=2, cores=(0, 1)),))
-        >>> machine = Machine.of(cores=4, cores_per_cache=2)
-        >>> print(with_own_cores(plan, Graph((Op("x"), Op("y"))), machine, {"y": "scatter"}))
-        hocket-plan/1
-        lane cpu0.0-1 kind=cores device=cpu0 width=2 cores=0,1
-        run x
-        lane cpu0.0+2 kind=cores device=cpu0 width=2 cores=0,2
-        run y after=x
-        <BLANKLINE>
     """
     sync = synchronisation(graph, plan)
     when = {op: at for at, op in enumerate(execution_order(graph, plan))}

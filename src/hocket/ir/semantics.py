@@ -44,14 +44,7 @@ def check_ops(graph: Graph, plan: Plan) -> None:
 
 
 def waits_of(graph: Graph, plan: Plan) -> dict[str, list[str]]:
-    """For each op all that it waits for directly: edges, `Plan.after`, and last the op before it on its lane.
-
-    Example:
-        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("a"), Op("b")), (Edge("a", "b"),))
-        >>> waits_of(graph, Plan((Lane("x", ("a",)), Lane("y", ("b",)))))
-        {'a': [], 'b': ['a']}
-    """
+    """For each op all that it waits for directly: edges, `Plan.after`, and last the op before it on its lane."""
     waits = {op: [*others, *plan.after.get(op, ())] for op, others in graph.predecessors.items()}
     for lane in plan.lanes:
         for before, op in pairwise(lane.ops):

@@ -48,12 +48,6 @@ def synchronisation(graph: Graph, plan: Plan) -> Synchronisation:
 
     Raises:
         PlanError: the plan does not run every op of the graph once, or its lanes wait for each other in a circle.
-
-    Example:
-        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b"), Edge("b", "c"), Edge("a", "c")))
-        >>> synchronisation(graph, Plan((Lane("x", ("a",)), Lane("y", ("b",)), Lane("z", ("c",))))).waits
-        {'b': ('a',), 'c': ('b',)}
     """
     place = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
     check_ops(graph, plan)
@@ -76,12 +70,6 @@ def carried_waits(graph: Graph, plan: Plan, sync: Synchronisation | None = None)
     Returns:
         op -> ops of the step before, on other lanes, that it has to wait for. Waits are left out that the order of the
         lane, the waits inside the step, or other waits of this kind imply.
-
-    Example:
-        >>> from hocket.ir import Carried, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("forward"), Op("update")), carried=(Carried("update", "forward"),))
-        >>> carried_waits(graph, Plan((Lane("x", ("forward",)), Lane("y", ("update",)))))
-        {'forward': ('update',)}
     """
     sync = sync or synchronisation(graph, plan)
     before: dict[str, dict[str, None]] = {}
@@ -110,12 +98,6 @@ def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
 
     Raises:
         PlanError: as `synchronisation`.
-
-    Example:
-        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "c"),))
-        >>> launch_order(graph, Plan((Lane("x", ("a", "b")), Lane("y", ("c",)))))
-        ('a', 'b', 'c')
     """
     check_ops(graph, plan)
     rank = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}

@@ -64,11 +64,9 @@ class _Piece:
 
 
 class WeightStream:
-    """Reads `arrivals` in their order in a separate thread.
+    """Reads `arrivals` in a separate thread, in their order as long as no thread waits for another one.
 
-    Args:
-        weights: the opened files, which are closed when all has been read, or reading has failed.
-        arrivals: in the order in which they are read as long as no thread waits for one.
+    `weights` are closed when all has been read, or reading has failed.
     """
 
     def __init__(self, weights: Weights, arrivals: Sequence[PendingTensor]) -> None:

@@ -67,11 +67,7 @@ class Header:
 
 
 def header_size(source: str, prefix: bytes, size_bytes: int | None) -> int:
-    """Return the number of bytes of header that follow the first eight.
-
-    Raises:
-        FormatError: the number cannot be true.
-    """
+    """Return the number of bytes of header that follow the first eight, or raise `FormatError` if it cannot be true."""
     if len(prefix) < PREFIX_BYTES:
         raise FormatError(source, "", f"expected a safetensors file, got {len(prefix)} bytes")
     length = int.from_bytes(prefix, "little")

@@ -75,11 +75,7 @@ def without_transfers(graph: Graph, transfers: Collection[str]) -> Graph:
 
 
 def links_of(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> dict[str, Link]:
-    """A link for each transfer: one that its costs name, or else the least loaded of those that lead there.
-
-    Raises:
-        InputError: no link leads where a transfer goes.
-    """
+    """A link for each transfer: one that its costs name, or the least loaded of those that lead there."""
     load: dict[Link, float] = {}
     found = {}
     for name in transfers:

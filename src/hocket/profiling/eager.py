@@ -63,12 +63,9 @@ def record_eager(
 ) -> EagerRecord:
     """Record eager steps, and return the fastest.
 
-    Args:
-        step: the training step.
-        batches: of these steps, made before each.
-        graph: the captured step. Ops are matched by target, in order, where eager has as many of a target.
-        cores: number of cores of the machine.
-        step_us: duration of a step without the profiler, to which the record is scaled.
+    Ops are matched by target with those of `graph`, in order, where eager has as many of a target. `batches` are
+    made before each step, and `step_us`, the duration of a step without the profiler, is what the record is scaled
+    to.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch would write two lines to stderr
     made = [next(batches) for _ in range(RECORDED_STEPS)]

@@ -32,12 +32,6 @@ def corunning_of(timeline: Timeline) -> tuple[int, ...]:
     """Count the running ops at each event in order of time, including the op that starts or ends.
 
     If one op ends at the time at which another starts, the end comes first.
-
-    Example:
-        >>> from hocket.ir import Span
-        >>> spans = (Span("a", "x", 0.0, 4.0), Span("b", "y", 1.0, 3.0), Span("c", "x", 4.0, 5.0))
-        >>> corunning_of(Timeline(spans, ("x", "y")))
-        (1, 2, 2, 1, 1, 1)
     """
     events: list[tuple[float, int, int]] = []
     for span in timeline.spans:

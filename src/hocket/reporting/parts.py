@@ -25,12 +25,6 @@ def bytes_between(graph: Graph, plan: Plan) -> dict[tuple[str, str], float]:
     """Map (source, destination) devices to the bytes that are sent in a step, where any are.
 
     Edges out of one op that carry equally many bytes are one tensor, which is sent to a device once.
-
-    Example:
-        >>> from hocket.ir import Edge, Lane, Op
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b", 8.0), Edge("a", "c", 8.0)))
-        >>> bytes_between(graph, Plan((Lane("x", ("a",), device="x"), Lane("y", ("b", "c"), device="y"))))
-        {('x', 'y'): 8.0}
     """
     device_of = {op: lane.device for op, lane in plan.lane_of.items()}
     found: dict[tuple[str, str], float] = {}

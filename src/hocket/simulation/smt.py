@@ -27,10 +27,8 @@ from hocket.ir import Machine, Plan, names_threads
 class Sharing:
     """Contention of lanes that share cores.
 
-    Args:
-        places: for each lane that can share a core the core of each of its threads, as a number below
-            ``len(speedup)``.
-        speedup: `Device.smt_speedup` of each core's device.
+    `places` has the cores of the threads of each lane that can share a core, and `speedup` the `Device.smt_speedup`
+    of each core.
     """
 
     def __init__(self, places: Mapping[int, Sequence[int]], speedup: Sequence[float]) -> None:

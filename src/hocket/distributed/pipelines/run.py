@@ -87,11 +87,7 @@ class PipelineRun:
 def check_pipeline(
     job: Job, *, ranks: int, microbatches: int, schedule: str = "1f1b", memory_bytes: float | None = None
 ) -> None:
-    """Return if a job's step can be a pipeline, in this process alone. Its parameters stay, and nothing is timed.
-
-    Raises:
-        InputError: a step, a model or a schedule that cannot be a pipeline. The message says why.
-    """
+    """Raise an `InputError` if a job's step cannot be a pipeline, by this process alone, without timing."""
     if schedule.lower() in MEET_ON_ONE_RANK:
         raise InputError(f"pipeline: {schedule} has neighbouring stages on one rank, and gloo sends nothing to itself")
     stages = ranks if has_one_stage_a_rank(schedule) else 2 * ranks

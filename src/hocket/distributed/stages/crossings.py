@@ -332,12 +332,7 @@ def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Gr
 def checked_parts(
     borders: Borders, rank_of: Mapping[str, int], crossings: Sequence[Crossing], plan: Plan, num_ranks: int
 ) -> list[Captured]:
-    """The parts of all ranks, checked together.
-
-    Raises:
-        InputError: a division that could not compute as the whole step does.
-        PlanError: the joined plan is not legal, or two ops that use the same memory have no order.
-    """
+    """The parts of all ranks, checked together: an illegal division is an `InputError` or a `PlanError`."""
     parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
     joined = joined_graph(parts, crossings)
     check(joined, plan)
@@ -366,11 +361,7 @@ def ranks_of(plan: Plan) -> dict[str, int]:
 
 
 def check_runs(captured: Captured, plan: Plan) -> None:
-    """Return if `hocket.distribute.stages` can run a plan with one rank for each lane.
-
-    Raises:
-        InputError, PlanError: it cannot. Ops and memory are named.
-    """
+    """Raise an `InputError` or a `PlanError` if `hocket.distribute.stages` cannot run a plan with one rank a lane."""
     borders, rank_of, num_ranks = Borders(captured), ranks_of(plan), len(plan.lanes)
     borders.check(rank_of, num_ranks)
     crossings = borders.crossings(rank_of, num_ranks)

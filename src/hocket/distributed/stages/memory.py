@@ -36,11 +36,7 @@ from hocket.tracing.state import inventory
 
 
 class PartMemory:
-    """Tracks which places of a model and an optimizer have memory.
-
-    Args:
-        entries: the places, by name. State that does not exist yet has no memory.
-    """
+    """Tracks which places of a model and an optimizer have memory. State that does not exist yet has none."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries

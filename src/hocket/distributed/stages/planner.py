@@ -84,13 +84,6 @@ def check_fits(graph: Graph, limits: Sequence[float]) -> None:
 
     Raises:
         InputError: an op needs more. It is named, with its bytes.
-
-    Example:
-        >>> from hocket.ir import Buffer, Op
-        >>> check_fits(Graph((Op("mm", writes=("y",)),), buffers=(Buffer("y", 64.0),)), (32.0, 48.0))
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: distribute: op 'mm' needs 64 bytes to run, and no rank may hold more than 48
     """
     size = {buffer.name: buffer.size_bytes for buffer in graph.buffers}
     for op in graph.ops:

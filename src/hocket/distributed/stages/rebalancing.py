@@ -329,13 +329,6 @@ def rules_from(document: Mapping[str, Any], graph: Graph, num_ranks: int) -> Ass
 
     Raises:
         PeerError: they are malformed, or rules of another step or another number of ranks.
-
-    Example:
-        >>> import json
-        >>> from hocket.ir import Op
-        >>> rules = AssistantRules(("rank0",), (RuledOp("a", "compute", (5.0,)),))
-        >>> rules_from(json.loads(json.dumps(dataclasses.asdict(rules))), Graph((Op("a"),)), 1) == rules
-        True
     """
     try:
         numbers = dict(document)

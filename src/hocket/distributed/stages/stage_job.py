@@ -135,11 +135,6 @@ class RunningPart:
     """The executor of a rank's part, with channels to the other ranks. All ranks create theirs at the same time.
 
     It begins by sending the values that other ranks read of this one's memory in their first step.
-
-    Args:
-        job: the job as it is divided.
-        kind: kind of executor.
-        steps: number of steps before.
     """
 
     def __init__(self, job: StageJob, kind: str, steps: int) -> None:

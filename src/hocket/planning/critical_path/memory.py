@@ -56,12 +56,6 @@ def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float
     """The peak in bytes when ops run one after another and each buffer is freed after its last user.
 
     The order is by default program order, which is eager's.
-
-    Example:
-        >>> from hocket.ir import Buffer, Op
-        >>> ops = (Op("a", reads=("w",), writes=("x",)), Op("b", reads=("x",), writes=("y",)))
-        >>> serial_peak_bytes(Graph(ops, buffers=(Buffer("x", 8.0), Buffer("y", 4.0), Buffer("w", 2.0, "lasting"))))
-        14.0
     """
     order = graph.order if order is None else order
     last: dict[str, str] = {}
@@ -237,12 +231,6 @@ def min_memory_order(graph: Graph) -> tuple[str, ...]:
     It serves limits below eager's peak, which only another order can keep. It is a heuristic, since the best order is
     NP-hard to find (Sethi: "Complete register allocation problems", 1975), so a limit that it misses may still be
     possible. Among equals the first in program order runs next.
-
-    Example:
-        >>> from hocket.ir import Buffer, Edge, Op
-        >>> ops = (Op("a", writes=("x",)), Op("b", writes=("y",)), Op("use", reads=("x",)))
-        >>> min_memory_order(Graph(ops, (Edge("a", "use"),), buffers=(Buffer("x", 8.0), Buffer("y", 8.0, "kept"))))
-        ('a', 'use', 'b')
     """
     size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life in ("step", "kept")}
     kept = {buffer.name for buffer in graph.buffers if buffer.life == "kept"}
@@ -291,15 +279,6 @@ def pool_bytes(graph: Graph, plan: Plan) -> float:
 
     Raises:
         PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
-
-    Example:
-        >>> from hocket.ir import Buffer, Edge, Lane, Op
-        >>> ops = (Op("a", writes=("x",)), Op("b", reads=("x",)), Op("c", writes=("y",)))
-        >>> graph = Graph(ops, (Edge("a", "b"), Edge("b", "c")), buffers=(Buffer("x", 8.0), Buffer("y", 8.0)))
-        >>> pool_bytes(graph, Plan((Lane("s", ("a", "b", "c")),)))
-        8.0
-        >>> pool_bytes(graph, Plan((Lane("s", ("a", "b")), Lane("t", ("c",)))))
-        16.0
     """
     sync, order = synchronisation(graph, plan), launch_order(graph, plan)
     makers: dict[str, str] = {}

@@ -114,13 +114,6 @@ def streams_of(
     """Rank the layer paths, and give every op a stream.
 
     `durations_us` has the ops of the backbone. `updates_last` is as for `step_order`.
-
-    Example:
-        >>> from hocket.ir import Edge, Op
-        >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
-        >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
-        >>> streams_of(graph, {"f": 1.0, "dA": 1.0}).lanes()
-        {('activation', 0): ['f', 'dA'], ('weight', 0): ['dW', 'u']}
     """
     backbone = backbone_of(graph)
     weights = in_ns([durations_us[op] for op in backbone.ops])

@@ -103,12 +103,6 @@ def coarsen(
 
     Raises:
         InputError: an op without a cost.
-
-    Example:
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b"), Edge("b", "c")))
-        >>> coarse = coarsen(graph, Costs({"a": {"1": 8.0}, "b": {"1": 8.0}, "c": {"1": 90.0}}), Device("cpu0"), 20.0)
-        >>> coarse.members
-        (('a', 'b'), ('c',))
     """
     table = durations_of(graph, costs, device)
     place = {name: position for position, name in enumerate(graph.order)}

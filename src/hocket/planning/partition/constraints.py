@@ -44,11 +44,6 @@ def partition_within(
     Returns:
         True and the part of each op, which keeps the limits but for rounding, or False. None if it was not decided,
         or OR-Tools is not installed.
-
-    Example:
-        >>> problem = PartitionProblem(("a", "b"), np.array([[1.0, 1.0], [3.0, 3.0]]), waits=((0, 1),))
-        >>> partition_within(problem, np.zeros(2), np.full(2, 2.5), 5.0, acyclic=True)
-        (False, None)
     """
     if importlib.util.find_spec("ortools") is None:
         return None, None

@@ -30,13 +30,6 @@ def contiguous_start(problem: PartitionProblem, seed: int | None = None) -> NDAr
 
     Devices get intervals in their order, some of which may be empty. The order of ops is the one closest to the
     given one, or with a `seed` a random one.
-
-    Example:
-        >>> from hocket.planning.partition.problem import Tensor
-        >>> chain = (Tensor(0, (1,), 1.0, 9.0), Tensor(1, (2,), 1.0, 1.0))
-        >>> problem = PartitionProblem(("a", "b", "c"), np.full((3, 2), 10.0), chain)
-        >>> contiguous_start(problem).tolist()
-        [0, 0, 1]
     """
     component, order = block_order(problem, seed)
     count = len(order)
@@ -114,15 +107,7 @@ MAX_ORDERS = 24
 
 
 def ideal_start(problem: PartitionProblem, most_us: float = np.inf) -> NDArray[np.int32] | None:
-    """The best contiguous parts, or None if there are too many ideals or none are below a load of `most_us`.
-
-    Example:
-        >>> from hocket.planning.partition.problem import Tensor
-        >>> fork = (Tensor(0, (1,), 1.0, 9.0), Tensor(0, (2,), 1.0, 1.0))
-        >>> problem = PartitionProblem(("a", "b", "c"), np.full((3, 2), 10.0), fork, ((0, 1), (0, 2)))
-        >>> ideal_start(problem).tolist()
-        [0, 0, 1]
-    """
+    """The best contiguous parts, or None if there are too many ideals or none are below a load of `most_us`."""
     component, waits = block_waits(problem)
     count = max(component, default=-1) + 1
     ideals = _ideals(count, waits)

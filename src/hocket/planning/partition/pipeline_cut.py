@@ -113,14 +113,6 @@ def cut_for_schedule(
 
     Raises:
         InputError: there are fewer places to cut than needed, no cuts fit the memory, or none were found that do.
-
-    Example:
-        >>> from hocket.planning.partition.pipeline_order import PipelineAction
-        >>> actions = tuple((PipelineAction(s, "F", 0), PipelineAction(s, "B", 0)) for s in (0, 1))
-        >>> chain = Chain([1.0, 1.0, 4.0], [2.0, 2.0, 8.0], [0.0, 8.0, 0.0], [0.0] * 3, [0.0] * 3)
-        >>> order = PipelineOrder("gpipe", actions, 2, 1)
-        >>> cut_for_schedule(chain, order, latency_us=0.0, bytes_per_s=1e9).begins
-        (2,)
     """
     # There and back: an activation one way, its gradient the other.
     border_us = 2 * (latency_us + chain.crossing_bytes / bytes_per_s * 1e6)

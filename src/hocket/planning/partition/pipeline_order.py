@@ -112,11 +112,6 @@ def pipeline_step_us(
 
     Raises:
         InputError: actions that wait for each other in a circle.
-
-    Example:
-        >>> actions = tuple((PipelineAction(s, "F", 0), PipelineAction(s, "B", 0)) for s in (0, 1))
-        >>> pipeline_step_us(PipelineOrder("gpipe", actions, 2, 1), [1.0, 1.0], [2.0, 2.0], [0.0, 5.0])
-        16.0
     """
     rank_of, place = order.rank_of, order.place
     ends_us: list[list[float]] = [[] for _ in order.ranks]  # of the actions that have been placed

@@ -126,13 +126,6 @@ def refine(problem: PartitionProblem, part: Sequence[int], epsilon: float) -> ND
     """`part` after moves of the paper's kind, in which groups move as one.
 
     `epsilon` is the largest distance of a part from its target, as a share of the target.
-
-    Example:
-        >>> from hocket.planning.partition.problem import Tensor
-        >>> chain = tuple(Tensor(op, (op + 1,), 8.0) for op in range(3))
-        >>> problem = PartitionProblem(("a", "b", "c", "d"), np.ones((4, 2)), chain)
-        >>> refine(problem, [0, 0, 1, 0], epsilon=0.25).tolist()
-        [0, 0, 1, 1]
     """
     groups, parts = problem.num_groups, problem.num_parts
     work = problem.by_group(problem.work_us)

@@ -109,15 +109,7 @@ MAX_TENSORS = 12
 
 
 class PartPeaks:
-    """The peaks of a graph's partitions.
-
-    Example:
-        >>> from hocket.ir import Buffer, Edge, Op
-        >>> ops = (Op("a", writes=("x",)), Op("b", reads=("x",), writes=("y",)), Op("c", reads=("y",)))
-        >>> graph = Graph(ops, (Edge("a", "b"), Edge("b", "c")), buffers=(Buffer("x", 8.0), Buffer("y", 4.0)))
-        >>> PartPeaks(graph, graph.order, 2).of([0, 0, 0]), PartPeaks(graph, graph.order, 2).of([0, 0, 1])
-        ([12.0, 0.0], [12.0, 4.0])
-    """
+    """The peaks of a graph's partitions."""
 
     def __init__(self, graph: Graph, order: Sequence[str], num_parts: int) -> None:
         self._num_parts = num_parts

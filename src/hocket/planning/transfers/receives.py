@@ -111,15 +111,6 @@ def receives_of(graph: Graph, costs: Costs, machine: Machine) -> Receives:
 
     Raises:
         InputError: an op without a cost, or no link leads to a recv.
-
-    Example:
-        >>> from hocket.ir import Edge, Link, Op
-        >>> ops = (Op("r1", role="recv", size_bytes=5.0), Op("r2", role="recv", size_bytes=3.0), Op("a"), Op("b"))
-        >>> graph = Graph(ops, (Edge("r1", "a"), Edge("a", "b"), Edge("r2", "b")))
-        >>> machine = Machine(Machine.of(cores=1).devices, (Link("server", "cpu0", 1e6),))
-        >>> found = receives_of(graph, Costs({"a": {"1": 7.0}, "b": {"1": 2.0}}), machine)
-        >>> found.times_us, found.groups, found.works_us, found.makespan_us((0, 1)), found.makespan_us((1, 0))
-        ((5.0, 3.0), (1, 3), (7.0, 2.0), 14.0, 17.0)
     """
     transfers = transfers_of(graph, costs, machine)
     roots = roots_of(graph, transfers)
