@@ -164,7 +164,7 @@ class Membership:
 
     def failed(self, wires: Mapping[int, Wire], error: BaseException) -> PeerError:
         """Leave after an error, and return what to raise: it names the rank that failed first."""
-        if (why := self._why_dropped()) is not None:
+        if (why := self._read(f"hocket/{_dropped_key(self.rank, self.rejoin)}")) is not None:
             _close(wires, error)
             return PeerError(f"{self.me} is out of the job, which goes on: {why}")
         first = self._read(FAILED)
@@ -192,10 +192,6 @@ class Membership:
         """Record that the job is done, for processes that come late."""
         with suppress(RuntimeError):
             self.store.set(OVER, "")
-
-    def _why_dropped(self) -> str | None:
-        """The reason why the job goes on without this worker, or None if it has not been dropped."""
-        return self._read(f"hocket/{_dropped_key(self.rank, self.rejoin)}")
 
     def _read(self, key: str) -> str | None:
         with suppress(RuntimeError):

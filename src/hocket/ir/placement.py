@@ -76,11 +76,8 @@ def with_own_cores(plan: Plan, graph: Graph, machine: Machine, placements: Mappi
     for op, name in lane_of.items():
         ops[name].append(op)
     made = [replace(lane, ops=tuple(sorted(ops[name], key=when.__getitem__))) for name, lane in lanes.items()]
-    return replace(plan, lanes=tuple(lane for lane in made if lane.ops), after=_unique(after))
-
-
-def _unique(after: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    return {op: tuple(dict.fromkeys(others)) for op, others in after.items()}
+    unique = {op: tuple(dict.fromkeys(others)) for op, others in after.items()}
+    return replace(plan, lanes=tuple(lane for lane in made if lane.ops), after=unique)
 
 
 def _in_placement(lane: Lane, machine: Machine, placement: str) -> Lane | None:

@@ -105,11 +105,6 @@ def options_of(training: Training) -> list[dict[str, Any]]:
     ]
 
 
-def is_on_meta(training: Training) -> bool:
-    """True if a tensor of the model is on the meta device, where there are shapes and no data."""
-    return any(tensor.is_meta for _, tensor in _tensors(training.model))
-
-
 def _batch(training: Training) -> str:
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
     return f"inputs {_tree(inputs)}, target {_tree(target)}"
@@ -218,7 +213,7 @@ def built(train: Train, params: Mapping[str, Any], seed: int, device: str | None
         raise InputError(
             f"train: expected it to return hocket.Training(...), got a value of type {type(made).__name__}"
         )
-    if device is None and is_on_meta(made):
+    if device is None and any(tensor.is_meta for _, tensor in _tensors(made.model)):
         raise InputError(
             "train: its tensors are on the meta device, where there is no data: it seems to keep what it made when it "
             "was called there to see what changes shapes; say which parameters do not, with fusible=[...]"

@@ -86,7 +86,8 @@ class Borders:
     @cached_property
     def together(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """Sets of two or more ops that must share a rank, each with the reason."""
-        return tuple((ops, why) for ops, why in (*self._of_memory(), *self._unseen()) if len(set(ops)) > 1)
+        of_memory = ((ops, f"{buffer!r} is written, and has one home") for buffer, ops in one_home(self._graph))
+        return tuple((ops, why) for ops, why in (*of_memory, *self._unseen()) if len(set(ops)) > 1)
 
     @cached_property
     def graph(self) -> Graph:
@@ -212,10 +213,6 @@ class Borders:
         yield from self._of_values()
         yield from self._of_replaced()
         yield from self._of_numbers()
-
-    def _of_memory(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        for buffer, ops in one_home(self._graph):
-            yield ops, f"{buffer!r} is written, and has one home"
 
     def _of_values(self) -> Iterator[tuple[tuple[str, ...], str]]:
         for action in self.captured.program.actions:

@@ -67,7 +67,8 @@ def held_within(
     peaks = []
     after = dict(plan.after)
     for rank, (part, limit) in enumerate(zip(parts, limits, strict=True)):
-        kept, apart = _kept_order(part, order), arrivals_apart(plan_of_rank(plan, rank))
+        kept = [name for name in order if name in part.graph.by_name]
+        apart = arrivals_apart(plan_of_rank(plan, rank))
         peak = peak_bytes(part.graph, apart, kept)
         if peak > limit:
             least = serial_peak_bytes(part.graph, kept)
@@ -103,10 +104,6 @@ def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
             f"distribute: rank {rank} would hold {peaks[rank]:,.0f} bytes at its peak, and may hold "
             f"{limits[rank]:,.0f}; no division that was looked at needs less"
         )
-
-
-def _kept_order(part: Captured, order: Sequence[str]) -> list[str]:
-    return [name for name in order if name in part.graph.by_name]
 
 
 @dataclass
