@@ -83,17 +83,17 @@ class AssistantRules:
     @cached_property
     def incoming(self) -> tuple[tuple[tuple[int, float], ...], ...]:
         """For each op who it waits for, and what that takes longer from another device."""
-        found: list[list[tuple[int, float]]] = [[] for _ in self.ops]
-        for source, reader, transfer_us in self.flows:
-            found[reader].append((source, transfer_us))
-        return tuple(map(tuple, found))
+        return self._others((reader, source, transfer_us) for source, reader, transfer_us in self.flows)
 
     @cached_property
     def outgoing(self) -> tuple[tuple[tuple[int, float], ...], ...]:
         """For each op who waits for it, and what that takes longer on another device."""
+        return self._others(self.flows)
+
+    def _others(self, flows: Iterable[tuple[int, int, float]]) -> tuple[tuple[tuple[int, float], ...], ...]:
         found: list[list[tuple[int, float]]] = [[] for _ in self.ops]
-        for source, reader, transfer_us in self.flows:
-            found[source].append((reader, transfer_us))
+        for op, other, transfer_us in flows:
+            found[op].append((other, transfer_us))
         return tuple(map(tuple, found))
 
     @cached_property

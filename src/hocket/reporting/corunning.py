@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hocket.ir import Timeline
-from hocket.reporting.svg import EDGE_PX, document, text_at
+from hocket.reporting.svg import EDGE_PX, document, text_at, with_title
 from hocket.reporting.words import count_text, shorten
 
 # In the order of the timelines; after the last one the first comes again.
@@ -54,11 +54,7 @@ def corunning_svg(timelines: Mapping[str, Timeline], *, title: str = "", width: 
     top = max((max(found) for found in counts.values() if found), default=1)
     left = EDGE_PX + 24
     plot_px = max(50.0, width - left - EDGE_PX)
-    parts: list[str] = []
-    y = EDGE_PX
-    if title:
-        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
-        y += 28
+    parts, y = with_title(title, width)
     legend, y = _legend(counts, y)
     bottom = y + _PLOT_PX
     parts += [*legend, *_axes(events, top, left, plot_px, y, bottom)]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.ir import ROLES, Graph, Span, Timeline
-from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
+from hocket.reporting.svg import EDGE_PX, document, escaped, text_at, with_title
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
 
 _MAX_SHAPES = 6000
@@ -57,11 +57,7 @@ def timeline_svg(
     scale = plot_px / longest_us if longest_us >= MIN_AXIS_US else 0.0
     roles = {op.name: op.role for op in graph.ops} if graph is not None else {}
 
-    y = EDGE_PX
-    parts: list[str] = []
-    if title:
-        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
-        y += 28
+    parts, y = with_title(title, width)
     keys, y = legend({roles.get(s.op, "other") for t in timelines.values() for s in t.spans}, y, width)
     parts += keys
     top = y

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from hocket.ir import Costs, Graph, Plan
 from hocket.reporting.drawing import axis, legend
-from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
+from hocket.reporting.svg import EDGE_PX, document, escaped, text_at, with_title
 from hocket.reporting.words import count_text, duration_text, quantity_text, shorten
 
 _ROW_PX = 26.0
@@ -49,11 +49,7 @@ def parts_svg(graph: Graph, plan: Plan, costs: Costs, *, title: str = "", width:
         op: costs.duration_us(op, width=lane.width, device=lane.device) if op in costs else 0.0
         for op, lane in plan.lane_of.items()
     }
-    parts: list[str] = []
-    y = EDGE_PX
-    if title:
-        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
-        y += 28
+    parts, y = with_title(title, width)
     whole_us = sum(takes_us.values())
     scale = max(50.0, width - 2 * EDGE_PX - _NAME_PX) / max(whole_us, 1e-12)
     keys, y = legend({graph[op].role for op in takes_us if op in graph.by_name}, y, width)
