@@ -34,7 +34,7 @@ class WorkerLink:
     """A worker as a server sees it."""
 
     number: int
-    wire: Wire  # wire to it
+    wire: Wire
     rejoin: int = 0  # see `Membership`
     since: int = 0  # number of steps of the job before its first one, which is step 1 on its wire
 

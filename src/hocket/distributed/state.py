@@ -33,7 +33,7 @@ class ShardState:
     """State that one rank keeps, as places of a model and an optimizer."""
 
     owner: int  # number of the server, or the rank
-    tensors: tuple[Entry, ...]  # the places
+    tensors: tuple[Entry, ...]
     label: str = "state"  # prefix of the values' names on the wire, where each name is used once
 
     @property

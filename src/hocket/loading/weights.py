@@ -46,11 +46,11 @@ FIRST_USE_KEY = "hocket.first_use"
 class TensorEntry:
     """Position and type of a tensor in its file."""
 
-    name: str  # its key
+    name: str
     dtype: str  # by the name that safetensors has for it, a key of `DTYPES`
-    shape: tuple[int, ...]  # sizes of its axes
+    shape: tuple[int, ...]
     offset: int  # its first byte, counted from the beginning of the file
-    size_bytes: int  # how many bytes it has
+    size_bytes: int
 
     @property
     def end(self) -> int:
