@@ -131,7 +131,7 @@ class AgentLinks:
 
 
 def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> AgentLinks:
-    """Find the job at an address, compare its values with the agent's, and connect to each server."""
+    """Find the job at an address, which is an `InputError` if malformed, compare values, and connect to each server."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(f"agent: expected an address HOST:PORT, got {address!r}")

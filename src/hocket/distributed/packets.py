@@ -142,7 +142,7 @@ class Direction:
         self._next_tag = 1
 
     def add(self, packets: Sequence[Packet]) -> list[int]:
-        """Add packets of new values, and return their numbers."""
+        """Add packets, and return their numbers. Known values and too many chunks are an `InputError`."""
         numbers = []
         for packet in packets:
             numbers.append(len(self.packets))

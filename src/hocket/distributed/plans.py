@@ -185,7 +185,7 @@ def announced_plan(job: ShardedJob) -> JobPlan:
 
 
 def worker_executor(job: ShardedJob, part: Captured, made: JobPlan, kind: str) -> tuple[Executor, list[PullChannel]]:
-    """Make the executor of a worker's part, and its pull channels, while servers add their ends of the wires."""
+    """Make a worker's executor and pull channels while servers add their ends, or raise a `PlanError`."""
     check(part.graph, made.plan)
     pulls: list[PullChannel] = []
     written = {buffer for op in part.graph.ops if op.role != "recv" for buffer in op.writes}

@@ -104,7 +104,7 @@ def joined_as(role: str, num_servers: int, executor: str, timeout_s: float) -> M
 
 
 def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, membership: Membership) -> ShardedJob:
-    """Capture, compare, divide and connect, and send worker 0's state to the servers."""
+    """Capture, compare, divide and connect, and send worker 0's state to the servers. Raises as `hocket.capture`."""
     with membership.reporting_errors():
         check_default_streams(devices_of(model))
         captured = captured_for(step, model, optimizer, batch)

@@ -75,7 +75,7 @@ def without_transfers(graph: Graph, transfers: Collection[str]) -> Graph:
 
 
 def links_of(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> dict[str, Link]:
-    """A link for each transfer: one that its costs name, or the least loaded of those that lead there."""
+    """A link for each transfer, which its costs name or which is the least loaded there, or an `InputError`."""
     load: dict[Link, float] = {}
     found = {}
     for name in transfers:

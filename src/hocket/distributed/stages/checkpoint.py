@@ -28,7 +28,7 @@ LOADED = "loaded"
 def part_state(
     model: Any, optimizer: Any, entries: Mapping[str, Entry], kept: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """The state of a rank: live tensors, and options of the optimizer. Each parameter has one optimizer."""
+    """The tensors and options of the state of a rank. Two optimizers of one parameter are an `InputError`."""
     places = inventory(model, optimizer)
     here = {id(entries[name].get()) for name in kept}
 

@@ -93,7 +93,7 @@ def captured_at(
 
 @contextmanager
 def standing_for_cpu(model: Any, optimizer: Any) -> Iterator[None]:
-    """Put fake tensors in place of tensors on the meta device, in the same objects."""
+    """Put fake tensors in the place of meta tensors, in the same objects. Reading their values is a `CaptureError`."""
     found = _of_meta(model, optimizer)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {}

@@ -85,7 +85,7 @@ def instance_of(
     earliest_us: Mapping[str, float] | None = None,
     wait_us: float = 0.0,
 ) -> Instance:
-    """The numbers of `graph` on `device`, where ops start no earlier than `earliest_us`. Each op needs a cost."""
+    """The numbers of `graph` on `device`, no start before `earliest_us`. An op without a cost is an `InputError`."""
     return tabled(graph, durations_of(graph, costs, device), earliest_us, wait_us)
 
 
