@@ -185,7 +185,5 @@ def _tables(found: Partition, peaks_bytes: Sequence[float]) -> tuple[Any, Any]:
     ]
     if found.ended_after_rounds is not None:
         facts.append(("search", f"ended by its budget after {found.ended_after_rounds} rounds"))
-    made = table(f"parts by {found.objective}", ("", ""), facts)
-    made.show_header = False
     heads = ("device", "ops", "load with transfers", "share", *(["memory at its peak"] if peaks_bytes else []))
-    return table("devices", heads, rows), made
+    return table("devices", heads, rows), table(f"parts by {found.objective}", ("", ""), facts)
