@@ -150,12 +150,7 @@ def _digest(secret: bytes, key: str, content: bytes) -> bytes:
 
 
 def store_of_job(rank: int, timeout_s: float) -> JobStore:
-    """Connect to the job's store. Rank 0 keeps it, unless torchrun does.
-
-    Raises:
-        InputError: the secret of the environment is empty.
-        PeerError: it cannot be kept, or does not answer within the timeout.
-    """
+    """Connect to the job's store, which rank 0 keeps unless torchrun does, or raise a `PeerError`."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     is_keeper = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     found: list[Any] = []

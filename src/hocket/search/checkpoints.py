@@ -26,12 +26,7 @@ FORMAT = "hocket-search/1"
 
 
 class Checkpoints:
-    """The files of one search.
-
-    Raises:
-        InputError: another process works in the folder.
-        FormatError: the folder has a file of another kind in the place of ours.
-    """
+    """The files of one search, for one process at a time. A file of another kind among them is a `FormatError`."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)

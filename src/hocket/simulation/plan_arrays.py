@@ -133,12 +133,7 @@ def _dependencies(graph: Graph) -> _Dependencies:
 
 @remember
 def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
-    """The arrays of `plan` on `graph`.
-
-    Raises:
-        PlanError: an op that the graph does not have, an op of the graph on no lane, or lanes that wait for each
-            other in a circle (named op by op).
-    """
+    """The arrays of `plan` on `graph`. Other ops, or lanes that wait in a circle, are a `PlanError`."""
     position, lane, before, following = _places(graph, plan)
     known = _dependencies(graph)
     src, dst, rank = known.src, known.dst, known.rank
