@@ -68,8 +68,6 @@ class Header:
 
 def header_size(source: str, prefix: bytes, size_bytes: int | None) -> int:
     """Return the number of bytes of header that follow the first eight, or raise `FormatError` if it cannot be true."""
-    if len(prefix) < PREFIX_BYTES:
-        raise FormatError(source, "", f"expected a safetensors file, got {len(prefix)} bytes")
     length = int.from_bytes(prefix, "little")
     if not 2 <= length <= MAX_HEADER_BYTES:
         cure = "; read a checkpoint of torch.save by torch.load" if prefix[:2] in (b"PK", b"\x80\x02") else ""
