@@ -105,7 +105,7 @@ def _turn(
         start_s = time.perf_counter()
         lanes(batch)
         times_us.append((time.perf_counter() - start_s) * 1e6)
-        in_order += [name for name, _ in made.wires[0].arrived[step]] == planned
+        in_order += made.wires[0].arrived[step] == planned
         next_s = time.monotonic() - begin_s + 2 * times_us[-1] / 1e6  # and what it has under way at the end
         if left_s is not None and len(times_us) > WARM_UP_STEPS and next_s > left_s:
             break

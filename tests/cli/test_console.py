@@ -95,3 +95,8 @@ def test_a_narrow_terminal_folds_what_a_wider_one_shows(monkeypatch, capsys, col
     assert {"serial", "12.5 ms", "2"} <= set(
         capsys.readouterr().out.replace("  ", "\n").replace(" \n", "\n").split("\n")
     )
+
+
+def test_a_table_of_facts_has_no_empty_head(capsys):
+    print_tables(table("the job", ("", ""), [("steps", "3")]))
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if line] == [["the", "job"], ["steps", "3"]]

@@ -88,7 +88,7 @@ def carried(gpus: Lagging, monkeypatch: pytest.MonkeyPatch, steps: int = 2) -> t
             for _ in range(2 * len(ORDER)):
                 assert over.acquire(timeout=20)
             found.append({name: value.clone() for name, value in memory.items()})
-            orders.append([name for name, _ in ends[1].arrived[step]])
+            orders.append(ends[1].arrived[step])
             for value in memory.values():
                 value.zero_()  # what is read later of a step would show
         for step in range(1, steps + 1):

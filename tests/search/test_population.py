@@ -113,10 +113,10 @@ def test_a_search_that_stops_between_two_exploits_repeats_none(tmp_path, monkeyp
     again = {"storage": optuna.storages.InMemoryStorage(), "name": "s", "checkpoints": tmp_path, **options}
     with monkeypatch.context() as patched:
 
-        def stops(client, run):
+        def stops(client, run, key, value):
             raise StoppedError
 
-        patched.setattr("hocket.search.study.StudyClient.note_exploits", stops)
+        patched.setattr("hocket.search.study.StudyClient.note", stops)
         with pytest.raises(StoppedError):
             searched(train_dropped, SPACE, **again)
     study, _ = searched(train_dropped, SPACE, **again)

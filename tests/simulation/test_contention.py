@@ -160,6 +160,17 @@ def test_a_link_queues_on_its_channels_and_its_card():
     }
 
 
+def test_streams_share_a_gpu_while_transfers_share_a_card():
+    links = tuple(Link("s", worker, 1e6, cards=("card",)) for worker in "xy")
+    machine = Machine(GPU.devices, links, cards=(NetworkCard("card", 1e6),))
+    ops = (Op("a"), Op("b"), Op("r", role="recv", size_bytes=100.0), Op("q", role="recv", size_bytes=300.0))
+    lanes = (Lane("x", ("r",), "channel", "s->x"), Lane("y", ("q",), "channel", "s->y"))
+    shares = {"a": {"gpu0": Share(0.6)}, "b": {"gpu0": Share(0.8)}}
+    costs = Costs({op: {"gpu0": 10.0} for op in "ab"}, shares=shares)
+    found = simulate(Graph(ops), Plan((*streams(0, 0).lanes, *lanes)), costs, machine)
+    assert {span.op: span.end_us for span in found.spans} == {"a": 10.0, "b": 15.0, "r": 200.0, "q": 400.0}
+
+
 def test_a_card_as_fast_as_all_its_links_changes_nothing():
     ops = (Op("r", role="recv", size_bytes=100.0), Op("q", role="recv", size_bytes=50.0), Op("f"))
     graph = Graph(ops, (Edge("r", "f"), Edge("q", "f")))

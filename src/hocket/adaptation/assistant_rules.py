@@ -20,23 +20,14 @@ RESOURCES: tuple[Resource, ...] = ("compute", "memory", "network")
 
 
 class RuledOp(NamedTuple):
-    """An op that may move.
-
-    Attributes:
-        name: of the op.
-        resource: its bottleneck.
-        takes_us: its duration on each device.
-        state_bytes: parameters and optimizer state that move with it, once.
-        is_movable: False if an op of another unit writes the same lasting memory, which is on one device.
-        unit: ops of one unit that are on one device move together. If empty, it moves alone.
-    """
+    """An op that may move."""
 
     name: str
-    resource: Resource
-    takes_us: tuple[float, ...]
-    state_bytes: float = 0.0
-    is_movable: bool = True
-    unit: str = ""
+    resource: Resource  # its bottleneck
+    takes_us: tuple[float, ...]  # its duration on each device
+    state_bytes: float = 0.0  # parameters and optimizer state that move with it, once
+    is_movable: bool = True  # False if an op of another unit writes the same lasting memory, which is on one device
+    unit: str = ""  # ops of one unit that are on one device move together. If empty, it moves alone.
 
 
 class RuledFlow(NamedTuple):
@@ -51,19 +42,6 @@ class RuledFlow(NamedTuple):
 class AssistantRules:
     """The rules of all assistants, the same on every rank.
 
-    Attributes:
-        devices: names, in the order of `RuledOp.takes_us`.
-        ops: in a topological order.
-        flows: between them.
-        theta: a device with a higher use puts ops into its out-box.
-        gamma: a device with a lower use takes ops first.
-        margin: the predicted saving of all moves together must be at least this part of a step.
-        horizon_steps: the moves must pay for moving the state within this number of steps.
-        settle_steps: steps after moves that are not measured.
-        max_moves: the number of units that move at once.
-        state_bytes_per_s: the rate at which state moves.
-        migration_us: the fixed duration of moves, during which no step runs.
-
     Raises `InputError` at construction for thresholds out of (0, 1), numbers below their least, an op without a time
     for each device, or flows that do not go onward.
 
@@ -73,17 +51,17 @@ class AssistantRules:
         0.95
     """
 
-    devices: tuple[str, ...]
-    ops: tuple[RuledOp, ...]
-    flows: tuple[RuledFlow, ...] = ()
-    theta: float = 0.95
-    gamma: float = 0.50
-    margin: float = 0.03
-    horizon_steps: int = 200
-    settle_steps: int = 2
-    max_moves: int = 8
-    state_bytes_per_s: float = 1e10
-    migration_us: float = 0.0
+    devices: tuple[str, ...]  # names, in the order of `RuledOp.takes_us`
+    ops: tuple[RuledOp, ...]  # in a topological order
+    flows: tuple[RuledFlow, ...] = ()  # between them
+    theta: float = 0.95  # a device with a higher use puts ops into its out-box
+    gamma: float = 0.50  # a device with a lower use takes ops first
+    margin: float = 0.03  # the predicted saving of all moves together must be at least this part of a step
+    horizon_steps: int = 200  # the moves must pay for moving the state within this number of steps
+    settle_steps: int = 2  # steps after moves that are not measured
+    max_moves: int = 8  # the number of units that move at once
+    state_bytes_per_s: float = 1e10  # the rate at which state moves
+    migration_us: float = 0.0  # the fixed duration of moves, during which no step runs
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma < self.theta < 1 or not 0 <= self.margin < 1:
@@ -105,17 +83,17 @@ class AssistantRules:
     @cached_property
     def incoming(self) -> tuple[tuple[tuple[int, float], ...], ...]:
         """For each op who it waits for, and what that takes longer from another device."""
-        found: list[list[tuple[int, float]]] = [[] for _ in self.ops]
-        for source, reader, transfer_us in self.flows:
-            found[reader].append((source, transfer_us))
-        return tuple(map(tuple, found))
+        return self._others((reader, source, transfer_us) for source, reader, transfer_us in self.flows)
 
     @cached_property
     def outgoing(self) -> tuple[tuple[tuple[int, float], ...], ...]:
         """For each op who waits for it, and what that takes longer on another device."""
+        return self._others(self.flows)
+
+    def _others(self, flows: Iterable[tuple[int, int, float]]) -> tuple[tuple[tuple[int, float], ...], ...]:
         found: list[list[tuple[int, float]]] = [[] for _ in self.ops]
-        for source, reader, transfer_us in self.flows:
-            found[source].append((reader, transfer_us))
+        for op, other, transfer_us in flows:
+            found[op].append((other, transfer_us))
         return tuple(map(tuple, found))
 
     @cached_property

@@ -39,24 +39,16 @@ MAX_DELAY = 64.0
 class DeviceShare:
     """Measurements of a device since the last moves.
 
-    Attributes:
-        compute: the share of its arithmetic that was used, by this job or others, between 0 and 1.
-        memory: the same of its memory traffic.
-        network: the same of its links.
-        slowdown: measured over planned duration of its ops.
-        steps: the number of measured steps.
-        step_us: the duration of a step there, waiting included. 0 if not known.
-
     Raises `InputError` at construction for a share outside of [0, 1], a slowdown that is not above 0, or a negative
     number of steps or microseconds.
     """
 
-    compute: float
-    memory: float = 0.0
-    network: float = 0.0
-    slowdown: float = 1.0
-    steps: int = 1_000_000
-    step_us: float = 0.0
+    compute: float  # the share of its arithmetic that was used, by this job or others, between 0 and 1
+    memory: float = 0.0  # the same of its memory traffic
+    network: float = 0.0  # the same of its links
+    slowdown: float = 1.0  # measured over planned duration of its ops
+    steps: int = 1_000_000  # the number of measured steps
+    step_us: float = 0.0  # the duration of a step there, waiting included. 0 if not known.
 
     def __post_init__(self) -> None:
         if not all(0 <= self.of(resource) <= 1 for resource in RESOURCES):
@@ -151,11 +143,7 @@ def predicted_step_us(
 ) -> float:
     """When the last op ends, each as much slower as its device is, in the order of `order_of`.
 
-    Args:
-        rules: what ops and flows were planned to take.
-        assignment: for each op the position of its device.
-        slowdown: of each device.
-        delay: how many times as long flows take.
+    Flows take `delay` times as long.
     """
     return _listed(rules, assignment, slowdown, delay)[1]
 

@@ -72,16 +72,7 @@ class Drift:
 class DriftDetector:
     """Follows the step times after a verdict.
 
-    Args:
-        expected_ms: the median that the comparison measured.
-        searched_ms: how long the search that ended with this verdict took.
-        limits: see `DriftLimits`.
-
-    Example:
-        >>> watch = DriftDetector(2.0, 50.0, DriftLimits(window=2, patience=2, rest_steps=5))
-        >>> found = [watch.observe(ms) for ms in [2.0] * 1000 + [3.0] * 4]
-        >>> [number for number, drift in enumerate(found) if drift], found[-1].found_ms
-        ([1003], 3.0)
+    The comparison measured `expected_ms`, a median, at the end of a search that took `searched_ms`.
     """
 
     def __init__(self, expected_ms: float, searched_ms: float, limits: DriftLimits = DriftLimits()) -> None:

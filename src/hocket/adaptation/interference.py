@@ -85,22 +85,10 @@ def interfering(found: Iterable[CoRun]) -> tuple[tuple[str, str], ...]:
 def co_runs(timelines: Iterable[Timeline], plan: Plan, costs: Costs) -> tuple[CoRun, ...]:
     """The pairs of ops that ran side by side on lanes of cores of one device, those that lost most first.
 
-    Args:
-        timelines: measured, of several steps by `plan`.
-        plan: tells how wide each op ran.
-        costs: how long each op takes alone.
+    The timelines are measured, of several steps by `plan`, and the costs are those of ops that run alone.
 
     Raises:
         InputError: an op that the plan does not run or that has no cost.
-
-    Example:
-        >>> from hocket.ir import Lane
-        >>> plan = Plan((Lane("x", ("a",)), Lane("y", ("b",))))
-        >>> costs = Costs({"a": {"1": 100.0, "2": 60.0}, "b": {"1": 90.0, "2": 50.0}})
-        >>> step = Timeline((Span("a", "x", 0.0, 190.0), Span("b", "y", 70.0, 220.0)), ("x", "y"), "measured")
-        >>> (pair,) = co_runs([step], plan, costs)
-        >>> pair.overlap_us, round(pair.in_turn_us), interfering([pair])
-        (120.0, 78, (('a', 'b'),))
     """
     seen = list(timelines)
     alone = _Alone(costs)

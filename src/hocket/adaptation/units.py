@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hocket.ir import Graph
+from hocket.ir import DisjointSets, Graph
 
 # Parts of the whole time: a unit below the first follows a neighbour, which takes no more of them than the second; and
 # no module above the second is one unit, unless it is a layer.
@@ -27,21 +27,12 @@ def units_of(
 ) -> tuple[tuple[str, ...], ...]:
     """Divide the ops of a step into units.
 
-    Args:
-        graph: one step.
-        takes_us: the duration of each op.
-        together: groups of ops that have to share a device.
+    `together` are groups of ops that have to share a device.
 
     Returns:
         The ops of each unit, in program order. Every op is in one.
-
-    Example:
-        >>> from hocket.ir import Op
-        >>> graph = Graph((Op("f", layer="a"), Op("g", layer="b"), Op("update", layer="a")))
-        >>> units_of(graph, {"f": 5.0, "g": 5.0, "update": 1.0})
-        (('f', 'update'), ('g',))
     """
-    sets = _Sets(graph.by_name)
+    sets = DisjointSets(graph.by_name)
     for names in together:
         for name in names[1:]:
             sets.join(names[0], name)
@@ -54,18 +45,13 @@ def units_of(
     for op in of_one_layer:
         sets.join(begins.setdefault(modules[op.layer], op.name), op.name)
     _join_cheap(graph, takes_us, sets)
-    found: dict[str, list[str]] = {}
-    for name in graph.by_name:
-        found.setdefault(sets.first_of(name), []).append(name)
-    return tuple(tuple(ops) for ops in found.values())
+    return tuple(map(tuple, sets.groups()))
 
 
 def _modules(ops: Sequence[tuple[str, float]], whole_us: float) -> dict[str, str]:
     """Map each layer to the outermost module around it that is not large, or to itself.
 
-    Args:
-        ops: the layer and the duration of each op.
-        whole_us: the duration of all ops together.
+    `ops` has the layer and the duration of each op.
     """
     module_us: dict[str, float] = {}
     around: dict[str, list[str]] = {}
@@ -80,7 +66,7 @@ def _modules(ops: Sequence[tuple[str, float]], whole_us: float) -> dict[str, str
     }
 
 
-def _join_cheap(graph: Graph, takes_us: Mapping[str, float], sets: _Sets) -> None:
+def _join_cheap(graph: Graph, takes_us: Mapping[str, float], sets: DisjointSets[str]) -> None:
     whole_us = sum(takes_us[name] for name in graph.by_name)
     unit_us = dict.fromkeys((sets.first_of(name) for name in graph.by_name), 0.0)
     joined_us = dict.fromkeys(unit_us, 0.0)
@@ -104,18 +90,3 @@ def _join_cheap(graph: Graph, takes_us: Mapping[str, float], sets: _Sets) -> Non
             sets.join(far, near)
             joined_us[far] += unit_us[near]
             unit_us[far] += unit_us[near]
-
-
-class _Sets:
-    """Disjoint sets of names, each known by one of them."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._above = {name: name for name in names}
-
-    def first_of(self, name: str) -> str:
-        while self._above[name] != name:
-            self._above[name] = name = self._above[self._above[name]]
-        return name
-
-    def join(self, one: str, other: str) -> None:
-        self._above[self.first_of(other)] = self.first_of(one)

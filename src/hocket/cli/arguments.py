@@ -38,23 +38,14 @@ class ArgumentGroup:
 
 @dataclass(frozen=True)
 class Verb:
-    """A row of the table of verbs.
+    """A row of the table of verbs."""
 
-    Attributes:
-        name: the word on the command line.
-        work: receives the parsed arguments.
-        summary: one line of help, which begins in lower case.
-        example: a whole command line.
-        arguments: the verb's own, beside ``--format`` and ``--traceback``.
-        more: further lines of help.
-    """
-
-    name: str
-    work: Callable[[argparse.Namespace], None]
-    summary: str
-    example: str
-    arguments: tuple[Argument | ArgumentGroup, ...] = ()
-    more: str = ""
+    name: str  # the word on the command line
+    work: Callable[[argparse.Namespace], None]  # receives the parsed arguments
+    summary: str  # one line of help, which begins in lower case
+    example: str  # a whole command line
+    arguments: tuple[Argument | ArgumentGroup, ...] = ()  # the verb's own, beside ``--format`` and ``--traceback``
+    more: str = ""  # further lines of help
 
 
 def arg(*flags: str, **settings: Any) -> Argument:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -87,13 +87,14 @@ def note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, words: int = 1) -> Table:
-    """Make a table in which the first `words` columns hold words and the others figures."""
+def table(title: str, columns: Collection[str], rows: Iterable[Iterable[str]], *, words: int = 1) -> Table:
+    """Make a table in which the first `words` columns hold words and the others figures. An empty head is left out."""
     from rich.text import Text
 
     made = styled_table(title)
     # A title is set as wide as its table, and wraps badly above a narrow one.
     made.min_width = min(76, len(title))
+    made.show_header = any(columns)
     for position, column in enumerate(columns):
         made.add_column(column, justify="left" if position < words else "right", overflow="fold")
     for row in rows:

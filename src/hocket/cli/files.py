@@ -291,7 +291,6 @@ def _limits_table(title: str, limits: Bounds, timeline: Timeline | None = None) 
         rows.insert(0, ("makespan", duration_text(timeline.makespan_us), "simulated"))
         rows.append(("efficiency", f"{efficiency(timeline, limits):.2f}", "0 at the upper bound, 1 at the lower"))
     made = table(title, ("", "", ""), rows)
-    made.show_header = False
     made.columns[2].justify = "left"
     made.columns[2].style = "dim"
     return made

@@ -27,7 +27,7 @@ _TARGET_IS = f"TARGET is {_WORDS}"
 def make_parser() -> argparse.ArgumentParser:
     """Make the parser of all verbs."""
     parser = make_parser_of(
-        _verbs(),
+        (*_verbs_of_steps(), *_verbs_of_files(), *_verbs_of_processes()),
         prog="hocket",
         description="Schedules the ops of a PyTorch training step into the time that its hardware is idle, "
         "without changing\nwhat the step computes.",
@@ -102,10 +102,6 @@ def _inputs(*names: str) -> tuple[Argument, ...]:
 def _timeout(whom: str) -> Argument:
     words = f"how long to wait for {whom} (1800)"
     return arg("--timeout", type=arguments.seconds, default=1800.0, metavar="S", help=words)
-
-
-def _verbs() -> tuple[Verb, ...]:
-    return (*_verbs_of_steps(), *_verbs_of_files(), *_verbs_of_processes())
 
 
 def _choice(flag: str, choices: tuple[str, ...], default: str | None, words: str) -> Argument:

@@ -126,11 +126,7 @@ def _step(args: Namespace, machine: Machine) -> tuple[Graph, Costs, Machine, Cap
 
 
 def _within_memory(graph: Graph, problem: PartitionProblem, search: dict[str, Any]) -> tuple[Partition, list[float]]:
-    """Return a partition whose peaks fit into the devices, and the peaks.
-
-    Raises:
-        InputError: none was found. The message names the device.
-    """
+    """Return a partition whose peaks fit into the devices, and the peaks, or name the device that none fits."""
     limits, held = problem.memory_limit_bytes, PartPeaks(graph, graph.order, problem.num_parts)
     bounded = [min(limit, NO_LIMIT_BYTES) for limit in limits.tolist()]
     found = partitioned_within(problem, search, bounded, held, is_promise=True)
@@ -189,7 +185,5 @@ def _tables(found: Partition, peaks_bytes: Sequence[float]) -> tuple[Any, Any]:
     ]
     if found.ended_after_rounds is not None:
         facts.append(("search", f"ended by its budget after {found.ended_after_rounds} rounds"))
-    made = table(f"parts by {found.objective}", ("", ""), facts)
-    made.show_header = False
     heads = ("device", "ops", "load with transfers", "share", *(["memory at its peak"] if peaks_bytes else []))
-    return table("devices", heads, rows), made
+    return table("devices", heads, rows), table(f"parts by {found.objective}", ("", ""), facts)

@@ -174,35 +174,30 @@ def _pipeline(args: Namespace) -> None:
     microbatches = args.microbatches or args.ranks
     if microbatches < args.ranks:
         raise UsageError(f"--microbatches: {microbatches} for {args.ranks} ranks: fewer than one for each")
+    settings = {"microbatches": microbatches, "schedule": args.schedule or "1f1b", "memory_bytes": args.memory_bytes}
     if not started_by_torchrun():
-        _check(args, microbatches)
+        _check(args, settings)
         start_ranks(args, args.ranks)
         return
     _check_world(args)
     target = Target.of(args)
     with prints_aside():
-        made = _run(args, target, microbatches)
+        made = _run(args, target, settings)
     if os.environ["RANK"] == "0":
         _tell(args, made, microbatches)
 
 
-def _check(args: Namespace, microbatches: int) -> None:
+def _check(args: Namespace, settings: dict[str, Any]) -> None:
     """Refuse a step that cannot be a pipeline before ranks are started, each of which would report it."""
     from hocket.distributed.pipelines.run import check_pipeline
 
     with working(args, "load the step", moving=True) as (target, job, bar):
         bar.update("trace the model")
         with target.blamed("the step as a pipeline"):
-            check_pipeline(
-                job,
-                ranks=args.ranks,
-                microbatches=microbatches,
-                schedule=args.schedule or "1f1b",
-                memory_bytes=args.memory_bytes,
-            )
+            check_pipeline(job, ranks=args.ranks, **settings)
 
 
-def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
+def _run(args: Namespace, target: Target, settings: dict[str, Any]) -> PipelineRun:
     import torch.distributed as dist
 
     from hocket.distributed.pipelines.run import run_pipeline
@@ -212,13 +207,7 @@ def _run(args: Namespace, target: Target, microbatches: int) -> PipelineRun:
     dist.init_process_group("gloo")
     try:
         with target.blamed("the step as a pipeline"):
-            return run_pipeline(
-                job,
-                microbatches=microbatches,
-                schedule=args.schedule or "1f1b",
-                runs=args.runs,
-                memory_bytes=args.memory_bytes,
-            )
+            return run_pipeline(job, runs=args.runs, **settings)
     finally:
         dist.destroy_process_group()
 
@@ -252,7 +241,6 @@ def _tell(args: Namespace, made: PipelineRun, microbatches: int) -> None:
         f"{cut.order.schedule}, {microbatches} micro-batches"
     )
     summary = table(f"forward and backward, {count_text(made.threads, 'thread')} a rank", ("", ""), facts)
-    summary.show_header = False
     emit(args, _document(args, made, microbatches), table(title, columns, rows), summary)
 
 

@@ -31,11 +31,7 @@ _GRACE_S = 2.0
 
 
 def started_by_torchrun() -> bool:
-    """Return True if this process is a rank.
-
-    Raises:
-        UsageError: the variables of a rank make no sense.
-    """
+    """Return True if this process is a rank. Raises `UsageError` if its variables make no sense."""
     given = {name: os.environ[name] for name in _RANK_VARIABLES if name in os.environ}
     if len(given) < len(_RANK_VARIABLES):
         return False
@@ -50,11 +46,7 @@ def started_by_torchrun() -> bool:
 def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False, may_fail: Collection[int] = ()) -> None:
     """Start all ranks on this machine, each with this process's command line, and wait for their end.
 
-    Args:
-        args: of the command line.
-        ranks: how many.
-        with_agents: agents may come, which know no secret that is made here.
-        may_fail: ranks without which the others go on.
+    Agents know no secret that is made here. Without the ranks that `may_fail` the others go on.
 
     Raises:
         HocketError: one of them has failed.

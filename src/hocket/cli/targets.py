@@ -60,12 +60,7 @@ class Target:
         return None
 
     def job(self) -> Job:
-        """Build the job.
-
-        Raises:
-            UsageError: no such entry, option, file or function.
-            HocketError: the file or its function fails, or what comes back is no job.
-        """
+        """Build the job. A wrong name is a `UsageError`, and a failure of the user's code a `HocketError`."""
         path = self.path
         return self._from_zoo() if path is None else self._from_file(path)
 
@@ -119,12 +114,7 @@ class Target:
         return job if job.name else replace(job, name=f"{path.name}:{self.words.rpartition(':')[2]}")
 
     def result(self, path: Path) -> Any:
-        """Call the function of a file and return its result.
-
-        Raises:
-            UsageError: no such file or function.
-            HocketError: the file or its function fails.
-        """
+        """Call the function of a file and return its result. Raises as `job`."""
         self._check_words(path)
         name = self.words.rpartition(":")[2]
         with self.blamed("importing it", calls_us=True):

@@ -51,23 +51,13 @@ from hocket.tracing.sources import Entry
 
 
 class AgentLinks:
-    """Wires of one agent to all servers.
-
-    Attributes:
-        values: all values of the job.
-        wires: wires by the number of the server.
-        timeout_s: how long a server is waited for.
-    """
+    """Wires of one agent to all servers, by the number of the server, and all values of the job."""
 
     def __init__(self, values: Sequence[Value], wires: Sequence[Wire], timeout_s: float) -> None:
         self.values, self.wires, self.timeout_s = tuple(values), tuple(wires), timeout_s
 
     def begin(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Wait for the first version, have all servers keep the newest one, and receive the values that never change.
-
-        Raises:
-            PeerError: no version is published within the timeout, or a server is gone or silent.
-        """
+        """Wait for the first version, have all servers keep the newest, and receive what never changes."""
         self._request(self.wires[:1], TAKE, NEWEST)
         try:
             self.wires[0].get(ANSWER, torch.empty(3, dtype=torch.int64), self.timeout_s)
@@ -80,15 +70,7 @@ class AgentLinks:
                     wire.get(value.fixed_name, tensors[value.name])
 
     def take(self, number: int | None) -> int:
-        """Have all servers keep one version for this agent, and return its number.
-
-        Args:
-            number: number of the version, which is waited for if it is to come. None: the newest that all have.
-
-        Raises:
-            VersionGoneError: a server does not have it any more, or never had.
-            PeerError: a server is gone or silent.
-        """
+        """Have all servers keep version `number`, also one to come, or the newest that all have. Return its number."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             answers = self._granted(self.wires[:1], NEWEST if number is None else number)
@@ -149,12 +131,7 @@ class AgentLinks:
 
 
 def connect(address: str, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> AgentLinks:
-    """Find the job at an address, compare its values with the agent's, and connect to each server.
-
-    Raises:
-        InputError: the address is malformed.
-        PeerError: no job answers there, or it has another model or another torch.
-    """
+    """Find the job at an address, which is an `InputError` if malformed, compare values, and connect to each server."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InputError(f"agent: expected an address HOST:PORT, got {address!r}")
@@ -191,17 +168,13 @@ class _Decision:
 
 
 class Pulls:
-    """The channel of an agent's plan.
-
-    Attributes:
-        held: the version to stay with, or None for the newest.
-    """
+    """The channel of an agent's plan."""
 
     runs_ahead = True
     runs_behind = False
 
     def __init__(self, links: AgentLinks, places: Mapping[str, Entry], ahead: bool, every_call: bool) -> None:
-        self.held: int | None = None
+        self.held: int | None = None  # the version to stay with, or None for the newest
         self._links, self._ahead, self._every_call = links, ahead, every_call
         values = [value for value in links.values if value.changes]
         self._places = {value.pull_name: places[value.name] for value in values if value.name in places}
@@ -232,12 +205,7 @@ class Pulls:
         self._start(decision, op, tensor, done)
 
     def decide(self, epoch: int) -> int:
-        """Return the version of a call, which is decided now if it was not before.
-
-        Raises:
-            VersionGoneError: the version that is held is gone.
-            PeerError: a server is gone or silent.
-        """
+        """Return the version of a call, which is decided now if it was not before."""
         self._finish_look()
         if epoch not in self._decisions:
             self._decide(epoch, look_ahead=False)
@@ -259,11 +227,7 @@ class Pulls:
         return self.held
 
     def synchronize(self) -> None:
-        """Wait until no transfer is under way, so that the model has one version.
-
-        Raises:
-            PeerError: a server is gone.
-        """
+        """Wait until no transfer is under way, so that the model has one version."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure is not None or self._num_pending == 0)
             if self._failure is not None:
@@ -273,7 +237,7 @@ class Pulls:
         """For each server the values of the last complete pull, in the order of their arrival."""
         self.synchronize()
         return {
-            server_name(number): tuple(op.removeprefix("pull:") for op, _ in wire.arrived.get(self._num_pulls, []))
+            server_name(number): tuple(op.removeprefix("pull:") for op in wire.arrived.get(self._num_pulls, []))
             for number, wire in enumerate(self._links.wires)
         }
 

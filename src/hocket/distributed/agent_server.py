@@ -40,23 +40,14 @@ NEWEST = -1
 
 @dataclass(frozen=True)
 class Value:
-    """A parameter or a buffer that agents receive.
+    """A parameter or a buffer that agents receive."""
 
-    Attributes:
-        name: name in the model.
-        kind: dtype and shape, as text.
-        size_bytes: size of the value.
-        server: number of the server that has it.
-        changes: True if the step writes it. Other values are sent once.
-        from_worker: True if worker 0 gives it to the server when it publishes, since no server updates it.
-    """
-
-    name: str
-    kind: str
+    name: str  # name in the model
+    kind: str  # dtype and shape, as text
     size_bytes: int
-    server: int
-    changes: bool
-    from_worker: bool
+    server: int  # number of the server that has it
+    changes: bool  # True if the step writes it. Other values are sent once.
+    from_worker: bool  # True if worker 0 gives it to the server when it publishes, since no server updates it
 
     @property
     def as_list(self) -> list[Any]:
@@ -84,15 +75,7 @@ class Version:
 
 
 class Versions:
-    """The versions of a server. It publishes them, and threads that serve agents take them.
-
-    Example:
-        >>> versions = Versions(kept=1)
-        >>> versions.publish(Version(3, {}, {}))
-        >>> versions.publish(Version(5, {}, {}))
-        >>> versions.take(3) is None, versions.take(NEWEST).number, versions.range()
-        (True, 5, (5, 5))
-    """
+    """The versions of a server. It publishes them, and threads that serve agents take them."""
 
     def __init__(self, kept: int = KEPT_VERSIONS) -> None:
         self._kept = kept
@@ -147,11 +130,7 @@ def model_values(captured: Captured, assignment: Assignment) -> dict[str, tuple[
 
 
 def announced_values(announced: Any, num_servers: int, mine: Mapping[str, torch.Tensor]) -> list[Value]:
-    """The values that a job announces, checked against an agent's own.
-
-    Raises:
-        PeerError: the job lacks a value, has it in another shape or dtype, or announces something malformed.
-    """
+    """The values that a job announces, or a `PeerError` if they do not fit an agent's own."""
     found = [_value(each, num_servers) for each in announced] if isinstance(announced, list) else []
     theirs = {value.name: value for value in found}
     for name, tensor in mine.items():
@@ -162,11 +141,7 @@ def announced_values(announced: Any, num_servers: int, mine: Mapping[str, torch.
 
 
 def ordered_values(values: Sequence[Value], indices: Sequence[int]) -> list[Value]:
-    """The values that an agent wants, in its order. Trailing indices of -1 fill up the message.
-
-    Raises:
-        PeerError: an index is out of range, or is given twice.
-    """
+    """The values that an agent wants, in its order, by their indices, each once. Trailing indices of -1 fill up."""
     wanted = [index for index in indices if index != -1]
     if len(set(wanted)) < len(wanted) or not set(wanted) <= set(range(len(values))):
         raise PeerError("it orders values that do not exist")

@@ -42,11 +42,8 @@ class PullChannel:
 
     Each is requested as soon as the last op that uses it is done, so those of the next step arrive during this one.
 
-    Args:
-        wire: wire to the server.
-        names: values that may come a step ahead, and that `wait` waits for.
-        unwritten: those of them that no op here writes. One that is written all the same after it has arrived is an
-            error, for the server would not see it.
+    `wait` waits for the values `names`, which may come a step ahead. One that no op here writes (`unwritten`) must
+    not be written after it has arrived, for the server would not see it.
     """
 
     runs_ahead = True
@@ -77,11 +74,7 @@ class PullChannel:
         self._wire.receive(op, tensor, epoch, arrived)
 
     def wait(self, epoch: int) -> None:
-        """Wait until everything for a step has arrived.
-
-        Raises:
-            PeerError: the server is gone.
-        """
+        """Wait until everything for a step has arrived."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._failure is not None or min(self._arrived.values(), default=epoch) >= epoch
@@ -122,9 +115,7 @@ class SummingChannel:
     They are summed in the order of the workers, not of arrival, so a step repeats bitwise. If a worker is lost in the
     middle of a step, its gradients that have arrived count.
 
-    Args:
-        workers: workers that take part.
-        averaged: names of the values to average. The others are those of worker 0.
+    Values that are not `averaged` are those of worker 0.
     """
 
     runs_ahead = False

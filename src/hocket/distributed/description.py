@@ -76,14 +76,7 @@ def _function(func: Any) -> str:
 
 
 def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mapping[str, str]]) -> str | None:
-    """The first difference between two descriptions, as text, or None.
-
-    Example:
-        >>> difference({"parameter": {"w": "float32 (2,)"}}, {"parameter": {"w": "float64 (2,)"}})
-        "parameter 'w' is float32 (2,) here, and float64 (2,) on rank 0"
-        >>> difference({"parameter": {}}, {"parameter": {"w": "float64 (2,)"}})
-        "parameter 'w' is missing here, and float64 (2,) on rank 0"
-    """
+    """The first difference between two descriptions, as text, or None."""
     for kind in theirs:
         here, there = mine.get(kind, {}), theirs[kind]
         for name in dict.fromkeys((*there, *here)):

@@ -53,11 +53,7 @@ GRADIENTS = 5
 
 
 class StepGuard:
-    """Watches a step on one batch, and undoes its effects on models and optimizers.
-
-    Raises:
-        CaptureError: the step has an effect or an input that its graph would not have.
-    """
+    """Watches a step on one batch, and undoes its effects on models and optimizers. It refuses any other effect."""
 
     def __init__(self, step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any) -> None:
         places = inventory(model, optimizer)
@@ -83,11 +79,7 @@ class StepGuard:
         self._guards = Guards(self._watch.look(), self._watch)
 
     def check_call(self, captured: Captured, batch: Any) -> None:
-        """Return if a call is like the captured one, and the step reads the same values.
-
-        Raises:
-            StaleCaptureError: something differs, and nothing was run.
-        """
+        """Raise a `StaleCaptureError` if a call is not like the captured one, or the step reads other values."""
         found, expected = signature_of(captured.trace.places, batch), captured.signature
         for place, (one, other) in enumerate(zip(found, expected, strict=True)):
             if place == GRADIENTS:
@@ -99,11 +91,7 @@ class StepGuard:
         self.check()
 
     def check(self) -> None:
-        """Return if the step reads the same values as in the first call.
-
-        Raises:
-            StaleCaptureError: a value has changed, which is named.
-        """
+        """Raise a `StaleCaptureError` that names a value which the step reads and which has changed."""
         assert self._guards is not None
         if not self._guards.hold() and not self._guards.renew() and (changes := self._guards.changes()):
             raise StaleCaptureError(f"distribute: {named(changes)} changed since the first call; nothing was run")
@@ -127,17 +115,11 @@ PROBE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class JoinedJob:
-    """A captured step and the wires of this rank.
+    """A captured step and the wires of this rank."""
 
-    Attributes:
-        membership: place of this rank in the job.
-        captured: the whole step.
-        wires: wire to each other rank, by the number of the worker or server there.
-    """
-
-    membership: Membership
-    captured: Captured
-    wires: Mapping[int, Wire]
+    membership: Membership  # place of this rank in the job
+    captured: Captured  # the whole step
+    wires: Mapping[int, Wire]  # wire to each other rank, by the number of the worker or server there
 
     @cached_property
     def rates(self) -> tuple[Entry, ...]:
@@ -161,11 +143,7 @@ class JoinedJob:
             wire.post(COMMANDS, values)
 
     def receive_command(self) -> tuple[int, int]:
-        """Wait for rank 0's next command and its argument, and take over its rates. Whole numbers stay integers.
-
-        Raises:
-            PeerError: rank 0 is gone or silent.
-        """
+        """Wait for rank 0's next command and its argument, and take over its rates. Whole numbers stay integers."""
         values = torch.empty(2 + len(self.rates), dtype=torch.float64)
         self.wires[0].get(COMMANDS, values)
         command, argument, *rates = values.tolist()
@@ -260,7 +238,7 @@ class JobStep(ABC, Generic[AnyJob]):
                 check_default_streams(devices_of(self._model))
                 self._guard = self._watched(batch)
             self._job = self._join(batch)
-            with self._ending_on_error():
+            with ending_on_error(self._failed):
                 self._prepare(self._job)
                 self._guard.begin()
         check_default_streams(self._job.devices)
@@ -280,23 +258,24 @@ class JobStep(ABC, Generic[AnyJob]):
         except PeerError as error:
             raise self._failed(error) from error
 
-    @contextmanager
-    def _ending_on_error(self) -> Iterator[None]:
-        """End the job on any error. An interrupt and an exit stay what they are."""
-        try:
-            yield
-        except Exception as error:
-            raise self._failed(error) from error
-        except BaseException as error:
-            self._failed(error)
-            raise
-
     def _failed(self, error: BaseException) -> PeerError:
         """Return the error that ended the job: the first one."""
         if self._failure is None:
             assert self._job is not None
             self._failure = self._job.failed(error)
         return self._failure
+
+
+@contextmanager
+def ending_on_error(failed: Callable[[BaseException], PeerError]) -> Iterator[None]:
+    """End a job by `failed` on any error, and raise its result. An interrupt and an exit stay what they are."""
+    try:
+        yield
+    except Exception as error:
+        raise failed(error) from error
+    except BaseException as error:
+        failed(error)
+        raise
 
 
 def captured_for(step: Any, model: Any, optimizer: Any, batch: Any) -> Captured:

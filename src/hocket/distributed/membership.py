@@ -30,22 +30,14 @@ FAILED, OVER = "hocket/failed", "hocket/over"
 
 @dataclass(frozen=True)
 class Membership:
-    """The place of a process in a job.
+    """The place of a process in a job."""
 
-    Attributes:
-        rank: rank of this process. Workers come first.
-        num_workers: number of workers.
-        num_servers: number of servers. If 0, all ranks are equal.
-        store: the store that all ranks read.
-        timeout_s: how long this process waits for another rank.
-        rejoin: number of this process among the workers that rejoined the job, from 1 on. 0 for an original rank.
-    """
-
-    rank: int
+    rank: int  # workers come first
     num_workers: int
-    num_servers: int
-    store: JobStore
-    timeout_s: float
+    num_servers: int  # number of servers. If 0, all ranks are equal.
+    store: JobStore  # which all ranks read
+    timeout_s: float  # how long this process waits for another rank
+    # number of this process among the workers that rejoined the job, from 1 on. 0 for an original rank.
     rejoin: int = 0
 
     @property
@@ -85,11 +77,7 @@ class Membership:
         return f"{'worker' if rank < self.num_workers else 'server'} {self.number_of(rank)} (rank {rank})"
 
     def wires(self) -> dict[int, Wire]:
-        """Connect to all `others`. Return the wires by the number of the worker or server at the other end.
-
-        Raises:
-            PeerError: a rank does not answer within the timeout.
-        """
+        """Connect to all `others`. Return the wires by the number of the worker or server at the other end."""
         return {self.number_of(other): self.wire(other, self.rejoin) for other in self.others}
 
     def wire(self, other: int, rejoin: int = 0) -> Wire:
@@ -108,11 +96,7 @@ class Membership:
         self.announce("agents/job", {"torch": torch.__version__, "servers": self.num_servers, "values": values})
 
     def announced(self, key: str, by: int) -> Any:
-        """Wait for the value that rank `by` announces under a key, and return it.
-
-        Raises:
-            PeerError: it does not come within the timeout, or the job has ended.
-        """
+        """Wait for the value that rank `by` announces under a key, and return it."""
         self.wait_for({f"hocket/{key}": by})
         with self._reached():
             return json.loads(self.store.get(f"hocket/{key}"))
@@ -171,11 +155,7 @@ class Membership:
         return text if text.startswith(self.me) else f"{self.me}: {text or repr(error)}"
 
     def leave(self, wires: Mapping[int, Wire], error: BaseException | None = None) -> None:
-        """Close all wires once all posted values have arrived. With an error, close them at once, and fail all ranks.
-
-        Raises:
-            PeerError: without an error, a rank is gone that has not received everything.
-        """
+        """Close all wires once all posted values have arrived, or at once with an error, which fails all ranks."""
         if error is not None:
             self.fail(error)
         for wire in wires.values() if error is None else ():
@@ -184,7 +164,7 @@ class Membership:
 
     def failed(self, wires: Mapping[int, Wire], error: BaseException) -> PeerError:
         """Leave after an error, and return what to raise: it names the rank that failed first."""
-        if (why := self._why_dropped()) is not None:
+        if (why := self._read(f"hocket/{_dropped_key(self.rank, self.rejoin)}")) is not None:
             _close(wires, error)
             return PeerError(f"{self.me} is out of the job, which goes on: {why}")
         first = self._read(FAILED)
@@ -213,10 +193,6 @@ class Membership:
         with suppress(RuntimeError):
             self.store.set(OVER, "")
 
-    def _why_dropped(self) -> str | None:
-        """The reason why the job goes on without this worker, or None if it has not been dropped."""
-        return self._read(f"hocket/{_dropped_key(self.rank, self.rejoin)}")
-
     def _read(self, key: str) -> str | None:
         with suppress(RuntimeError):
             if self.store.check([key]):
@@ -234,11 +210,7 @@ def _close(wires: Mapping[int, Wire], error: BaseException | None) -> None:
 
 
 def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout_s: float) -> Wire:
-    """Connect two processes that name the same key in a store, which no other wire has. One of them has `place` 0.
-
-    Raises:
-        PeerError: the peer does not answer within the timeout, or does not know this end's secret (`store.py`).
-    """
+    """Connect two processes that name the same key in a store, which no other wire has. One of them has `place` 0."""
     try:
         group, records = (
             ProcessGroupGloo(PrefixStore(f"{key}/{of}", store), place, 2, store.options(timeout_s))

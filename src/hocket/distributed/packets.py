@@ -35,24 +35,11 @@ MAX_IN_FLIGHT = 4
 
 @dataclass(frozen=True)
 class Packet:
-    """Values that travel as one.
+    """Values that travel as one."""
 
-    Attributes:
-        members: names of the values.
-        sizes: bytes of each.
-        chunk_bytes: size of all chunks but the last.
-
-    Example:
-        >>> Packet(("a", "b"), (20, 8)).offsets, Packet(("a", "b"), (20, 8)).size_bytes
-        ((0, 32), 40)
-        >>> packet = Packet(("w",), (200_000,))
-        >>> [packet.chunk(number) for number in range(packet.num_chunks)]
-        [(0, 131072), (131072, 200000)]
-    """
-
-    members: tuple[str, ...]
-    sizes: tuple[int, ...]
-    chunk_bytes: int = MAX_CHUNK_BYTES
+    members: tuple[str, ...]  # names of the values
+    sizes: tuple[int, ...]  # bytes of each
+    chunk_bytes: int = MAX_CHUNK_BYTES  # size of all chunks but the last
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -155,11 +142,7 @@ class Direction:
         self._next_tag = 1
 
     def add(self, packets: Sequence[Packet]) -> list[int]:
-        """Add packets, and return their numbers.
-
-        Raises:
-            InputError: a value is there already, or there are more chunks than tags.
-        """
+        """Add packets, and return their numbers. Known values and too many chunks are an `InputError`."""
         numbers = []
         for packet in packets:
             numbers.append(len(self.packets))
@@ -212,10 +195,6 @@ class SendQueue:
     Ordered packets leave one after another, and the order repeats after the last one. A packet that is not in the order
     goes first once it is ready: few chunks are in flight, so that it does not wait long.
 
-    Attributes:
-        ready: packets by number that were requested, and whose values are all there.
-        in_flight: chunks that have left and not arrived.
-
     Example:
         >>> queue = SendQueue()
         >>> queue.add([3, 1])
@@ -228,8 +207,9 @@ class SendQueue:
     """
 
     def __init__(self) -> None:
+        # packets by number that were requested, and whose values are all there
         self.ready: dict[int, PacketTransfer] = {}
-        self.in_flight: deque[ChunkInFlight] = deque()
+        self.in_flight: deque[ChunkInFlight] = deque()  # chunks that have left and not arrived
         self._order: list[int] = []
         self._ordered: set[int] = set()
         self._next = 0

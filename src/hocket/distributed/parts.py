@@ -21,7 +21,7 @@ from functools import cached_property
 
 from hocket.distributed.staging import TRAVELLING
 from hocket.errors import InputError
-from hocket.ir import Graph
+from hocket.ir import DisjointSets, Graph
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import cut
 from hocket.tracing.division import Arrival, Departure, is_of_batch, references
@@ -33,38 +33,23 @@ WORKERS = "workers"
 
 @dataclass(frozen=True)
 class Exchanged:
-    """A value that goes between the workers and one server in each step.
+    """A value that goes between the workers and one server in each step."""
 
-    Attributes:
-        name: name of the transfer, at both ends.
-        buffer: buffer of the graph of the whole step.
-        server: number of the server.
-        size_bytes: size of the value.
-        averaged: True: the server takes the mean over all workers. False: it takes the value of worker 0.
-    """
-
-    name: str
-    buffer: str
+    name: str  # name of the transfer, at both ends
+    buffer: str  # buffer of the graph of the whole step
     server: int
     size_bytes: int
-    averaged: bool = False
+    averaged: bool = False  # True: the server takes the mean over all workers. False: it takes the value of worker 0.
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Ops of the workers and of each server, and the values that they exchange.
+    """Ops of the workers and of each server, and the values that they exchange."""
 
-    Attributes:
-        pulls: values that workers receive.
-        pushes: values that workers send.
-        worker_ops: names of the ops that workers run.
-        server_ops: for each server the names of the ops that it runs.
-    """
-
-    pulls: tuple[Exchanged, ...]
-    pushes: tuple[Exchanged, ...]
-    worker_ops: frozenset[str]
-    server_ops: tuple[frozenset[str], ...]
+    pulls: tuple[Exchanged, ...]  # values that workers receive
+    pushes: tuple[Exchanged, ...]  # values that workers send
+    worker_ops: frozenset[str]  # names of the ops that workers run
+    server_ops: tuple[frozenset[str], ...]  # for each server the names of the ops that it runs
 
     @cached_property
     def by_name(self) -> Mapping[str, Exchanged]:
@@ -79,10 +64,8 @@ def server_name(number: int) -> str:
 def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assignment:
     """Divide a captured step.
 
-    Args:
-        captured: the whole step, captured while every parameter had a gradient.
-        num_servers: number of servers. Shards go to them by size, the largest first, each to the one with the least.
-        num_workers: number of workers. With several, buffers that the forward writes are exchanged, too.
+    The step was captured while every parameter had a gradient. Shards go to servers by size, the largest first,
+    each to the one with the least. With several workers, buffers that the forward writes are exchanged, too.
 
     Raises:
         InputError: more servers than shards, a step that adds to the gradients it finds, an update that needs more of
@@ -249,20 +232,10 @@ def _check_numbers(
 
 def _shards(graph: Graph, served: frozenset[str], items: Mapping[str, list[str]]) -> list[list[str]]:
     """Sets of ops that are connected by an edge, by memory, or by a number in memory."""
-    parent = {name: name for name in graph.order if name in served}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = parent[parent[name]]
-            name = parent[name]
-        return name
-
+    sets = DisjointSets(name for name in graph.order if name in served)
     for one, other in _connected(graph, served, items):
-        parent[root(other)] = root(one)
-    found: dict[str, list[str]] = {}
-    for name in parent:
-        found.setdefault(root(name), []).append(name)
-    return list(found.values())
+        sets.join(one, other)
+    return sets.groups()
 
 
 def _connected(graph: Graph, served: frozenset[str], items: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:

@@ -50,21 +50,13 @@ from hocket.tracing.captured import Captured
 
 @dataclass(frozen=True)
 class Cycle:
-    """A worker's step, and the servers' work between two steps.
-
-    Attributes:
-        graph: graph of both.
-        updates: for each server the names of its ops.
-        pulls: names of the ops that bring parameters to the worker.
-        costs: costs of all ops.
-        machine: the worker's machine, with its links.
-    """
+    """A worker's step, and the servers' work between two steps."""
 
     graph: Graph
-    updates: tuple[frozenset[str], ...]
-    pulls: frozenset[str]
+    updates: tuple[frozenset[str], ...]  # for each server the names of its ops
+    pulls: frozenset[str]  # names of the ops that bring parameters to the worker
     costs: Costs
-    machine: Machine
+    machine: Machine  # the worker's machine, with its links
 
     def step_us(self, workers_plan: Plan) -> float:
         """The predicted time of a step in a row of steps."""
@@ -135,15 +127,10 @@ PROFILE_RUNS = 3
 
 @dataclass(frozen=True)
 class JobPlan:
-    """The plan and the chunk sizes that all ranks use.
+    """The plan and the chunk sizes that all ranks use."""
 
-    Attributes:
-        plan: plan of each worker.
-        chunk_bytes: chunk size of the wires to each server.
-    """
-
-    plan: Plan
-    chunk_bytes: tuple[int, ...]
+    plan: Plan  # plan of each worker
+    chunk_bytes: tuple[int, ...]  # chunk size of the wires to each server
 
 
 def profiled(captured: Captured, widths: Sequence[int] = ()) -> Costs:
@@ -184,12 +171,7 @@ def announce_plan(job: ShardedJob, plan: Plan, rates: Sequence[float]) -> None:
 
 
 def announced_plan(job: ShardedJob) -> JobPlan:
-    """Wait for the plan that rank 0 announces.
-
-    Raises:
-        PeerError: rank 0 has failed, or announces something other than a plan and a chunk size for each server.
-        PlanError: the plan does not parse.
-    """
+    """Wait for the plan that rank 0 announces. Anything else is a `PeerError`, a text of no plan a `PlanError`."""
     found = job.membership.announced("plan", by=0)
     match found:
         case {"plan": str(plan), "chunk_bytes": [*sizes]} if len(sizes) == job.membership.num_servers and all(
@@ -203,12 +185,7 @@ def announced_plan(job: ShardedJob) -> JobPlan:
 
 
 def worker_executor(job: ShardedJob, part: Captured, made: JobPlan, kind: str) -> tuple[Executor, list[PullChannel]]:
-    """Make the executor of a worker's part, and its pull channels, while servers add their ends of the wires.
-
-    Raises:
-        PlanError: the plan does not fit this part.
-        PeerError: another rank has failed.
-    """
+    """Make a worker's executor and pull channels while servers add their ends, or raise a `PlanError`."""
     check(part.graph, made.plan)
     pulls: list[PullChannel] = []
     written = {buffer for op in part.graph.ops if op.role != "recv" for buffer in op.writes}

@@ -37,14 +37,10 @@ def gloo_reason(error: BaseException) -> str:
 
 
 class Records:
-    """One end of the records of a wire. Any thread may send records, and one thread reads them.
-
-    Attributes:
-        silence_s: an end that has sent nothing for so long sends `ALIVE`.
-    """
+    """One end of the records of a wire. Any thread may send records, and one thread reads them."""
 
     def __init__(self, group: Any, other: int, timeout_s: float) -> None:
-        self.silence_s = timeout_s / ALIVE_PER_TIMEOUT
+        self.silence_s = timeout_s / ALIVE_PER_TIMEOUT  # an end that has sent nothing for so long sends `ALIVE`
         self._group, self._other = group, other
         self._sent_at_s = monotonic()
         self._unsent: deque[tuple[Any, torch.Tensor]] = deque()
@@ -66,11 +62,7 @@ class Records:
                 self._unsent.popleft()[0].wait()
 
     def next(self) -> tuple[int, int, int, int]:
-        """Wait for the next record of the peer other than `ALIVE`.
-
-        Raises:
-            RuntimeError: the peer is gone, or silent for longer than the timeout.
-        """
+        """Wait for the next record of the peer other than `ALIVE`. A silent or lost peer is a `RuntimeError`."""
         while True:
             while len(self._posted) < NUM_POSTED:
                 message = torch.empty(4, dtype=torch.int64)
@@ -83,12 +75,7 @@ class Records:
 
 
 def wait_for(move: Any, name: str, tensor: torch.Tensor, epoch: int, timeout_s: float | None) -> None:
-    """Begin a transfer by `move`, and wait until it is over, up to a timeout if there is one.
-
-    Raises:
-        TimeoutError: it is not over by then.
-        PeerError: the transfer failed.
-    """
+    """Begin a transfer by `move`, and wait until it is over, or up to a timeout, which is a `TimeoutError`."""
     over = threading.Event()
     found: list[BaseException] = []
 

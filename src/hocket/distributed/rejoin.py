@@ -31,27 +31,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class WorkerLink:
-    """A worker as a server sees it.
-
-    Attributes:
-        number: number of the worker.
-        wire: wire to it.
-        rejoin: see `Membership`.
-        since: number of steps of the job before its first one, which is step 1 on its wire.
-    """
+    """A worker as a server sees it."""
 
     number: int
     wire: Wire
-    rejoin: int = 0
-    since: int = 0
+    rejoin: int = 0  # see `Membership`
+    since: int = 0  # number of steps of the job before its first one, which is step 1 on its wire
 
 
 class LiveWorkers:
     """The workers that take part in the steps of one server.
 
-    Args:
-        wires: wires to the workers that the job begins with, by their numbers.
-        on_loss: called once with a worker that is lost, and the error. None: losing any worker ends the job.
+    At the beginning they are those of `wires`, by their numbers. `on_loss` is called once with a worker that is
+    lost, and the error. Without it losing any worker ends the job.
     """
 
     def __init__(
@@ -91,17 +83,7 @@ class LiveWorkers:
 
 
 class Announcements:
-    """Announcements of one kind (`CAME` or `READY`) by rejoining workers, read from the store.
-
-    Example:
-        >>> from torch.distributed import HashStore
-        >>> store = HashStore()
-        >>> ready = Announcements(store, READY)
-        >>> store.add(NUMBER, 2), announce(store, READY, 2, "")
-        (2, 1)
-        >>> ready.new(), ready.new()
-        ([2], [])
-    """
+    """Announcements of one kind (`CAME` or `READY`) by rejoining workers, read from the store."""
 
     def __init__(self, store: Any, kind: str) -> None:
         self._store, self._kind = store, kind
@@ -109,11 +91,7 @@ class Announcements:
         self._known: set[int] = set()
 
     def new(self) -> list[int]:
-        """The numbers of workers that were not returned before.
-
-        Raises:
-            RuntimeError: the host of the store has exited.
-        """
+        """The numbers of workers that were not returned before. A lost store is a `RuntimeError`."""
         count = self._store.add(self._kind, 0)
         if count == self._num_read:
             return []
@@ -131,11 +109,7 @@ def announce(store: Any, kind: str, number: int, text: str) -> int:
 
 
 def rejoined(membership: Membership) -> Membership:
-    """The place of a process, as a rejoining worker if its rank has taken part before.
-
-    Raises:
-        PeerError: the job has ended, or does not go on without its workers, or without this rank.
-    """
+    """The place of a process, as a rejoining worker if its rank has taken part before, and the job can take it."""
     me, store = membership.me, membership.store
     if not store.check([f"hocket/planned/{membership.rank}"]):
         return membership
@@ -149,11 +123,7 @@ def rejoined(membership: Membership) -> Membership:
 
 
 def wait_until_admitted(membership: Membership) -> int:
-    """Announce that a rejoining worker is ready, and return the number of steps before its first one.
-
-    Raises:
-        PeerError: the job has ended, or a server or worker 0 is silent.
-    """
+    """Announce that a rejoining worker is ready, and return the number of steps before its first one."""
     rejoin, workers = membership.rejoin, membership.num_workers
     membership.wait_for({_connected_key(rejoin, server): workers + server for server in range(membership.num_servers)})
     announce(membership.store, READY, rejoin, "")

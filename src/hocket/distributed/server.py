@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Any
 
 from hocket.arguments import packed, spreading
 from hocket.distributed.agent_server import NEWEST, AgentServer, Version, Versions
 from hocket.distributed.channels import ServingChannel, SummingChannel
-from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN
+from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN, ending_on_error
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S
 from hocket.distributed.parts import WORKERS, server_part
 from hocket.distributed.plans import SERVER_DEVICE, JobPlan, announced_plan, link_rates, server_plan, step_packets
@@ -66,18 +67,10 @@ def server(
         log.warning("hocket: %s; going on without it", error)
         membership.drop(worker.number, worker.rejoin, error)
 
-    try:
+    with ending_on_error(job.failed):
         versions = Versions()
-        agents = AgentServer(membership, [value for value, _ in job.values.values()], versions)
-        try:
+        with closing(AgentServer(membership, [value for value, _ in job.values.values()], versions)):
             steps = serve_steps(job, executor, versions, LiveWorkers(job.wires, drop if survive else None))
-        finally:
-            agents.close()
-    except Exception as error:
-        raise job.failed(error) from error
-    except BaseException as error:
-        job.failed(error)
-        raise
     membership.leave(job.wires)
     return steps
 

@@ -16,7 +16,7 @@ import torch
 
 from hocket.distributed.agent_server import Value, model_values
 from hocket.distributed.description import described, difference
-from hocket.distributed.job import COMMANDS, PROBE, PROBE_BYTES, JoinedJob, captured_for, check_choice
+from hocket.distributed.job import COMMANDS, PROBE, PROBE_BYTES, JoinedJob, captured_for, check_choice, ending_on_error
 from hocket.distributed.membership import Membership, join
 from hocket.distributed.packets import Packet
 from hocket.distributed.parts import Assignment, assigned
@@ -31,13 +31,9 @@ from hocket.tracing.sources import Entry
 
 @dataclass(frozen=True)
 class ShardedJob(JoinedJob):
-    """A job whose parameters are divided between servers.
+    """A job whose parameters are divided between servers."""
 
-    Attributes:
-        assignment: ops and values of each rank.
-    """
-
-    assignment: Assignment
+    assignment: Assignment  # ops and values of each rank
 
     def shard(self, server: int) -> ShardState:
         """The state that a server keeps, as places of this rank."""
@@ -81,11 +77,7 @@ class ShardedJob(JoinedJob):
         wire.add(*((up, down) if self.membership.is_worker else (down, up)))
 
     def begin_wires(self, shards: tuple[ShardState, ...] = ()) -> None:
-        """Add the packets of all wires, and send `shards` from worker 0 to their servers.
-
-        Raises:
-            PeerError: another rank has failed, or does not come.
-        """
+        """Add the packets of all wires, and send `shards` from worker 0 to their servers."""
         for number, wire in self.wires.items():
             self.add_packets(wire, number, shards[number] if number < len(shards) else None)
         self.membership.meet("wired")
@@ -98,12 +90,7 @@ def _given_name(value: Value) -> str:
 
 
 def joined_as(role: str, num_servers: int, executor: str, timeout_s: float) -> Membership:
-    """Take part in the job that torchrun has started, as a ``worker`` or a ``server``.
-
-    Raises:
-        InputError: an unknown executor, a rank of the other role, or torchrun has not started this process.
-        PeerError: the store does not answer, or the job does not go on without this rank.
-    """
+    """Take part in the job that torchrun has started, as a ``worker`` or a ``server``. Raises as those do."""
     check_choice("executor", executor)
     if num_servers < 1:
         raise InputError(f"distribute: expected at least one server, got {num_servers}")
@@ -117,12 +104,7 @@ def joined_as(role: str, num_servers: int, executor: str, timeout_s: float) -> M
 
 
 def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, membership: Membership) -> ShardedJob:
-    """Capture, compare, divide and connect, and send worker 0's state to the servers.
-
-    Raises:
-        CaptureError, InputError: the step cannot be captured or divided.
-        PeerError: another rank trains something else, has failed, or does not come.
-    """
+    """Capture, compare, divide and connect, and send worker 0's state to the servers. Raises as `hocket.capture`."""
     with membership.reporting_errors():
         check_default_streams(devices_of(model))
         captured = captured_for(step, model, optimizer, batch)
@@ -131,19 +113,13 @@ def set_up(step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, m
         shards = _shards(captured, assignment, membership)
         membership.meet("agreed")
         job = ShardedJob(membership, captured, membership.wires(), assignment)
-    try:
+    with ending_on_error(job.failed):
         job.begin_wires(shards)
-    except BaseException as error:
-        raise job.failed(error) from error
     return job
 
 
 def compare(membership: Membership, mine: Mapping[str, Mapping[str, str]]) -> None:
-    """Compare the description of what this rank trains with that of rank 0.
-
-    Raises:
-        PeerError: they differ.
-    """
+    """Raise a `PeerError` if this rank trains something else than rank 0, by their descriptions."""
     if membership.rank == 0:
         membership.announce("description", mine)
     elif (found := difference(mine, membership.announced("description", by=0))) is not None:

@@ -38,11 +38,7 @@ def devices_of(model: Any) -> list[StreamDevice]:
 
 
 def check_default_streams(devices: Sequence[StreamDevice]) -> None:
-    """Return if the caller launches on the default stream of each of these devices.
-
-    Raises:
-        InputError: it launches on another one, and what it launches has no order with the copies.
-    """
+    """Refuse another current stream of these devices than the default: it has no order with the copies."""
     if any(device.current() != device.default() for device in devices):
         raise InputError(
             "distribute: ranks run on the default stream of their GPU, and another one is current here; call outside "

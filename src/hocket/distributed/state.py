@@ -30,17 +30,11 @@ TOLERANCES = {8: 1e-9, 4: 1e-4}
 
 @dataclass(frozen=True)
 class ShardState:
-    """State that one rank keeps, as places of a model and an optimizer.
+    """State that one rank keeps, as places of a model and an optimizer."""
 
-    Attributes:
-        owner: number of the server, or the rank.
-        tensors: the places.
-        label: prefix of the values' names on the wire, where each name is used once.
-    """
-
-    owner: int
+    owner: int  # number of the server, or the rank
     tensors: tuple[Entry, ...]
-    label: str = "state"
+    label: str = "state"  # prefix of the values' names on the wire, where each name is used once
 
     @property
     def packets(self) -> list[Packet]:
@@ -48,11 +42,7 @@ class ShardState:
         return [Packet((self.name_of(entry),), (entry.get().nbytes,)) for entry in self.tensors]
 
     def send(self, wire: Wire) -> None:
-        """Send all tensors, and wait.
-
-        Raises:
-            PeerError: the peer is gone or silent.
-        """
+        """Send all tensors, and wait."""
         for entry in self.tensors:
             wire.put(self.name_of(entry), entry.get())
 
@@ -91,11 +81,7 @@ def make_state(captured: Captured, names: Collection[str]) -> None:
 
 
 def begin_from_zeros(captured: Captured) -> None:
-    """Create missing optimizer state as zeros, if a planned step makes of it what the optimizers' first step makes.
-
-    Raises:
-        InputError: the results differ, in a tensor that is named.
-    """
+    """Create missing optimizer state as zeros, or raise an `InputError` if the optimizers begin otherwise."""
     if all(_exists(entry) for entry in _state_tensors(captured)):
         return
     places = captured.trace.places

@@ -41,11 +41,7 @@ _LEAST_S = 0.05
 
 
 def job_secret() -> bytes | None:
-    """Return the secret of the environment, or None if there is none.
-
-    Raises:
-        InputError: it is empty.
-    """
+    """Return the secret of the environment, or None if there is none. An empty one is an `InputError`."""
     text = os.environ.get(SECRET_VARIABLE)
     if text == "":
         raise InputError(f"distribute: {SECRET_VARIABLE} is empty; set a secret, or unset it")
@@ -53,12 +49,7 @@ def job_secret() -> bytes | None:
 
 
 def check_peer(group: Any, place: int, key: str, secret: bytes | None, me: str, peer: str) -> None:
-    """Exchange proofs of the secret with the peer, before anything else. Without a secret at both ends, return.
-
-    Raises:
-        PeerError: one end has no secret, or another one.
-        RuntimeError: the peer is gone or silent.
-    """
+    """Exchange proofs of the secret with the peer, before anything else. Without a secret at both ends, return."""
     mine = bytes([secret is not None]) + secrets.token_bytes(CHALLENGE_BYTES)
     theirs = _exchanged(group, place, mine)
     if theirs[0] != mine[0]:
@@ -159,12 +150,7 @@ def _digest(secret: bytes, key: str, content: bytes) -> bytes:
 
 
 def store_of_job(rank: int, timeout_s: float) -> JobStore:
-    """Connect to the job's store. Rank 0 keeps it, unless torchrun does.
-
-    Raises:
-        InputError: the secret of the environment is empty.
-        PeerError: it cannot be kept, or does not answer within the timeout.
-    """
+    """Connect to the job's store, which rank 0 keeps unless torchrun does, or raise a `PeerError`."""
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     is_keeper = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     found: list[Any] = []
@@ -229,11 +215,7 @@ def first_line(error: Exception) -> str:
 
 
 def waited(store: Any, key: str, message: str, timeout_s: float) -> str:
-    """Wait for a key of a store, and return its text.
-
-    Raises:
-        PeerError: the key does not come within the timeout. The error begins with `message`.
-    """
+    """Wait for a key of a store, and return its text, or raise a `PeerError` that begins with `message`."""
     deadline = time.monotonic() + timeout_s
     while not store.check([key]):
         if time.monotonic() > deadline:

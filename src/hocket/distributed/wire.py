@@ -24,7 +24,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -36,17 +35,13 @@ from hocket.execution.channels import Done
 
 
 class Wire:
-    """One end of a connection: of two process groups of two, for the bytes and for the records.
-
-    Attributes:
-        failure: the error after which nothing is sent or received any more.
-        arrived: for each epoch the names of received ordered values, each with the clock (ns) of its arrival.
-    """
+    """One end of a connection: of two process groups of two, for the bytes and for the records."""
 
     def __init__(self, group: Any, records: Any, place: int, me: str, peer: str, timeout_s: float) -> None:
         self.me, self.peer = me, peer
-        self.failure: PeerError | None = None
-        self.arrived: dict[int, list[tuple[str, int]]] = {}
+        self.failure: PeerError | None = None  # the error after which nothing is sent or received any more
+        # for each epoch the names of received ordered values, in the order of their arrival
+        self.arrived: dict[int, list[str]] = {}
         self._group, self._other = group, 1 - place
         self._records = Records(records, 1 - place, timeout_s)
         self._outgoing, self._incoming = Direction(), Direction()
@@ -70,10 +65,7 @@ class Wire:
     def add(self, outgoing: Sequence[Packet], incoming: Sequence[Packet], *, ordered: bool = False) -> None:
         """Add packets that this end sends and receives. The other end adds the same with the directions swapped.
 
-        Args:
-            outgoing: packets to send. If `ordered`, each leaves once a step, in this order.
-            incoming: packets to receive.
-            ordered: False: each packet is sent as soon as it can be.
+        If `ordered`, each packet leaves once a step, in this order, else as soon as it can be sent.
 
         Raises:
             InputError: a value is there already.
@@ -113,11 +105,7 @@ class Wire:
             self._fail(error)
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
-        """Send a value outside the order, and wait until it has arrived.
-
-        Raises:
-            PeerError: the peer is gone or silent.
-        """
+        """Send a value outside the order, and wait until it has arrived."""
         wait_for(self.send, name, tensor, self._counted(f">{name}"), None)
 
     def post(self, name: str, tensor: torch.Tensor) -> None:
@@ -127,20 +115,11 @@ class Wire:
         self.send(name, tensor, self._counted(f">{name}"), self._delivered)
 
     def get(self, name: str, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Receive a value outside the order, and wait for it up to a timeout, or as long as the peer lives.
-
-        Raises:
-            PeerError: the peer is gone or silent.
-            TimeoutError: the peer lives, and the value has not come.
-        """
+        """Receive a value outside the order. A peer that lives and does not send it in time is a `TimeoutError`."""
         wait_for(self.receive, name, tensor, self._counted(f"<{name}"), timeout_s)
 
     def flush(self) -> None:
-        """Wait until all posted values have arrived, as long as the peer lives. Closing a wire would discard them.
-
-        Raises:
-            PeerError: the peer is gone or silent, and has not received everything.
-        """
+        """Wait until all posted values have arrived, as long as the peer lives. Closing a wire would discard them."""
         with self._changed:
             self._changed.wait_for(lambda: not self._num_posted)
             if self._lost is not None:
@@ -278,8 +257,7 @@ class Wire:
             assert transfer.memory is not None
             packet.unpack(transfer.memory, self._incoming.tensors(number, transfer))
             if number in self._ordered_in:
-                now_ns = perf_counter_ns()
-                self.arrived.setdefault(transfer.epoch, []).extend((member, now_ns) for member in packet.members)
+                self.arrived.setdefault(transfer.epoch, []).extend(packet.members)
                 self.arrived.pop(transfer.epoch - 3, None)
         self._records.tell(ACK, number, chunk, transfer.epoch)
         if is_last:
@@ -287,11 +265,7 @@ class Wire:
         return True
 
     def _leave(self, kind: int) -> None:
-        """Answer a peer that leaves.
-
-        Raises:
-            PeerError: the peer has failed, or leaves with transfers under way.
-        """
+        """Answer a peer that leaves: a `PeerError` if it has failed, or transfers are under way."""
         self._say_goodbye(LEAVE)
         with self._changed:  # nothing can begin in between
             if kind == FAILED or self._outgoing.transfers or self._incoming.transfers:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hocket.arguments import packed
 from hocket.distributed.channels import PullChannel
-from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN, STEP, JobStep, check_choice
+from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN, STEP, JobStep, check_choice, ending_on_error
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership
 from hocket.distributed.parts import server_name, worker_part
 from hocket.distributed.plans import announce_plan, announced_plan, link_rates, profiled, worker_executor, worker_plan
@@ -64,7 +64,7 @@ class DistributedStep(JobStep[ShardedJob]):
         assert self._executor is not None
         self._guard.check_call(job.captured, batch)
         frame = self._executor.begin(batch)  # before any command is sent, since the executor may refuse the batch
-        with self._ending_on_error():
+        with ending_on_error(self._failed):
             if self.rank == 0:
                 self._admit(job)
                 job.send_command(STEP)
@@ -141,10 +141,9 @@ class DistributedStep(JobStep[ShardedJob]):
 
     def arrivals(self) -> Mapping[str, tuple[str, ...]]:
         """For each server the parameters of the last step in the order in which they arrived here, by the clock."""
+        step = self.steps - self._since
         return {
-            server_name(number): tuple(
-                name.removeprefix("pull:") for name, _ in wire.arrived.get(self.steps - self._since, [])
-            )
+            server_name(number): tuple(op.removeprefix("pull:") for op in wire.arrived.get(step, []))
             for number, wire in (self._job.wires.items() if self._job is not None else ())
         }
 

@@ -1,6 +1,6 @@
 """The five nouns: graph, costs, machine, plan, timeline. Imports no torch and no other package of Hocket."""
 
-from hocket.ir._topological import list_order
+from hocket.ir._topological import DisjointSets, list_order
 from hocket.ir.costs import Costs, Duration, Share
 from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, Op
 from hocket.ir.links import Link, NetworkCard
@@ -25,6 +25,7 @@ __all__ = [
     "Carried",
     "Costs",
     "Device",
+    "DisjointSets",
     "Duration",
     "Edge",
     "Graph",

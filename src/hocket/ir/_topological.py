@@ -1,10 +1,10 @@
-"""Topological orders that take the first of the ready nodes by a key."""
+"""Topological orders that take the first of the ready nodes by a key, and sets of nodes that are joined."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -56,3 +56,34 @@ def topological(
         return [op.name for op in ops]
     waiting = {op.name: len(predecessors[op.name]) for op in ops}
     return list(list_order(waiting, successors, position.__getitem__))
+
+
+class DisjointSets(Generic[Node]):
+    """Disjoint sets of nodes, each known by its first one. At the beginning each node is alone.
+
+    Example:
+        >>> sets = DisjointSets("abc")
+        >>> sets.join("a", "c")
+        >>> sets.groups()
+        [['a', 'c'], ['b']]
+    """
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._above = {node: node for node in nodes}
+
+    def first_of(self, node: Node) -> Node:
+        """The first node of the set that a node is in."""
+        while self._above[node] != node:
+            self._above[node] = node = self._above[self._above[node]]
+        return node
+
+    def join(self, one: Node, other: Node) -> None:
+        """Make the sets of two nodes one, which the first of `one` stands for."""
+        self._above[self.first_of(other)] = self.first_of(one)
+
+    def groups(self) -> list[list[Node]]:
+        """The nodes of each set, in the order in which they were given."""
+        found: dict[Node, list[Node]] = {}
+        for node in self._above:
+            found.setdefault(self.first_of(node), []).append(node)
+        return list(found.values())

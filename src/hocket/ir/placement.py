@@ -41,38 +41,14 @@ def scattered_cores(device: Device) -> tuple[int, ...]:
 
 
 def scattered(plan: Plan, machine: Machine) -> Plan:
-    """The same plan on scattered cores, on devices whose cores share caches.
-
-    Example:
-        >>> print(scattered(Plan((Lane("a", ("x",), width=2, cores=(0, 1)),)), Machine.of(cores=4, cores_per_cache=2)))
-        hocket-plan/1
-        lane a kind=cores device=cpu0 width=2 cores=0,2
-        run x
-        <BLANKLINE>
-    """
+    """The same plan on scattered cores, on devices whose cores share caches."""
     return replace(plan, lanes=tuple(_moved(lane, machine.by_name.get(lane.device)) for lane in plan.lanes))
 
 
 def with_own_cores(plan: Plan, graph: Graph, machine: Machine, placements: Mapping[str, str]) -> Plan:
     """The same plan with ops on the cores of their own placements, where those are free. The other lanes stay.
 
-    Args:
-        plan: a legal plan, whose lanes have the other placement.
-        graph: the graph of the plan.
-        machine: its devices.
-        placements: op -> ``compact`` or ``scatter``.
-
-    Example:
-        >>> from hocket.ir import Graph, Op
-        >>> plan = Plan((Lane("cpu0.0-1", ("x", "y"), width=2, cores=(0, 1)),))
-        >>> machine = Machine.of(cores=4, cores_per_cache=2)
-        >>> print(with_own_cores(plan, Graph((Op("x"), Op("y"))), machine, {"y": "scatter"}))
-        hocket-plan/1
-        lane cpu0.0-1 kind=cores device=cpu0 width=2 cores=0,1
-        run x
-        lane cpu0.0+2 kind=cores device=cpu0 width=2 cores=0,2
-        run y after=x
-        <BLANKLINE>
+    The lanes of `plan`, a legal one, have the other placement. `placements` maps ops to ``compact`` or ``scatter``.
     """
     sync = synchronisation(graph, plan)
     when = {op: at for at, op in enumerate(execution_order(graph, plan))}
@@ -100,11 +76,8 @@ def with_own_cores(plan: Plan, graph: Graph, machine: Machine, placements: Mappi
     for op, name in lane_of.items():
         ops[name].append(op)
     made = [replace(lane, ops=tuple(sorted(ops[name], key=when.__getitem__))) for name, lane in lanes.items()]
-    return replace(plan, lanes=tuple(lane for lane in made if lane.ops), after=_unique(after))
-
-
-def _unique(after: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    return {op: tuple(dict.fromkeys(others)) for op, others in after.items()}
+    unique = {op: tuple(dict.fromkeys(others)) for op, others in after.items()}
+    return replace(plan, lanes=tuple(lane for lane in made if lane.ops), after=unique)
 
 
 def _in_placement(lane: Lane, machine: Machine, placement: str) -> Lane | None:

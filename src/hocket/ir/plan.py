@@ -173,21 +173,7 @@ class Plan:
 def one_by_one(graph: Graph, order: Sequence[str], widths: Mapping[str, int], device: Device) -> Plan:
     """The plan that runs all ops one after another: a lane for each width, all of them on the first cores.
 
-    Args:
-        graph: the step.
-        order: its ops, each after those that it waits for.
-        widths: threads of each op. They may be more than there are cores.
-        device: the CPU.
-
-    Example:
-        >>> from hocket.ir import Device, Edge, Graph, Op
-        >>> graph = Graph((Op("mm"), Op("sum")), (Edge("mm", "sum"),))
-        >>> print(one_by_one(graph, graph.order, {"mm": 1, "sum": 2}, Device("cpu0", cores=2)), end="")
-        hocket-plan/1 planner=serial
-        lane cpu0 kind=cores device=cpu0 width=2 cores=0,1
-        run sum
-        lane cpu0.1 kind=cores device=cpu0 width=1 cores=0
-        run mm
+    In `order` each op comes after those that it waits for. Widths may be more than there are cores.
     """
     lanes: dict[int, list[str]] = {} if order else {device.cores: []}
     after: dict[str, tuple[str, ...]] = {}

@@ -44,14 +44,7 @@ def check_ops(graph: Graph, plan: Plan) -> None:
 
 
 def waits_of(graph: Graph, plan: Plan) -> dict[str, list[str]]:
-    """For each op all that it waits for directly: edges, `Plan.after`, and last the op before it on its lane.
-
-    Example:
-        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("a"), Op("b")), (Edge("a", "b"),))
-        >>> waits_of(graph, Plan((Lane("x", ("a",)), Lane("y", ("b",)))))
-        {'a': [], 'b': ['a']}
-    """
+    """For each op all that it waits for directly: edges, `Plan.after`, and last the op before it on its lane."""
     waits = {op: [*others, *plan.after.get(op, ())] for op, others in graph.predecessors.items()}
     for lane in plan.lanes:
         for before, op in pairwise(lane.ops):
@@ -62,10 +55,7 @@ def waits_of(graph: Graph, plan: Plan) -> dict[str, list[str]]:
 def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
     """The ops in an order in which each comes after all that it waits for.
 
-    Args:
-        graph: the ops.
-        plan: their lanes.
-        waits: the result of `waits_of`, where it is at hand.
+    `waits` is the result of `waits_of`, where it is at hand.
 
     Raises:
         PlanError: ops that wait for each other in a circle, each with the reason.
@@ -95,10 +85,7 @@ def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]]
 def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
     """The error for ops that wait for each other in a circle, with the reason of each wait.
 
-    Args:
-        graph: the ops.
-        plan: their lanes.
-        circle: ops of which each waits for the one before it, the last the same as the first.
+    Each op of the circle waits for the one before it. The last is the same as the first.
     """
     reasons = []
     for before, op in pairwise(circle):
@@ -116,10 +103,8 @@ def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
 def clocks_of(plan: Plan, order: Iterable[str], waits: Mapping[str, Iterable[str]]) -> dict[str, tuple[int, ...]]:
     """Vector clocks (Fidge 1988, Mattern 1989): the number of ops of each lane that have finished when an op ends.
 
-    Args:
-        plan: the lanes.
-        order: all ops, each after what it waits for.
-        waits: for each op the ops of other lanes that it waits for. The order of a lane counts in any case.
+    In `order` each op comes after what it waits for. `waits` has the ops of other lanes. The order of a lane counts
+    in any case.
 
     Example:
         >>> from hocket.ir import Lane, Plan

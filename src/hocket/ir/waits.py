@@ -19,22 +19,17 @@ from dataclasses import dataclass
 from hocket.ir._topological import list_order
 from hocket.ir.graph import Graph
 from hocket.ir.plan import Plan
-from hocket.ir.semantics import check_ops, execution_order
+from hocket.ir.semantics import check_ops, execution_order, waits_of
 
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """The waits that a plan needs, and the order that they enforce.
+    """The waits that a plan needs, and the order that they enforce."""
 
-    Attributes:
-        waits: op -> ops on other lanes that it has to wait for, without those that another wait implies.
-        clocks: op -> the number of ops of each lane that are finished when it ends.
-        place: op -> (lane, position on it).
-    """
-
+    # op -> ops on other lanes that it has to wait for, without those that another wait implies
     waits: dict[str, tuple[str, ...]]
-    clocks: dict[str, tuple[int, ...]]
-    place: dict[str, tuple[int, int]]
+    clocks: dict[str, tuple[int, ...]]  # op -> the number of ops of each lane that are finished when it ends
+    place: dict[str, tuple[int, int]]  # op -> (lane, position on it)
 
     def before(self, first: str, second: str) -> bool:
         """Return True if `first` has always finished when `second` ends. An op counts as before itself."""
@@ -53,12 +48,6 @@ def synchronisation(graph: Graph, plan: Plan) -> Synchronisation:
 
     Raises:
         PlanError: the plan does not run every op of the graph once, or its lanes wait for each other in a circle.
-
-    Example:
-        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b"), Edge("b", "c"), Edge("a", "c")))
-        >>> synchronisation(graph, Plan((Lane("x", ("a",)), Lane("y", ("b",)), Lane("z", ("c",))))).waits
-        {'b': ('a',), 'c': ('b',)}
     """
     place = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
     check_ops(graph, plan)
@@ -81,12 +70,6 @@ def carried_waits(graph: Graph, plan: Plan, sync: Synchronisation | None = None)
     Returns:
         op -> ops of the step before, on other lanes, that it has to wait for. Waits are left out that the order of the
         lane, the waits inside the step, or other waits of this kind imply.
-
-    Example:
-        >>> from hocket.ir import Carried, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("forward"), Op("update")), carried=(Carried("update", "forward"),))
-        >>> carried_waits(graph, Plan((Lane("x", ("forward",)), Lane("y", ("update",)))))
-        {'forward': ('update',)}
     """
     sync = sync or synchronisation(graph, plan)
     before: dict[str, dict[str, None]] = {}
@@ -115,35 +98,22 @@ def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
 
     Raises:
         PlanError: as `synchronisation`.
-
-    Example:
-        >>> from hocket.ir import Edge, Graph, Lane, Op, Plan
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "c"),))
-        >>> launch_order(graph, Plan((Lane("x", ("a", "b")), Lane("y", ("c",)))))
-        ('a', 'b', 'c')
     """
+    check_ops(graph, plan)
     rank = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
-    needed: dict[str, set[str]] = {}
-    followers: dict[str, list[str]] = {name: [] for name in rank}
-    for lane in plan.lanes:
-        for at, name in enumerate(lane.ops):
-            needed[name] = {
-                *graph.predecessors.get(name, ()),
-                *plan.after.get(name, ()),
-                *lane.ops[max(at - 1, 0) : at],
-            }
-            for before in needed[name]:
-                followers.setdefault(before, []).append(name)
+    needed = {op: set(others) for op, others in waits_of(graph, plan).items()}
+    followers: dict[str, list[str]] = {name: [] for name in needed}
+    for name, others in needed.items():
+        for before in others:
+            followers[before].append(name)
     level: dict[str, int] = {}
 
     def key(name: str) -> tuple[int, tuple[int, int]]:
         level[name] = 1 + max((level[before] for before in needed[name]), default=-1)
         return level[name], rank[name]
 
-    order = list(list_order({name: len(before) for name, before in needed.items()}, followers, key))
-    if len(order) < len(plan) or len(plan) < len(graph) or not graph.by_name.keys() >= needed.keys():
-        synchronisation(graph, plan)  # says what is wrong
-    return tuple(order)
+    order = tuple(list_order({name: len(before) for name, before in needed.items()}, followers, key))
+    return order if len(order) == len(plan) else execution_order(graph, plan)  # which names the circle
 
 
 def _join(

@@ -87,17 +87,13 @@ def mark_changed(tensor: torch.Tensor) -> None:
 
 
 class _Hold:
-    """The state of a held tensor.
-
-    Attributes:
-        first_use: called at the first use.
-        memory: an ordinary tensor that has the held one's memory, gradient and flags.
-    """
+    """The state of a held tensor."""
 
     def __init__(self, tensor: torch.Tensor, first_use: Callable[[], object]) -> None:
-        self.first_use = first_use
+        self.first_use = first_use  # called at the first use
         # Exchanging two tensors takes several steps, and no other thread may see an intermediate state.
         self._lock = threading.RLock()
+        # an ordinary tensor that has the held one's memory, gradient and flags
         self.memory = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
         self.memory.requires_grad_(tensor.requires_grad)
         mark_changed(tensor)
@@ -194,11 +190,7 @@ def release(tensor: torch.Tensor) -> None:
 
 
 def use(tensor: torch.Tensor) -> None:
-    """Use a tensor, which is an ordinary one afterwards.
-
-    Raises:
-        Exception: whatever its first use raises.
-    """
+    """Use a tensor, which is an ordinary one afterwards. Errors of its first use pass through."""
     held = _hold_of(tensor)
     if held is not None:
         held.first_use()

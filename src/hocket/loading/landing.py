@@ -33,18 +33,6 @@ class Landing:
     r"""The memory that the chunks of one tensor are read into, in order: the tensor's own, or staging memory.
 
     Staging memory holds a chunk, which is then copied into the tensor, or the whole file tensor if strides differ.
-
-    Example:
-        >>> from hocket.loading.weights import open_weights
-        >>> import io, json
-        >>> header = json.dumps({"a": {"dtype": "F16", "shape": [1], "data_offsets": [0, 2]}}).encode()
-        >>> file = io.BytesIO(len(header).to_bytes(8, "little") + header + b"\x00\x3c")
-        >>> tensor, stored = torch.zeros(1), open_weights(file).tensors["a"]
-        >>> landing = Landing(tensor, stored)
-        >>> stored.source.fill(stored.entry.offset, [landing.buffer(0, 2)])
-        >>> landing.landed(0, 2)
-        >>> tensor
-        tensor([1.])
     """
 
     def __init__(self, tensor: torch.Tensor, stored: StoredTensor) -> None:

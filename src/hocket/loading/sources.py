@@ -34,26 +34,16 @@ class OffsetReader(Protocol):
 
 
 class Source(ABC):
-    """The bytes of one file.
+    """The bytes of one file."""
 
-    Attributes:
-        name: used in errors.
-        size_bytes: its length, or None if unknown.
-        is_sequential: it can be read once, from the beginning to the end.
-    """
-
-    is_sequential = False
+    is_sequential = False  # it can be read once, from the beginning to the end
 
     def __init__(self, name: str, size_bytes: int | None) -> None:
-        self.name = name
-        self.size_bytes = size_bytes
+        self.name = name  # used in errors
+        self.size_bytes = size_bytes  # None if unknown
 
     def fill(self, offset: int, buffers: Sequence[memoryview]) -> None:
-        """Fill the buffers, none of them empty, one after another with the bytes from `offset` on.
-
-        Raises:
-            FormatError: the file ends before.
-        """
+        """Fill the buffers, none of them empty, in turn with the bytes from `offset` on, or raise `FormatError`."""
         left = list(buffers)
         while left:
             count = self._read(offset, left)

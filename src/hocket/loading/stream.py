@@ -36,25 +36,16 @@ from hocket.loading.weights import StoredTensor, Weights
 
 @dataclass(eq=False)
 class PendingTensor:
-    """A tensor that is to arrive.
+    """A tensor that is to arrive."""
 
-    Attributes:
-        name: used in errors.
-        stored: the tensor of the file, of at least one byte.
-        landing: the memory that it is read into, or None once it has arrived or reading has failed.
-        on_arrival: called when it has arrived, before waiting threads continue.
-        place: position in the order.
-        read_bytes: how many bytes have been read or are being read.
-        is_there: True if it has arrived.
-    """
-
-    name: str
-    stored: StoredTensor
-    landing: Landing | None
+    name: str  # used in errors
+    stored: StoredTensor  # the tensor of the file, of at least one byte
+    landing: Landing | None  # the memory that it is read into, or None once it has arrived or reading has failed
+    # called when it has arrived, before waiting threads continue
     on_arrival: list[Callable[[], object]] = field(default_factory=list)
-    place: int = 0
-    read_bytes: int = 0
-    is_there: bool = False
+    place: int = 0  # position in the order
+    read_bytes: int = 0  # how many bytes have been read or are being read
+    is_there: bool = False  # True if it has arrived
 
     @property
     def is_read(self) -> bool:
@@ -73,14 +64,9 @@ class _Piece:
 
 
 class WeightStream:
-    """Reads `arrivals` in their order in a separate thread.
+    """Reads `arrivals` in a separate thread, in their order as long as no thread waits for another one.
 
-    Args:
-        weights: the opened files, which are closed when all has been read, or reading has failed.
-        arrivals: in the order in which they are read as long as no thread waits for one.
-
-    Attributes:
-        at_end: called when all has been read, or reading has failed.
+    `weights` are closed when all has been read, or reading has failed.
     """
 
     def __init__(self, weights: Weights, arrivals: Sequence[PendingTensor]) -> None:
@@ -88,7 +74,7 @@ class WeightStream:
         self._arrivals = list(arrivals)
         for place, arrival in enumerate(self._arrivals):
             arrival.place = place
-        self.at_end: list[Callable[[], object]] = []
+        self.at_end: list[Callable[[], object]] = []  # called when all has been read, or reading has failed
         self._place = 0
         self._wanted: deque[PendingTensor] = deque()
         self._failure: BaseException | None = None
@@ -97,11 +83,7 @@ class WeightStream:
         self._thread = threading.Thread(target=self._run, name="hocket weights", daemon=True)
 
     def start(self) -> None:
-        """Begin to read.
-
-        Raises:
-            RuntimeError: the system has no thread left. Waiting threads get the same error.
-        """
+        """Begin to read. If the system has no thread left, waiting threads get that error, too."""
         try:
             self._thread.start()
         except RuntimeError as error:
@@ -246,9 +228,7 @@ MAX_BYTES = 1 << 30
 def read_cached(landings: Mapping[str, tuple[StoredTensor, Landing]]) -> frozenset[str]:
     """Read cached tensors in the order of their files, up to the first byte that is not cached.
 
-    Args:
-        landings: maps each name to the tensor to read and the memory to read it into. Nothing is read if they have more
-            than `MAX_BYTES` together.
+    Nothing is read if they have more than `MAX_BYTES` together.
 
     Returns:
         The names of the tensors that have arrived. The memory of all others is undefined.

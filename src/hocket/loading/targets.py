@@ -24,15 +24,10 @@ from hocket.loading.weights import DTYPES, StoredTensor, Weights
 
 @dataclass(frozen=True, eq=False)
 class Destination:
-    """A tensor of the model, and the tensor of a file that it is loaded from.
+    """A tensor of the model, and the tensor of a file that it is loaded from."""
 
-    Attributes:
-        names: its names in the model, several if it is tied.
-        stored: the tensor of a file.
-    """
-
-    names: tuple[str, ...]
-    stored: StoredTensor
+    names: tuple[str, ...]  # its names in the model, several if it is tied
+    stored: StoredTensor  # the tensor of a file
 
 
 def modules_by_path(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -77,11 +72,7 @@ def find_targets(
 ) -> list[Destination]:
     """Match each tensor of the model with one of the files, in the order of registration.
 
-    Args:
-        model: its parameters may be on the meta device.
-        tensors: its `named_tensors`.
-        weights: the opened files.
-        strict: require the same names on both sides.
+    With `strict`, both sides have the same names. The model's parameters may be on the meta device.
 
     Raises:
         InputError: names are missing or unexpected, shapes differ, or a dtype cannot become the model's.
@@ -149,11 +140,7 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def checked_device(device: str | torch.device | None) -> torch.device | None:
-    """Return the device with its index (``cuda:0``, not ``cuda``).
-
-    Raises:
-        InputError: there is no such device here.
-    """
+    """Return the device with its index (``cuda:0``, not ``cuda``), or raise `InputError` if there is none here."""
     if device is None:
         return None
     try:
@@ -176,11 +163,8 @@ def place(
     Tensors on the meta device become new ones, as with `torch.nn.Module.to_empty`, and stay tied. Others that move stay
     the same objects, as with `torch.nn.Module.to`, and keep their values unless new ones are about to arrive.
 
-    Args:
-        model: changed in place.
-        tensors: its parameters and persistent buffers by name.
-        arriving: the names of what a file has.
-        device: None leaves tensors where they are, and those of the meta device become the CPU's.
+    `arriving` has the names of what a file has. Without a device tensors stay where they are, and those of the meta
+    device become the CPU's.
 
     Returns:
         What was replaced: each module, the name there, and the tensor on the meta device.

@@ -44,20 +44,12 @@ FIRST_USE_KEY = "hocket.first_use"
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Position and type of a tensor in its file.
-
-    Attributes:
-        name: its key.
-        dtype: by the name that safetensors has for it, a key of `DTYPES`.
-        shape: sizes of its axes.
-        offset: its first byte, counted from the beginning of the file.
-        size_bytes: how many bytes it has.
-    """
+    """Position and type of a tensor in its file."""
 
     name: str
-    dtype: str
+    dtype: str  # by the name that safetensors has for it, a key of `DTYPES`
     shape: tuple[int, ...]
-    offset: int
+    offset: int  # its first byte, counted from the beginning of the file
     size_bytes: int
 
     @property
@@ -75,13 +67,7 @@ class Header:
 
 
 def header_size(source: str, prefix: bytes, size_bytes: int | None) -> int:
-    """Return the number of bytes of header that follow the first eight.
-
-    Raises:
-        FormatError: the number cannot be true.
-    """
-    if len(prefix) < PREFIX_BYTES:
-        raise FormatError(source, "", f"expected a safetensors file, got {len(prefix)} bytes")
+    """Return the number of bytes of header that follow the first eight, or raise `FormatError` if it cannot be true."""
     length = int.from_bytes(prefix, "little")
     if not 2 <= length <= MAX_HEADER_BYTES:
         cure = "; read a checkpoint of torch.save by torch.load" if prefix[:2] in (b"PK", b"\x80\x02") else ""
@@ -159,17 +145,11 @@ SINGLE_NAME = "model.safetensors"
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file.
+    """A tensor of a file."""
 
-    Attributes:
-        entry: where it lies there.
-        source: the file's bytes.
-        number: of its file, among those that were opened together.
-    """
-
-    entry: TensorEntry
-    source: Source
-    number: int
+    entry: TensorEntry  # where it lies there
+    source: Source  # the file's bytes
+    number: int  # of its file, among those that were opened together
 
     @property
     def place(self) -> tuple[int, int, int]:

@@ -92,11 +92,7 @@ def shared_memory_reason(tensors: Mapping[str, torch.Tensor]) -> str | None:
 
 
 def read_whole(weights: Weights) -> dict[str, torch.Tensor]:
-    """Read all tensors of the files.
-
-    Raises:
-        FormatError: a file is truncated.
-    """
+    """Read all tensors of the files. A truncated one is a `FormatError`."""
     state: dict[str, torch.Tensor] = {}
     for name, stored in weights.tensors.items():
         made = torch.empty(stored.entry.shape, dtype=DTYPES[stored.entry.dtype])
@@ -107,11 +103,7 @@ def read_whole(weights: Weights) -> dict[str, torch.Tensor]:
 
 
 def load_whole(model: torch.nn.Module, name: str, state: dict[str, torch.Tensor], *, strict: bool) -> None:
-    """Load what was read from the files of this name.
-
-    Raises:
-        InputError: the file is of another model, in the words of ``load_state_dict``.
-    """
+    """Load what was read from the files of this name. Another model's is an `InputError`, as of ``load_state_dict``."""
     by_memory = defaultdict(list)
     for own, tensor in named_tensors(model).items():
         by_memory[memory_key(tensor)].append(own)

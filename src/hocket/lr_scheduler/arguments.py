@@ -30,11 +30,7 @@ BOUNDS = {
 
 
 def checked(torch_class: type[LRScheduler], name: str, value: Any) -> Any:
-    """An argument of one scheduler, as torch takes it. None, for a default, as it stands.
-
-    Raises:
-        InputError: the value is of another type or out of bounds.
-    """
+    """An argument of one scheduler, as torch takes it, or an `InputError`. None, for a default, as it stands."""
     kind = inspect.formatannotation(inspect.signature(torch_class).parameters[name].annotation)
     if value is None and "None" in kind:
         return value
@@ -65,11 +61,7 @@ def bound(torch_class: type[LRScheduler], arguments: Sequence[Any], named: Mappi
 def by_place(
     torch_class: type[LRScheduler], values: Mapping[str, Any], optimizer: FusedOptimizer
 ) -> dict[Place, dict[str, Any]]:
-    """For each model and group of an optimizer the arguments of its scheduler.
-
-    Raises:
-        InputError: a value of the wrong length, type or bounds.
-    """
+    """For each model and group of an optimizer the arguments of its scheduler, or an `InputError`."""
     groups, models = len(optimizer.param_groups), optimizer.num_models
     rows = {
         name: [[checked(torch_class, name, element) for element in own] for own in _rows(name, value, groups, models)]

@@ -12,8 +12,6 @@ TicTac parameters (`hocket.planning.transfers`), with different urgencies. A sim
 at which transfers are ready. A transfer goes only after all ops that it waits for, directly or by way of lanes, so that
 lanes never wait for each other in a circle.
 
-Earliest starts of ops that depend on transfers.
-
 A step that is fed over links begins with `recv` ops that wait for nothing. Their order on each link decides when each
 of them arrives, and an op can start when all recvs that it depends on have arrived::
 
@@ -30,10 +28,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan, launch_order
+from hocket.ir import Costs, Edge, Graph, Lane, Link, Machine, Op, Plan, launch_order, waits_of
 from hocket.simulation import simulate
 
 # Lanes for a link that never queues.
@@ -78,11 +75,7 @@ def without_transfers(graph: Graph, transfers: Collection[str]) -> Graph:
 
 
 def links_of(graph: Graph, transfers: Sequence[str], costs: Costs, machine: Machine) -> dict[str, Link]:
-    """A link for each transfer: one that its costs name, or else the least loaded of those that lead there.
-
-    Raises:
-        InputError: no link leads where a transfer goes.
-    """
+    """A link for each transfer, which its costs name or which is the least loaded there, or an `InputError`."""
     load: dict[Link, float] = {}
     found = {}
     for name in transfers:
@@ -116,13 +109,8 @@ def channel_lanes(
 ) -> tuple[Lane, ...]:
     """Lanes for all transfers of `graph`, which are the ops that `plan` does not run.
 
-    Args:
-        graph: one step of one worker.
-        plan: the plan of all other ops.
-        ends_us: the end of each op of that plan.
-        costs: durations of transfers, where those differ from their link's.
-        machine: its links carry the transfers.
-        urgency: of each transfer. The lowest number goes first, and transfers without a number last.
+    The other ops end at `ends_us`. The transfer with the lowest number in `urgency` goes first, and those without a
+    number last.
 
     Raises:
         InputError: no link leads where a transfer goes.
@@ -195,12 +183,9 @@ class _Queue:
 
 def _before(graph: Graph, plan: Plan, place: Mapping[str, int]) -> dict[str, int]:
     """For each transfer the set of transfers that must go before it, by edges, `after` and lanes."""
-    waits = {name: [*graph.predecessors[name], *plan.after.get(name, ())] for name in graph.by_name}
-    for lane in plan.lanes:
-        for before, op in pairwise(lane.ops):
-            waits[op].append(before)
     # A transfer that is alone on its lane waits for no lane, so this plan has an order.
     alone = Plan((*plan.lanes, *(Lane(f"transfer{at}", (name,)) for name, at in place.items())), plan.after)
+    waits = waits_of(graph, alone)
     found: dict[str, int] = {}
     for name in launch_order(graph, alone):
         mine = 0
@@ -267,13 +252,7 @@ def plan_around(
 ) -> Plan:
     """Plan `graph` with its transfers on channels, the most urgent first.
 
-    Args:
-        graph: one step.
-        transfers: those of its ops that go over links.
-        costs: the durations of ops.
-        machine: its devices and links.
-        urgency: of each transfer. The lowest number goes first.
-        compute_planner: plans the other ops, given their earliest starts.
+    The most urgent has the lowest number. `compute_planner` plans the other ops, given their earliest starts.
 
     Raises:
         InputError: no link leads where a transfer goes, or the planner's own.

@@ -13,9 +13,17 @@ Network Training", IPDPS 2019, section III-D), decided ahead of the step by the 
     4  beside an op that takes all cores, small ops on the second hardware threads of the same cores
 
 Without strategy 3 ops run one after another, as in the framework. If no op fits, the most expensive ready op runs next.
-The width of strategy 2 replaces that of strategy 3 if they differ by more than two threads.
+The width of strategy 2 replaces that of strategy 3 if they differ by more than two threads. The small ops of strategy 4
+(the shortest at one thread first) go to the cores with the least load so far, and end no later than the wide op. The
+slowdown is that of `hocket.simulation.smt`: while both threads of a core are busy, both run at the same reduced speed,
+and the wide op ends with the slowest of its threads::
 
-So an op that is fastest at nearly all cores leaves no room for others. With `halves`, half of its width is among its
+    core 0  sibling  |  [ small ][ small ]     |
+            thread 0 |=======---------------===|      the small ops of the most loaded core delay the wide op,
+    core 1  sibling  |  [   small   ]          |      and those of other cores do not delay it further
+            thread 0 |=======---------=====|...|
+
+An op that is fastest at nearly all cores leaves no room for others. With `halves`, half of its width is among its
 candidates, and if no op runs, the two most expensive ready ops begin side by side if they end sooner than in sequence
 (section II-C, Table III: two convolutions on 34 cores each, 1.38 times as fast as one after the other on 68).
 
@@ -23,22 +31,6 @@ Beyond the paper, a search improves the result (`hocket.planning.moldable.local_
 into actions (`hocket.planning.moldable.clustering`), a lane that waits for another one wakes up some microseconds late,
 and pairs of ops that were measured to disturb each other (`avoid`) are kept apart. The plan of the search, the paper's
 plan and the serial one are simulated, and the shortest of them is the result.
-
-Strategies 3 and 4 of Liu et al., which run ops side by side.
-
-Strategy 3: whenever cores are idle, take the most expensive ready op that fits into them at one of its candidate widths
-(narrowest first) and ends no later than the running ops. If there is none, take the most expensive op that fits, and if
-no op runs, the most expensive one.
-
-Strategy 4: while an op takes all cores, small ready ops (the shortest at one thread first) run on the sibling hardware
-threads, each on the cores with the least load so far, as long as they end no later than the wide op. The slowdown is
-that of `hocket.simulation.smt`: while both threads of a core are busy, both run at the same reduced speed, and the wide
-op ends with the slowest of its threads::
-
-    core 0  sibling  |  [ small ][ small ]     |
-            thread 0 |=======---------------===|      the small ops of the most loaded core delay the wide op,
-    core 1  sibling  |  [   small   ]          |      and those of other cores do not delay it further
-            thread 0 |=======---------=====|...|
 """
 
 from __future__ import annotations
@@ -217,13 +209,9 @@ def corun(
 ) -> list[Placement]:
     """Placements by strategy 3, and by strategy 4 too if `smt_speedup` is given.
 
-    Args:
-        instance: the ops.
-        widths: the width of each by strategies 1 and 2.
-        candidates: the widths that strategy 3 may choose from, ascending.
-        smt_speedup: throughput of two threads of a core over that of one (see `hocket.ir.Device`). Times of ops that
-            share cores leave wake-ups out.
-        in_pairs: where nothing runs, begin the two most expensive ready ops side by side if that ends sooner.
+    `widths` are those of strategies 1 and 2, and `candidates` those that strategy 3 may choose from, ascending.
+    Where nothing runs, `in_pairs` begins the two most expensive ready ops side by side if that ends sooner. Times
+    of ops that share cores leave wake-ups out.
     """
     return _Corun(instance, widths, candidates, smt_speedup, in_pairs).run()
 

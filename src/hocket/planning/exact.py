@@ -110,11 +110,7 @@ def _model(
 ) -> list[tuple[Any, dict[int, Any]]]:
     """For each op the variable of its start, and one variable for each of its widths.
 
-    Args:
-        model: an empty one.
-        instance: the ops.
-        options: for each op the widths to choose from, with the duration at each as an integer.
-        earliest: the earliest start of each op, as an integer.
+    `options` has the widths of each op, with the duration at each, and `earliest` its earliest start, as integers.
     """
     fastest = [min(lengths.values()) for lengths in options]
     head = list(earliest)  # the longest path to an op, and from its end to that of the step

@@ -122,11 +122,7 @@ class _Kind:
 def list_schedule(
     graph: Graph, costs: Costs, lanes: Sequence[Lane], earliest_us: Mapping[str, float] | None = None
 ) -> Plan:
-    """The plan by the rule above for these empty lanes, in which no op starts before its `earliest_us`.
-
-    Raises:
-        InputError: an op without a cost for one of the lanes.
-    """
+    """The plan by the rule above, with no start before `earliest_us`. An op without a cost is an `InputError`."""
     numbers: dict[tuple[str, int], list[int]] = {}
     for number, lane in enumerate(lanes):
         numbers.setdefault((lane.device, lane.width), []).append(number)

@@ -12,10 +12,7 @@ def upward_ranks(
 ) -> list[float]:
     """The ranks of n ops, in microseconds.
 
-    Args:
-        order: the ops so that each comes after all that it depends on.
-        successors: for each op those that depend on it.
-        durations_us: of each op.
+    In `order` each op comes after all that it depends on.
 
     Example:
         >>> upward_ranks([0, 1], [[1], []], [3.0, 2.0])

@@ -6,6 +6,7 @@ It is right within a small factor, and only for ops that were never measured.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
@@ -53,8 +54,7 @@ def measure_rates(machine: Machine, *, device: str = "cpu0", runs: int = 5) -> M
     )
 
 
-def _seconds(work: object, runs: int) -> float:
-    assert callable(work)
+def _seconds(work: Callable[[], object], runs: int) -> float:
     work()
     times = []
     for _ in range(runs):

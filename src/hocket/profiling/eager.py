@@ -40,19 +40,12 @@ _NO_KERNELS = ("empty", "detach", "resolve_", "_reshape_alias", "item", "_local_
 
 @dataclass(frozen=True)
 class EagerRecord:
-    """One eager step.
+    """One eager step."""
 
-    Attributes:
-        timeline: rows ``ops``, ``dispatch`` and ``Python``. An op of the graph has the name that it has there.
-        ops: the ops and pieces of the timeline that are not in the graph.
-        recorded_us: duration under the profiler, before scaling.
-        others_busy: an upper bound on the share of the other cores' time in which threads of this process ran. None on
-            one core.
-    """
-
-    timeline: Timeline
-    ops: tuple[Op, ...]
-    recorded_us: float
+    timeline: Timeline  # rows ``ops``, ``dispatch`` and ``Python``. An op of the graph has the name that it has there.
+    ops: tuple[Op, ...]  # the ops and pieces of the timeline that are not in the graph
+    recorded_us: float  # duration under the profiler, before scaling
+    # an upper bound on the share of the other cores' time in which threads of this process ran. None on one core.
     others_busy: float | None
 
     def share(self, row: str) -> float:
@@ -70,12 +63,9 @@ def record_eager(
 ) -> EagerRecord:
     """Record eager steps, and return the fastest.
 
-    Args:
-        step: the training step.
-        batches: of these steps, made before each.
-        graph: the captured step. Ops are matched by target, in order, where eager has as many of a target.
-        cores: number of cores of the machine.
-        step_us: duration of a step without the profiler, to which the record is scaled.
+    Ops are matched by target with those of `graph`, in order, where eager has as many of a target. `batches` are
+    made before each step, and `step_us`, the duration of a step without the profiler, is what the record is scaled
+    to.
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch would write two lines to stderr
     made = [next(batches) for _ in range(RECORDED_STEPS)]

@@ -45,15 +45,11 @@ Run = Callable[[list[Any], list[Any]], None]
 
 
 class ExactWidths:
-    """Finds the widths at which ops give eager's bits, and remembers them by kernel and shapes.
-
-    Attributes:
-        is_trusted: the trials have not been found wrong. Otherwise every op runs at the usual width.
-    """
+    """Finds the widths at which ops give eager's bits, and remembers them by kernel and shapes."""
 
     def __init__(self, usual_width: int) -> None:
         self.usual_width = usual_width
-        self.is_trusted = True
+        self.is_trusted = True  # the trials have not been found wrong. Otherwise every op runs at the usual width.
         self._known: dict[Hashable, dict[int, bool]] = {}
         self._found: WeakKeyDictionary[Captured, dict[int, frozenset[str]]] = WeakKeyDictionary()
 

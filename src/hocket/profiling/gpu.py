@@ -52,33 +52,24 @@ _FORWARD, _ACTIVATION_GRAD, _WEIGHT_GRAD = Fit(2048, 0.74, 0.32), Fit(1024, 0.49
 
 @dataclass(frozen=True)
 class GpuModel:
-    """The model's constants. The defaults are those above, and others show the sensitivity of a result.
+    """The model's constants. The defaults are those above, and others show the sensitivity of a result."""
 
-    Attributes:
-        forward, activation_grad, weight_grad: fits to DeepBench's convolutions, by role. Others count as forward.
-        tile: results that a product's block makes.
-        blocks_per_core: blocks of a product on a multiprocessor at a time.
-        most: the highest efficiency of a convolution: 22.2 of 9.3 TFLOP/s, by Winograd's algorithm, is DeepBench's
-            best.
-        most_of_others: that of a matrix product: 9.1 of 9.3 TFLOP/s there.
-        bandwidth_efficiency: 510 of 732 GB/s on a P100 (Jia, Maggioni, Staiger, Scarpazza: "Dissecting the NVIDIA Volta
-            GPU Architecture via Microbenchmarking", 2018).
-        threads_per_core: threads on a multiprocessor at a time, on all of these GPUs.
-        results_per_thread: of what moves bytes.
-        kernel_us: from one kernel of a stream to the next 0.9 us (A. Gray: "Getting Started with CUDA Graphs", NVIDIA,
-            2019), and 1.1 us for the smallest kernel itself (PyTorch issue 161104: two vectors of 1,024 added).
-    """
-
+    # Fits to DeepBench's convolutions, by role. Other roles count as forward.
     forward: Fit = _FORWARD
     activation_grad: Fit = _ACTIVATION_GRAD
     weight_grad: Fit = _WEIGHT_GRAD
-    tile: int = 128 * 64
-    blocks_per_core: int = 2
+    tile: int = 128 * 64  # results that a product's block makes
+    blocks_per_core: int = 2  # blocks of a product on a multiprocessor at a time
+    # The highest efficiency of a convolution: 22.2 of 9.3 TFLOP/s, by Winograd's algorithm, is DeepBench's best.
     most: float = 2.4
-    most_of_others: float = 0.98
+    most_of_others: float = 0.98  # that of a matrix product: 9.1 of 9.3 TFLOP/s there
+    # 510 of 732 GB/s on a P100 (Jia, Maggioni, Staiger, Scarpazza: "Dissecting the NVIDIA Volta GPU Architecture via
+    # Microbenchmarking", 2018).
     bandwidth_efficiency: float = 0.70
-    threads_per_core: int = 2048
-    results_per_thread: int = 4
+    threads_per_core: int = 2048  # threads on a multiprocessor at a time, on all of these GPUs
+    results_per_thread: int = 4  # of what moves bytes
+    # From one kernel of a stream to the next 0.9 us (A. Gray: "Getting Started with CUDA Graphs", NVIDIA, 2019), and
+    # 1.1 us for the smallest kernel itself (PyTorch issue 161104: two vectors of 1,024 added).
     kernel_us: float = 2.0
 
     def fit(self, role: str) -> Fit:

@@ -33,11 +33,7 @@ def serial_plan(
 ) -> Plan:
     """The ops in eager's order, one after another, with `width` threads on the first cores.
 
-    Args:
-        captured: the step.
-        width: threads.
-        machine: the cores.
-        exact: for each op the widths that it may have. One that may not have this width takes the nearest.
+    An op that may not have this width, by `exact`, takes the nearest that it may have.
     """
     device = _cpu(machine)
     widths = dict.fromkeys(captured.graph.order, width)
@@ -117,12 +113,7 @@ def trace_streams(
 
     What the host sees of a launch says nothing about its kernel.
 
-    Args:
-        captured: the step.
-        device: runs it.
-        runs: counted steps, after one that is not counted.
-        name: of the device, in the costs.
-        lanes: executor that times them.
+    `runs` steps are counted, after one that is not. `name` is that of the device in the costs.
 
     Raises:
         ExecutionError: the graph cannot be captured.

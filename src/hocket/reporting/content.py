@@ -35,19 +35,12 @@ class Gain:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A form or a plan that a search tried.
+    """A form or a plan that a search tried."""
 
-    Attributes:
-        form: name of the form, empty for the only one.
-        planner: made the plan, empty if the form was left out before.
-        duration_ms: lower quartile of its steps, or None if none was compared.
-        outcome: kept, or why not.
-    """
-
-    form: str
-    planner: str
-    duration_ms: float | None
-    outcome: str
+    form: str  # name of the form, empty for the only one
+    planner: str  # made the plan, empty if the form was left out before
+    duration_ms: float | None  # lower quartile of its steps, or None if none was compared
+    outcome: str  # kept, or why not
 
 
 def gains_of(
@@ -60,12 +53,9 @@ def gains_of(
 ) -> tuple[Gain, ...]:
     """Return the gains, which add up to the difference.
 
-    Args:
-        eager_ms: lower quartile of eager's steps.
-        planned_ms: that of the planned steps.
-        serial_ms: that of eager's ops as native code, one after another.
-        in_form_ms: the same of the plan's form, if it is another one.
-        shares: of eager's time, by row of its record (``Python``, ``dispatch``).
+    Times are lower quartiles: of eager's steps, of the planned ones, of eager's ops as native code, one after
+    another, and of those of the plan's form, if it is another one. `shares` are of eager's time, by row of its
+    record.
 
     Example:
         >>> [(gain.name, gain.saved_ms) for gain in gains_of(eager_ms=8.0, serial_ms=5.0, planned_ms=4.0)]
@@ -100,41 +90,24 @@ def waterfall(gains: Sequence[Gain], eager_ms: float) -> list[tuple[float, float
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A step, its plan, and what was measured.
+    """A step, its plan, and what was measured."""
 
-    Attributes:
-        title: names the subject of the report.
-        graph: the step's ops.
-        plan: the plan that is reported on.
-        costs: durations of the ops.
-        timelines: name -> timeline, in the order in which they are drawn: eager first.
-        comparison: eager against planned, when both were measured.
-        lower_us: no plan is faster. The bound of `comparison` goes first. It is shown as an estimate if a measured
-            step is faster.
-        upper_us: the time at which efficiency is 0.
-        baseline_plan: the plan to compare with. Defaults to all ops on one lane in the graph's order.
-        notes: lines about the environment.
-        gains: parts of the difference between eager and planned.
-        attempts: the forms and plans that were tried.
-        captions: name of a timeline -> its heading, in place of its duration and use. Its rows are kinds of time of
-            one thread.
-        further_ops: ops of timelines that are not in `graph`.
-    """
-
-    title: str
-    graph: Graph
-    plan: Plan
-    costs: Costs
-    timelines: Mapping[str, Timeline]
-    comparison: Comparison | None = None
+    title: str  # names the subject of the report
+    graph: Graph  # the step's ops
+    plan: Plan  # the plan that is reported on
+    costs: Costs  # durations of the ops
+    timelines: Mapping[str, Timeline]  # name -> timeline, in the order in which they are drawn: eager first
+    comparison: Comparison | None = None  # eager against planned, when both were measured
+    # no plan is faster. The bound of `comparison` goes first. It is shown as an estimate if a measured step is faster.
     lower_us: float | None = None
-    upper_us: float | None = None
-    baseline_plan: Plan | None = None
-    notes: Sequence[str] = ()
-    gains: Sequence[Gain] = ()
-    attempts: Sequence[Attempt] = ()
+    upper_us: float | None = None  # the time at which efficiency is 0
+    baseline_plan: Plan | None = None  # the plan to compare with. Defaults to all ops on one lane in the graph's order.
+    notes: Sequence[str] = ()  # lines about the environment
+    gains: Sequence[Gain] = ()  # parts of the difference between eager and planned
+    attempts: Sequence[Attempt] = ()  # the forms and plans that were tried
+    # name of a timeline -> its heading, in place of its duration and use. Its rows are kinds of time of one thread.
     captions: Mapping[str, str] = field(default_factory=dict)
-    further_ops: Sequence[Op] = ()
+    further_ops: Sequence[Op] = ()  # ops of timelines that are not in `graph`
 
     @cached_property
     def bound_us(self) -> float | None:

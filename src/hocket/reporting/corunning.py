@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hocket.ir import Timeline
-from hocket.reporting.svg import EDGE_PX, document, text_at
+from hocket.reporting.svg import EDGE_PX, document, text_at, with_title
 from hocket.reporting.words import count_text, shorten
 
 # In the order of the timelines; after the last one the first comes again.
@@ -32,12 +32,6 @@ def corunning_of(timeline: Timeline) -> tuple[int, ...]:
     """Count the running ops at each event in order of time, including the op that starts or ends.
 
     If one op ends at the time at which another starts, the end comes first.
-
-    Example:
-        >>> from hocket.ir import Span
-        >>> spans = (Span("a", "x", 0.0, 4.0), Span("b", "y", 1.0, 3.0), Span("c", "x", 4.0, 5.0))
-        >>> corunning_of(Timeline(spans, ("x", "y")))
-        (1, 2, 2, 1, 1, 1)
     """
     events: list[tuple[float, int, int]] = []
     for span in timeline.spans:
@@ -53,24 +47,14 @@ def corunning_of(timeline: Timeline) -> tuple[int, ...]:
 def corunning_svg(timelines: Mapping[str, Timeline], *, title: str = "", width: int = 960) -> str:
     """Draw how many ops run at once in each of `timelines`, overlaid.
 
-    Args:
-        timelines: name -> timeline.
-        title: shown above.
-        width: of the picture, in pixels.
-
-    Returns:
-        The text of an SVG document for light and dark backgrounds.
+    The picture is for light and dark backgrounds.
     """
     counts = {name: corunning_of(timeline) for name, timeline in timelines.items()}
     events = max(map(len, counts.values()), default=0)
     top = max((max(found) for found in counts.values() if found), default=1)
     left = EDGE_PX + 24
     plot_px = max(50.0, width - left - EDGE_PX)
-    parts: list[str] = []
-    y = EDGE_PX
-    if title:
-        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
-        y += 28
+    parts, y = with_title(title, width)
     legend, y = _legend(counts, y)
     bottom = y + _PLOT_PX
     parts += [*legend, *_axes(events, top, left, plot_px, y, bottom)]

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.ir import ROLES, Graph, Span, Timeline
-from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
+from hocket.reporting.svg import EDGE_PX, document, escaped, text_at, with_title
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
 
 _MAX_SHAPES = 6000
@@ -46,17 +46,9 @@ def timeline_svg(
 ) -> str:
     """Draw `timelines`, one under the other.
 
-    Args:
-        timelines: name -> timeline, in the order in which they are drawn: eager above, the plan below.
-        graph: gives each op's role, hence its colour.
-        title: shown above.
-        lower_us: no plan is faster than this. Drawn as a dashed line.
-        is_estimate: a measured step is faster than that, and the label says so.
-        captions: name of a timeline -> its heading, in place of its duration and use.
-        width: of the picture, in pixels.
-
-    Returns:
-        The text of an SVG document for light and dark backgrounds.
+    The graph gives each op's role, hence its colour. No plan is faster than `lower_us`, a dashed line, whose label
+    says so if it `is_estimate`, since a measured step is faster. A caption stands in place of a timeline's duration
+    and use. The picture is for light and dark backgrounds.
     """
     labels = [lane for timeline in timelines.values() for lane in timeline.lanes]
     left = EDGE_PX + min(150.0, 14 + 6.4 * max((len(label) for label in labels), default=0))
@@ -65,11 +57,7 @@ def timeline_svg(
     scale = plot_px / longest_us if longest_us >= MIN_AXIS_US else 0.0
     roles = {op.name: op.role for op in graph.ops} if graph is not None else {}
 
-    y = EDGE_PX
-    parts: list[str] = []
-    if title:
-        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
-        y += 28
+    parts, y = with_title(title, width)
     keys, y = legend({roles.get(s.op, "other") for t in timelines.values() for s in t.spans}, y, width)
     parts += keys
     top = y
@@ -238,19 +226,11 @@ def _description(timelines: Mapping[str, Timeline], title: str, lower_us: float 
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape drawn for one span, or for several that are too narrow to distinguish.
+    """The shape drawn for one span, or for several that are too narrow to distinguish."""
 
-    Attributes:
-        x: start, in pixels.
-        width: the busy time of its spans, in pixels.
-        role: the role with most of that time.
-        count: number of spans.
-        first: the first span.
-    """
-
-    x: float
-    width: float
-    role: str
+    x: float  # start, in pixels
+    width: float  # the busy time of its spans, in pixels
+    role: str  # the role with most of that time
     count: int
     first: Span
 

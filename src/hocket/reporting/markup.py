@@ -71,11 +71,7 @@ def table(
 def framed(title: str, main: str, scripts: str = "", css: str = "") -> str:
     """Return the text of a page of ours: light or dark as the reader's system is, and without requests.
 
-    Args:
-        title: of the window.
-        main: what the page shows, already HTML.
-        scripts: elements at its end.
-        css: rules of this page alone.
+    `main` and `scripts`, elements at its end, are HTML already. `css` has rules of this page alone.
     """
     values = {
         "title": text(title),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from hocket.ir import Costs, Graph, Plan
 from hocket.reporting.drawing import axis, legend
-from hocket.reporting.svg import EDGE_PX, document, escaped, text_at
+from hocket.reporting.svg import EDGE_PX, document, escaped, text_at, with_title
 from hocket.reporting.words import count_text, duration_text, quantity_text, shorten
 
 _ROW_PX = 26.0
@@ -25,12 +25,6 @@ def bytes_between(graph: Graph, plan: Plan) -> dict[tuple[str, str], float]:
     """Map (source, destination) devices to the bytes that are sent in a step, where any are.
 
     Edges out of one op that carry equally many bytes are one tensor, which is sent to a device once.
-
-    Example:
-        >>> from hocket.ir import Edge, Lane, Op
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b", 8.0), Edge("a", "c", 8.0)))
-        >>> bytes_between(graph, Plan((Lane("x", ("a",), device="x"), Lane("y", ("b", "c"), device="y"))))
-        {('x', 'y'): 8.0}
     """
     device_of = {op: lane.device for op, lane in plan.lane_of.items()}
     found: dict[tuple[str, str], float] = {}
@@ -48,26 +42,14 @@ def bytes_between(graph: Graph, plan: Plan) -> dict[tuple[str, str], float]:
 def parts_svg(graph: Graph, plan: Plan, costs: Costs, *, title: str = "", width: int = 960) -> str:
     """Draw the ops on each device, and the bytes between devices.
 
-    Args:
-        graph: the step.
-        plan: places the ops. Channels are left out.
-        costs: durations. An op without a cost takes no space.
-        title: shown above.
-        width: of the picture, in pixels.
-
-    Returns:
-        The text of an SVG document for light and dark backgrounds.
+    Channels are left out, and an op without a cost takes no space. The picture is for light and dark backgrounds.
     """
     devices = list(dict.fromkeys(lane.device for lane in plan.lanes if lane.kind != "channel"))
     takes_us = {
         op: costs.duration_us(op, width=lane.width, device=lane.device) if op in costs else 0.0
         for op, lane in plan.lane_of.items()
     }
-    parts: list[str] = []
-    y = EDGE_PX
-    if title:
-        parts.append(text_at(EDGE_PX, y + 12, shorten(title, width // 9), "hk-title"))
-        y += 28
+    parts, y = with_title(title, width)
     whole_us = sum(takes_us.values())
     scale = max(50.0, width - 2 * EDGE_PX - _NAME_PX) / max(whole_us, 1e-12)
     keys, y = legend({graph[op].role for op in takes_us if op in graph.by_name}, y, width)

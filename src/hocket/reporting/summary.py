@@ -40,19 +40,13 @@ class LaneUse(NamedTuple):
 
 @dataclass(frozen=True)
 class Changes:
-    """Differences between a plan and its baseline.
+    """Differences between a plan and its baseline."""
 
-    Attributes:
-        moved: ops that left the lane on which most of their baseline lane's ops stayed.
-        earlier: ops that overtook others in start order, or None if no timeline gives the start order.
-        later: ops that were overtaken in start order, or None likewise.
-        ops: how many ops both plans run.
-    """
-
-    moved: tuple[str, ...]
+    moved: tuple[str, ...]  # ops that left the lane on which most of their baseline lane's ops stayed
+    # ops that overtook others in start order, or None if no timeline gives the start order
     earlier: tuple[str, ...] | None
-    later: tuple[str, ...] | None
-    ops: int
+    later: tuple[str, ...] | None  # ops that were overtaken in start order, or None likewise
+    ops: int  # how many ops both plans run
 
 
 def op_costs(graph: Graph, costs: Costs, plan: Plan | None = None) -> list[OpCost]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from hocket.ir import ROLES
-from hocket.reporting.words import plain
+from hocket.reporting.words import plain, shorten
 
 EDGE_PX = 20.0
 
@@ -65,6 +65,13 @@ def document(parts: list[str], *, width: int, height: float, description: str) -
             "</svg>\n",
         ]
     )
+
+
+def with_title(title: str, width: int) -> tuple[list[str], float]:
+    """Return a title at the top of a drawing, if there is one, and the height below it."""
+    if not title:
+        return [], EDGE_PX
+    return [text_at(EDGE_PX, EDGE_PX + 12, shorten(title, width // 9), "hk-title")], EDGE_PX + 28
 
 
 def text_at(x: float, y: float, text: str, kind: str) -> str:

@@ -24,12 +24,6 @@ def trace_events(timelines: Mapping[str, Timeline], graph: Graph | None = None) 
     With a `graph`, events carry role, layer, target, flops and bytes, and arrows follow the edges that cross lanes: at
     most `MAX_FLOWS` for each timeline, those first whose receiver started soonest after its sender ended, because these
     are the ones that held it up.
-
-    Example:
-        >>> from hocket.ir import Span
-        >>> events = trace_events({"plan": Timeline((Span("a", "main", 0.0, 2.0),), ("main",))})["traceEvents"]
-        >>> events[-1]["name"], events[-1]["ts"], events[-1]["dur"]
-        ('a', 0.0, 2.0)
     """
     events: list[dict[str, Any]] = []
     flows = 0

@@ -26,12 +26,7 @@ FORMAT = "hocket-search/1"
 
 
 class Checkpoints:
-    """The files of one search.
-
-    Raises:
-        InputError: another process works in the folder.
-        FormatError: the folder has a file of another kind in the place of ours.
-    """
+    """The files of one search, for one process at a time. A file of another kind among them is a `FormatError`."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -59,11 +54,7 @@ class Checkpoints:
         self._write(self._path(number, is_best), lambda file: torch.save(dict(state), file))
 
     def load(self, number: int) -> dict[str, Any] | None:
-        """The last state of a trial, or None if there is none.
-
-        Raises:
-            FormatError: the file does not read.
-        """
+        """The last state of a trial, or None if there is none. A damaged file is a `FormatError`."""
         path = self._path(number)
         if not path.exists():
             return None

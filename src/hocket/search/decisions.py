@@ -12,7 +12,7 @@ from hocket.search.checkpoints import Checkpoints
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.policy import Ends, Exploit, Move, Policy
 from hocket.search.run import EpochResult, Run, Status
-from hocket.search.study import StudyClient
+from hocket.search.study import EXPLOITS, PRUNED, StudyClient
 
 log = logging.getLogger(__name__)
 
@@ -139,14 +139,14 @@ class Decisions:
                 return False
             if self._checkpoints is not None:
                 self._checkpoints.save(run.number, run.state())
-        self.client.note_exploits(run)
+        self.client.note(run, EXPLOITS, run.exploits)
         return True
 
     def _fail(self, run: Run, error: str) -> None:
         """Code of the user's has raised, or gave no number. A trial that it prunes does not fail."""
         if error.startswith("TrialPruned: "):  # a text, for it may come from another process
             run.error = None
-            self.client.note_pruned(run)
+            self.client.note(run, PRUNED, run.epochs)
             self._leave(run, Status.PRUNED)
         else:
             run.error = error

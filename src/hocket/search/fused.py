@@ -51,14 +51,9 @@ Runner = Callable[[Callable[[Any, Any], torch.Tensor], Any, Any], Callable[[Any,
 class FusedTrainer(EpochTrainer):
     """Slots that train together.
 
-    Args:
-        train: the user's function.
-        runs: a trial for each slot. They have one signature and the same data.
-        seed: seed of the order of data.
-        options: names of the optimizer's numbers that differ between trials.
-        draws: True if the models draw random numbers in training, each from a generator of its own.
-        runner: wraps ``step(inputs, target) -> losses`` of the fused model and optimizer, as `hocket.schedule` does.
-        slot_bytes: memory of one slot.
+    `runs` has a trial for each slot, of one signature and the same data. `options` names the optimizer's numbers
+    that differ between trials. Models that draw random numbers in training (`draws`) have a generator each.
+    `runner` wraps ``step(inputs, target) -> losses`` of the fused model and optimizer, as `hocket.schedule` does.
     """
 
     kind = "fused"
@@ -287,11 +282,7 @@ class FusedTrainer(EpochTrainer):
 
 @contextmanager
 def no_draws() -> Iterator[None]:
-    """Let nothing draw from the global generators, which belong to no trial, and leave them as they were.
-
-    Raises:
-        CannotFuseError: something did.
-    """
+    """Refuse draws from the global generators, which belong to no trial, and leave them as they were."""
     before, after = RandomState(), RandomState()
     with after.active():
         yield

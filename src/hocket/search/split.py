@@ -48,17 +48,7 @@ FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
 def signature(training: Training) -> Signature:
-    """The lines that trials of one group have in common, each with its name.
-
-    Example:
-        >>> model = torch.nn.Linear(2, 1)
-        >>> training = Training(
-        ...     model, torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss,
-        ...     [(torch.ones(4, 2), torch.ones(4, 1))], metric=torch.nn.functional.mse_loss,
-        ... )
-        >>> dict(signature(training))["model.weight"]
-        '(1, 2) torch.float32, trained'
-    """
+    """The lines that trials of one group have in common, each with its name."""
     lines = [(f"layer {name or 'itself'}", _named(type(module))) for name, module in training.model.named_modules()]
     lines += [(f"model.{name}", _described(tensor)) for name, tensor in _tensors(training.model)]
     lines.append(("optimizer", _named(type(training.optimizer))))
@@ -115,11 +105,6 @@ def options_of(training: Training) -> list[dict[str, Any]]:
     ]
 
 
-def is_on_meta(training: Training) -> bool:
-    """True if a tensor of the model is on the meta device, where there are shapes and no data."""
-    return any(tensor.is_meta for _, tensor in _tensors(training.model))
-
-
 def _batch(training: Training) -> str:
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
     return f"inputs {_tree(inputs)}, target {_tree(target)}"
@@ -148,14 +133,7 @@ def _named(kind: type) -> str:
 
 
 def is_same_loss(first: Any, second: Any) -> bool:
-    """True if two loss functions are provably the same.
-
-    Example:
-        >>> def make(smoothing):
-        ...     return lambda outputs, target: nn.functional.cross_entropy(outputs, target, label_smoothing=smoothing)
-        >>> is_same_loss(make(0.1), make(0.1)), is_same_loss(make(0.1), make(0.2))
-        (True, False)
-    """
+    """True if two loss functions are provably the same."""
     return is_same(first, second, _is_like)
 
 
@@ -235,7 +213,7 @@ def built(train: Train, params: Mapping[str, Any], seed: int, device: str | None
         raise InputError(
             f"train: expected it to return hocket.Training(...), got a value of type {type(made).__name__}"
         )
-    if device is None and is_on_meta(made):
+    if device is None and any(tensor.is_meta for _, tensor in _tensors(made.model)):
         raise InputError(
             "train: its tensors are on the meta device, where there is no data: it seems to keep what it made when it "
             "was called there to see what changes shapes; say which parameters do not, with fusible=[...]"
@@ -252,28 +230,11 @@ def find_split(
 ) -> Split:
     """Find the fusible parameters of a space, or take the user's word for them.
 
-    Args:
-        train: the user's function.
-        space: Optuna's distributions by name.
-        base: one set of parameters, which is built as it is. The others differ from it in one parameter.
-        seed: of the generators while they are built.
-        declared: names that the user declares fusible. All others are infusible then.
+    `base` is one set of parameters, which is built as it is. The others differ from it in one parameter. All names
+    that are not `declared`, if some are, are infusible.
 
     Raises:
         InputError: a declared name that is not in the space, or whose values change shapes. The message names it.
-
-    Example:
-        >>> from optuna.distributions import FloatDistribution, IntDistribution
-        >>> def train(params):
-        ...     model = torch.nn.Linear(2, params["width"])
-        ...     optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
-        ...     loss = lambda outputs, target: (outputs.sum(1) - target).square().mean()
-        ...     return Training(model, optimizer, loss, [(torch.ones(4, 2), torch.ones(4))], metric=loss)
-        >>> split = find_split(
-        ...     train, {"lr": FloatDistribution(0.1, 1), "width": IntDistribution(1, 8)}, {"lr": 0.2, "width": 4}
-        ... )
-        >>> split.fusible, split.infusible, split.options
-        (('lr',), ('width',), frozenset({'lr'}))
     """
     if declared is not None:
         unknown = [name for name in declared if name not in space]

@@ -226,10 +226,10 @@ class StudyClient:
         value = trial._suggest(name, distribution)
         return meaning.get(value, value)
 
-    def note_exploits(self, run: Run) -> None:
-        """Note from which siblings' states a trial went on, and with which parameters."""
+    def note(self, run: Run, key: str, value: Any) -> None:
+        """Note something of a trial."""
         with _storage_errors(self.study.study_name):
-            self._trials[run.number].set_user_attr(EXPLOITS, run.exploits)
+            self._trials[run.number].set_user_attr(key, value)
 
     def report(self, run: Run) -> None:
         """Note the values of a trial that the storage does not know yet."""
@@ -241,11 +241,6 @@ class StudyClient:
     def call_hook(self, run: Run, hook: Callable[[Any, int, float], object]) -> None:
         """Call a user's function with a trial, after an epoch."""
         hook(self._trials[run.number], run.epochs, run.values[-1])
-
-    def note_pruned(self, run: Run) -> None:
-        """Note that a user's function has pruned its trial, and when."""
-        with _storage_errors(self.study.study_name):
-            self._trials[run.number].set_user_attr(PRUNED, run.epochs)
 
     def is_best(self, run: Run) -> bool:
         """True if a trial that is complete is the best one of the study."""

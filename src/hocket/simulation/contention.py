@@ -242,9 +242,8 @@ def cards_of(plan: Plan, machine: Machine) -> SharedCards | None:
 class Multiprocessors(RateSharing):
     """The streams of a plan on the GPUs they share.
 
-    Args:
-        streams: the GPU and the priority of each lane that is a stream of such a GPU.
-        shares: the share of each op, by position in the graph, None for ops that slow down no other op.
+    `streams` has the GPU and the priority of each lane that is a stream of such a GPU. `shares` is by position in
+    the graph, and None for ops that slow down no other op.
     """
 
     def __init__(self, streams: dict[int, tuple[str, int]], shares: Sequence[Share | None]) -> None:

@@ -16,11 +16,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 def durations(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> _Floats:
-    """The duration in microseconds of each op on its lane, in the order of the graph.
-
-    Raises:
-        InputError: there is no cost for an op on its lane, or no link for a channel.
-    """
+    """The duration of each op on its lane, in the graph's order. One without a cost or a link is an `InputError`."""
     position = plan_arrays(graph, plan).position
     columns = _columns(graph, costs)
     found = np.empty(len(position))

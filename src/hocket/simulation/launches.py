@@ -25,11 +25,7 @@ LAUNCHES = ("free", "eager", "graph")
 def released_us(
     graph: Graph, plan: Plan, machine: Machine, launches: str, outside: Collection[str] = ()
 ) -> list[float] | None:
-    """The end of each op's launch, in the order of the graph, or None if launches take no time.
-
-    Raises:
-        InputError: `launches` is none of `LAUNCHES`.
-    """
+    """The end of each op's launch, in the order of the graph, None if they take no time, or an `InputError`."""
     if launches not in LAUNCHES:
         raise InputError(f"simulate: expected launches to be one of {', '.join(LAUNCHES)}, got {launches!r}")
     if launches == "free":

@@ -53,58 +53,34 @@ def remember(make: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 class Followers(NamedTuple):
-    """The ops that depend on each op: ``after[begin[op]:begin[op + 1]]``.
+    """The ops that depend on each op: ``after[begin[op]:begin[op + 1]]``."""
 
-    Attributes:
-        begin: for each op the position of its first follower in `after`.
-        after: the followers of all ops.
-        waits: for each op the number of ops that it depends on.
-    """
-
-    begin: list[int]
-    after: list[int]
-    waits: list[int]
+    begin: list[int]  # for each op the position of its first follower in `after`
+    after: list[int]  # the followers of all ops
+    waits: list[int]  # for each op the number of ops that it depends on
 
 
 class Steps(NamedTuple):
-    """The two slots that each step waits for, where slot 0 is time 0 and slot ``s + 1`` the end of step s.
+    """The two slots that each step waits for, where slot 0 is time 0 and slot ``s + 1`` the end of step s."""
 
-    Attributes:
-        left: for each step the first slot.
-        right: for each step the second.
-        last: for each op its last step, the one that takes time.
-        last_left: for each op the first slot of that step.
-        last_right: for each op the second.
-    """
-
-    left: list[int]
-    right: list[int]
-    last: _Ints
-    last_left: _Ints
-    last_right: _Ints
+    left: list[int]  # for each step the first slot
+    right: list[int]  # for each step the second
+    last: _Ints  # for each op its last step, the one that takes time
+    last_left: _Ints  # for each op the first slot of that step
+    last_right: _Ints  # for each op the second
 
 
 @dataclass(frozen=True)
 class PlanArrays:
-    """The arrays of a plan of n ops.
+    """The arrays of a plan of n ops."""
 
-    Attributes:
-        position: the positions of the ops in the graph, in the order of the plan, lane after lane.
-        lane: for each op the position of its lane.
-        before: for each op the op before it on its lane, -1 for a lane's first.
-        src: the op that is waited for, for each dependency: edges of the graph and `Plan.after`.
-        dst: the op that waits, in the same order, with all dependencies of an op side by side.
-        followers: the same, by the op that is waited for.
-        order: the ops in an order in which each comes after all that it waits for.
-    """
-
-    position: _Ints
-    lane: _Ints
-    before: _Ints
-    src: _Ints
-    dst: _Ints
-    followers: Followers
-    order: _Ints
+    position: _Ints  # the positions of the ops in the graph, in the order of the plan, lane after lane
+    lane: _Ints  # for each op the position of its lane
+    before: _Ints  # for each op the op before it on its lane, -1 for a lane's first
+    src: _Ints  # the op that is waited for, for each dependency: edges of the graph and `Plan.after`
+    dst: _Ints  # the op that waits, in the same order, with all dependencies of an op side by side
+    followers: Followers  # the same, by the op that is waited for
+    order: _Ints  # the ops in an order in which each comes after all that it waits for
 
     def __len__(self) -> int:
         return len(self.lane)
@@ -131,17 +107,11 @@ class PlanArrays:
 
 @dataclass(frozen=True)
 class _Dependencies:
-    """A graph's edges by the position of their ops, grouped by `dst` in the graph's order.
+    """A graph's edges by the position of their ops, grouped by `dst` in the graph's order."""
 
-    Attributes:
-        src: the ops waited for.
-        dst: the ops that wait, ascending.
-        rank: the place of each op in `Graph.order`.
-    """
-
-    src: _Ints
-    dst: _Ints
-    rank: _Ints
+    src: _Ints  # the ops waited for
+    dst: _Ints  # the ops that wait, ascending
+    rank: _Ints  # the place of each op in `Graph.order`
 
     @cached_property
     def followers(self) -> Followers:
@@ -163,12 +133,7 @@ def _dependencies(graph: Graph) -> _Dependencies:
 
 @remember
 def plan_arrays(graph: Graph, plan: Plan) -> PlanArrays:
-    """The arrays of `plan` on `graph`.
-
-    Raises:
-        PlanError: an op that the graph does not have, an op of the graph on no lane, or lanes that wait for each
-            other in a circle (named op by op).
-    """
+    """The arrays of `plan` on `graph`. Other ops, or lanes that wait in a circle, are a `PlanError`."""
     position, lane, before, following = _places(graph, plan)
     known = _dependencies(graph)
     src, dst, rank = known.src, known.dst, known.rank

@@ -27,13 +27,8 @@ from hocket.ir import Machine, Plan, names_threads
 class Sharing:
     """Contention of lanes that share cores.
 
-    Args:
-        places: for each lane that can share a core the core of each of its threads, as a number below
-            ``len(speedup)``.
-        speedup: `Device.smt_speedup` of each core's device.
-
-    Attributes:
-        next_us: the time of the next change if no op begins before, infinity while no op runs.
+    `places` has the cores of the threads of each lane that can share a core, and `speedup` the `Device.smt_speedup`
+    of each core.
     """
 
     def __init__(self, places: Mapping[int, Sequence[int]], speedup: Sequence[float]) -> None:
@@ -41,7 +36,7 @@ class Sharing:
         self._speedup = np.array(speedup)
         self._busy = np.zeros(len(speedup), np.int64)  # threads of each core
         self._running: dict[int, _RunningOp] = {}
-        self.next_us = float("inf")
+        self.next_us = float("inf")  # the time of the next change if no op begins before, infinity while no op runs
 
     def __contains__(self, lane: int) -> bool:
         return lane in self._places
@@ -85,24 +80,16 @@ class Sharing:
 
 
 class _RunningOp:
-    """An op that runs, thread by thread.
-
-    Attributes:
-        places: the core of each thread.
-        began_us: when it began.
-        cores: the same as a set.
-        active: True for each thread that is not done.
-        end_us: the end of each thread at its present speed.
-        first_us: the end of the first active thread.
-        next_us: the next time that matters: the end of a thread that shares its core, or of the last one.
-    """
+    """An op that runs, thread by thread."""
 
     def __init__(self, places: npt.NDArray[np.int64], work_us: float, now_us: float) -> None:
-        self.places = places
+        self.places = places  # the core of each thread
         self.began_us = now_us
         self.cores = frozenset(places.tolist())
-        self.active = np.ones(len(places), bool)
-        self.end_us = np.empty(len(places))
+        self.active = np.ones(len(places), bool)  # True for each thread that is not done
+        self.end_us = np.empty(len(places))  # the end of each thread at its present speed
+        # The end of the first active thread, and the next time that matters: the end of a thread that shares its core,
+        # or of the last one.
         self.first_us = self.next_us = float("inf")
         self._left_us = np.full(len(places), work_us)
         self._speed = np.ones(len(places))

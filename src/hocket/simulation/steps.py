@@ -63,15 +63,7 @@ def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph,
 
 
 def step_us(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> float:
-    """The time of a step of `plan` in a row of `STEPS`, in microseconds: the mean of all but the first.
-
-    Example:
-        >>> from hocket.ir import Lane, Op
-        >>> graph = Graph((Op("a"), Op("b")))
-        >>> plan = Plan((Lane("x", ("a",)), Lane("y", ("b",))))
-        >>> step_us(graph, plan, Costs({"a": {"1": 5.0}, "b": {"1": 9.0}}), Machine.of(cores=2))
-        9.0
-    """
+    """The time of a step of `plan` in a row of `STEPS`, in microseconds: the mean of all but the first."""
     first = simulate(graph, plan, costs, machine).makespan_us
     longer, many, more = unrolled(graph, plan, costs, STEPS)
     return (simulate(longer, many, more, machine).makespan_us - first) / (STEPS - 1)

@@ -35,31 +35,18 @@ class Option:
 
 @dataclass(frozen=True)
 class ZooEntry:
-    """One entry of the zoo: a model, its data and its training step, not yet built.
+    """One entry of the zoo: a model, its data and its training step, not yet built."""
 
-    Attributes:
-        name: the name by which it is loaded.
-        summary: one line for `hocket zoo`.
-        source: the paper.
-        build: makes the job of a request.
-        batch_size: the default.
-        num_batches: the default.
-        optimizer: the default, see `hocket.zoo.training.make_optimizer`.
-        lr: the learning rate for that optimizer.
-        options: sizes that the caller may choose.
-        requires: the module of an optional package, a key of `PACKAGES`, or None.
-    """
-
-    name: str
-    summary: str
-    source: str
-    build: Callable[[Request], Job]
-    batch_size: int
-    num_batches: int = 8
-    optimizer: str = "sgd"
-    lr: float = 0.05
-    options: tuple[Option, ...] = ()
-    requires: str | None = None
+    name: str  # the name by which it is loaded
+    summary: str  # one line for `hocket zoo`
+    source: str  # the paper
+    build: Callable[[Request], Job]  # makes the job of a request
+    batch_size: int  # the default
+    num_batches: int = 8  # the default
+    optimizer: str = "sgd"  # the default, see `hocket.zoo.training.make_optimizer`
+    lr: float = 0.05  # the learning rate for that optimizer
+    options: tuple[Option, ...] = ()  # sizes that the caller may choose
+    requires: str | None = None  # the module of an optional package, a key of `PACKAGES`, or None
 
     @property
     def package(self) -> str | None:
@@ -111,11 +98,7 @@ class Request:
             return entry.build(self)
 
     def optional(self, module: str) -> Any:
-        """Import a module of an optional package.
-
-        Raises:
-            MissingDependencyError: the package is not installed. The message names the install command.
-        """
+        """Import a module of an optional package. The error names the command that installs it."""
         try:
             return importlib.import_module(module)
         except ImportError as error:

@@ -36,13 +36,7 @@ def images(request: Request, *, channels: int, side: int) -> list[tuple[Tensor, 
     """
     drawn = generator(request)
     patterns = torch.randn(NUM_LABELS, channels, PATTERN_SIDE, PATTERN_SIDE, generator=drawn)
-    batches = []
-    for _ in range(request.num_batches):
-        labels = torch.randint(NUM_LABELS, (request.batch_size,), generator=drawn)
-        noise = torch.randn(request.batch_size, channels, side, side, generator=drawn)
-        inputs = functional.interpolate(patterns[labels], size=(side, side)) + NOISE * noise
-        batches.append((inputs.to(request.device), labels.to(request.device)))
-    return batches
+    return _labelled(request, functional.interpolate(patterns, size=(side, side)), drawn)
 
 
 def vectors(request: Request, *, width: int) -> list[tuple[Tensor, Tensor]]:
@@ -51,12 +45,15 @@ def vectors(request: Request, *, width: int) -> list[tuple[Tensor, Tensor]]:
     Shapes: ``[batch, width]`` float32 and ``[batch]`` int64.
     """
     drawn = generator(request)
-    centres = torch.randn(NUM_LABELS, width, generator=drawn)
+    return _labelled(request, torch.randn(NUM_LABELS, width, generator=drawn), drawn)
+
+
+def _labelled(request: Request, patterns: Tensor, drawn: torch.Generator) -> list[tuple[Tensor, Tensor]]:
     batches = []
     for _ in range(request.num_batches):
         labels = torch.randint(NUM_LABELS, (request.batch_size,), generator=drawn)
-        inputs = centres[labels] + NOISE * torch.randn(request.batch_size, width, generator=drawn)
-        batches.append((inputs.to(request.device), labels.to(request.device)))
+        noise = torch.randn(request.batch_size, *patterns.shape[1:], generator=drawn)
+        batches.append(((patterns[labels] + NOISE * noise).to(request.device), labels.to(request.device)))
     return batches
 
 

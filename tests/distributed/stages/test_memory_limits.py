@@ -15,7 +15,7 @@ from distributed.stages.trained import alone, flat, mixed, same, stages_of, work
 from hocket.checking import check, hazards
 from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders, joined_graph, joined_order, joined_plan
-from hocket.distributed.stages.planner import check_fits, check_peaks, held_within, limits_of, peaks_of
+from hocket.distributed.stages.planner import check_fits, check_peaks, held_within, limits_of
 from hocket.ir import Plan
 from hocket.planning.critical_path import serial_peak_bytes
 from support.refusals import refused
@@ -52,12 +52,12 @@ def test_the_peak_of_one_rank_alone_is_that_of_the_whole():
     captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
     graph = captured.graph
     plan = joined_plan(graph, graph.order, dict.fromkeys(graph.by_name, 0), (), 1)
-    assert peaks_of([captured], plan, graph.order) == (pytest.approx(serial_peak_bytes(graph)),)
+    assert held_within([captured], plan, graph.order, [np.inf])[1] == (pytest.approx(serial_peak_bytes(graph)),)
 
 
 def test_a_rank_that_holds_too_much_is_named_and_so_is_an_op():
     halves = Halves()
-    peaks = peaks_of(halves.parts, halves.plan, halves.order)
+    _, peaks = held_within(halves.parts, halves.plan, halves.order, [np.inf] * len(halves.parts))
     for rank, peak in enumerate(peaks):
         copies = sum(each.size_bytes for each in halves.crossings if not each.lasts and each.to == rank)
         assert copies > 0
@@ -139,7 +139,7 @@ def held_in_a_run(halves: Halves, plan, chance: random.Random) -> list[float]:
 def test_no_run_holds_more_than_was_predicted_with_waits_and_without(num_ranks):
     halves = Halves(num_ranks)
     chance = random.Random(num_ranks)
-    peaks = peaks_of(halves.parts, halves.plan, halves.order)
+    _, peaks = held_within(halves.parts, halves.plan, halves.order, [np.inf] * len(halves.parts))
     least_plan, least = held_within(halves.parts, halves.plan, halves.order, (0.0,) * num_ranks)
     assert sum(least) < sum(peaks)
     between = [(one + other) / 2 for one, other in zip(least, peaks, strict=True)]

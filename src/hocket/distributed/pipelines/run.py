@@ -69,25 +69,15 @@ MEET_ON_ONE_RANK = ("zbvzerobubble", "dualpipev")
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """The result of a step in stages, as one rank knows it.
+    """The result of a step in stages, as one rank knows it."""
 
-    Attributes:
-        cut: which stage has what, and the predicted step.
-        parameters: how many there are in each stage of this rank.
-        gradient_error: how far any gradient of any rank is from eager's, as a share of the parameter's largest.
-        steps_us: measured steps, from when all ranks were ready to when the last was done.
-        eager_us: forward and backward of the same micro-batches in one process, on as many threads as a rank has.
-        link: between two ranks, measured.
-        threads: of each rank.
-    """
-
-    cut: PipelineCut
-    parameters: dict[int, int]
-    gradient_error: float
-    steps_us: tuple[float, ...]
-    eager_us: float
-    link: Link
-    threads: int
+    cut: PipelineCut  # which stage has what, and the predicted step
+    parameters: dict[int, int]  # how many there are in each stage of this rank
+    gradient_error: float  # how far any gradient of any rank is from eager's, as a share of the parameter's largest
+    steps_us: tuple[float, ...]  # measured steps, from when all ranks were ready to when the last was done
+    eager_us: float  # forward and backward of the same micro-batches in one process, on as many threads as a rank has
+    link: Link  # between two ranks, measured
+    threads: int  # of each rank
 
     @property
     def step_us(self) -> float:
@@ -97,11 +87,7 @@ class PipelineRun:
 def check_pipeline(
     job: Job, *, ranks: int, microbatches: int, schedule: str = "1f1b", memory_bytes: float | None = None
 ) -> None:
-    """Return if a job's step can be a pipeline, in this process alone. Its parameters stay, and nothing is timed.
-
-    Raises:
-        InputError: a step, a model or a schedule that cannot be a pipeline. The message says why.
-    """
+    """Raise an `InputError` if a job's step cannot be a pipeline, by this process alone, without timing."""
     if schedule.lower() in MEET_ON_ONE_RANK:
         raise InputError(f"pipeline: {schedule} has neighbouring stages on one rank, and gloo sends nothing to itself")
     stages = ranks if has_one_stage_a_rank(schedule) else 2 * ranks
@@ -242,11 +228,7 @@ def _eager_us(step: PipelinedStep) -> float:
 
 
 def _verified(built: list[Any], expected: dict[str, torch.Tensor]) -> float:
-    """The largest error of any rank.
-
-    Raises:
-        ExecutionError: it is too large. The rank that has the parameter names it.
-    """
+    """The largest error of any rank. Too large a one is an `ExecutionError` that names the parameter."""
     largest = max((float(value.abs().max()) for value in expected.values() if value.numel()), default=0.0)
     worst, named, tolerance = 0.0, "", TOLERANCE[torch.float32]
     for stage in built:

@@ -50,8 +50,7 @@ from hocket.planning.partition.pipeline_order import PipelineAction, PipelineOrd
 def made_by_first_rank(make: Callable[[], Any]) -> Any:
     """The result of `make` on rank 0, on every rank of the job, or here where there is no job.
 
-    Args:
-        make: returns something that JSON can hold. Only rank 0 calls it.
+    It is something that JSON can hold.
 
     Raises:
         PeerError: it raised on rank 0, where the error itself is raised.
@@ -93,11 +92,7 @@ SCHEDULES: dict[str, Any] = {
 
 
 def schedule_class(name: str) -> Any:
-    """Torch's class of a schedule, by its name in any case, with or without ``Schedule`` before it.
-
-    Raises:
-        InputError: there is none.
-    """
+    """Torch's class of a schedule, by its name in any case, with or without ``Schedule``, or an `InputError`."""
     found = SCHEDULES.get(name.lower().removeprefix("schedule"))
     if found is None:
         raise InputError(f"split_policy: unknown schedule {name!r}; one of {', '.join(SCHEDULES)}")
@@ -114,11 +109,6 @@ def torch_order(name: str, *, stages: int, ranks: int, microbatches: int) -> Pip
 
     Raises:
         InputError: an unknown schedule, or numbers that it does not take, with torch's words.
-
-    Example:
-        >>> order = torch_order("1f1b", stages=2, ranks=2, microbatches=2)
-        >>> ["".join(map(str, action)) for action in order.ranks[0]]
-        ['0F0', '0F1', '0B0', '0B1']
     """
     made = schedule_class(name)
     per_rank, remainder = divmod(stages, ranks)

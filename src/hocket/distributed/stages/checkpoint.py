@@ -28,11 +28,7 @@ LOADED = "loaded"
 def part_state(
     model: Any, optimizer: Any, entries: Mapping[str, Entry], kept: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """The state of a rank: live tensors, and options of the optimizer.
-
-    Raises:
-        InputError: two optimizers keep state of one parameter, which is named.
-    """
+    """The tensors and options of the state of a rank. Two optimizers of one parameter are an `InputError`."""
     places = inventory(model, optimizer)
     here = {id(entries[name].get()) for name in kept}
 
@@ -67,14 +63,10 @@ def part_state(
 
 @dataclass(frozen=True)
 class PartToLoad:
-    """The values that a rank loads from a checkpoint.
+    """The values that a rank loads from a checkpoint."""
 
-    Attributes:
-        tensors: pairs of a tensor here, and its new value.
-        groups: pairs of a group of an optimizer here, and one with its new options.
-    """
-
-    tensors: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    tensors: tuple[tuple[torch.Tensor, torch.Tensor], ...]  # pairs of a tensor here, and its new value
+    # pairs of a group of an optimizer here, and one with its new options
     groups: tuple[tuple[dict[str, Any], Mapping[str, Any]], ...]
 
     def take(self) -> None:
@@ -89,11 +81,7 @@ class PartToLoad:
 def part_to_load(
     model: Any, optimizer: Any, entries: Mapping[str, Entry], kept: Collection[str], state: Mapping[str, Any]
 ) -> PartToLoad:
-    """Compare a state of the form of `part_state` with this rank's, and return what to load. Nothing changes yet.
-
-    Raises:
-        InputError: a tensor or a group is missing, or differs in shape or dtype, and is named.
-    """
+    """Choose what to load of a state like `part_state`'s, or raise an `InputError` that names what does not fit."""
     if not isinstance(state, Mapping):
         raise InputError(f"distribute: expected a mapping, as state_dict() gives it, got {type(state).__name__}")
     mine = part_state(model, optimizer, entries, kept)
@@ -134,12 +122,6 @@ def check_alike(hashes: Mapping[int, Sequence[int]], names: Sequence[str]) -> No
 
     Raises:
         InputError: a rank cannot load, or two ranks differ. The ranks and the place are named.
-
-    Example:
-        >>> check_alike({0: [0, 7, 5, 0], 1: [0, 7, 6, 9]}, ["w", "b"])
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: distribute: rank 0 and rank 1 load different checkpoints: 'w' differs
     """
     for rank, values in hashes.items():
         if values[0]:

@@ -43,23 +43,14 @@ def rank_name(rank: int) -> str:
 
 @dataclass(frozen=True)
 class Crossing:
-    """A value that goes from its home to another rank in each step.
+    """A value that goes from its home to another rank in each step."""
 
-    Attributes:
-        buffer: buffer of the graph of the whole step.
-        home: rank that writes it.
-        to: rank that gets a copy.
-        size_bytes: size of the value.
-        lasts: True if it outlives the step, and is sent for the next one.
-        since: number of migrations before. It makes the name unique on the wire.
-    """
-
-    buffer: str
-    home: int
-    to: int
+    buffer: str  # buffer of the graph of the whole step
+    home: int  # rank that writes it
+    to: int  # rank that gets a copy
     size_bytes: int
-    lasts: bool
-    since: int = 0
+    lasts: bool  # True if it outlives the step, and is sent for the next one
+    since: int = 0  # number of migrations before. It makes the name unique on the wire.
 
     @property
     def send(self) -> str:
@@ -95,7 +86,8 @@ class Borders:
     @cached_property
     def together(self) -> tuple[tuple[tuple[str, ...], str], ...]:
         """Sets of two or more ops that must share a rank, each with the reason."""
-        return tuple((ops, why) for ops, why in (*self._of_memory(), *self._unseen()) if len(set(ops)) > 1)
+        of_memory = ((ops, f"{buffer!r} is written, and has one home") for buffer, ops in one_home(self._graph))
+        return tuple((ops, why) for ops, why in (*of_memory, *self._unseen()) if len(set(ops)) > 1)
 
     @cached_property
     def graph(self) -> Graph:
@@ -155,11 +147,7 @@ class Borders:
         )
 
     def part(self, rank_of: Mapping[str, int], crossings: Sequence[Crossing], rank: int) -> Captured:
-        """The part of a rank.
-
-        Raises:
-            InputError: the part could not compute as the whole step does. Op and buffer are named.
-        """
+        """The part of a rank, or an `InputError` if it could not compute as in the whole step."""
         return cut(
             self.captured,
             [name for name in self._graph.order if rank_of[name] == rank],
@@ -225,10 +213,6 @@ class Borders:
         yield from self._of_values()
         yield from self._of_replaced()
         yield from self._of_numbers()
-
-    def _of_memory(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        for buffer, ops in one_home(self._graph):
-            yield ops, f"{buffer!r} is written, and has one home"
 
     def _of_values(self) -> Iterator[tuple[tuple[str, ...], str]]:
         for action in self.captured.program.actions:
@@ -345,12 +329,7 @@ def joined_graph(parts: Sequence[Captured], crossings: Sequence[Crossing]) -> Gr
 def checked_parts(
     borders: Borders, rank_of: Mapping[str, int], crossings: Sequence[Crossing], plan: Plan, num_ranks: int
 ) -> list[Captured]:
-    """The parts of all ranks, checked together.
-
-    Raises:
-        InputError: a division that could not compute as the whole step does.
-        PlanError: the joined plan is not legal, or two ops that use the same memory have no order.
-    """
+    """The parts of all ranks, checked together: an illegal division is an `InputError` or a `PlanError`."""
     parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
     joined = joined_graph(parts, crossings)
     check(joined, plan)
@@ -379,11 +358,7 @@ def ranks_of(plan: Plan) -> dict[str, int]:
 
 
 def check_runs(captured: Captured, plan: Plan) -> None:
-    """Return if `hocket.distribute.stages` can run a plan with one rank for each lane.
-
-    Raises:
-        InputError, PlanError: it cannot. Ops and memory are named.
-    """
+    """Raise an `InputError` or a `PlanError` if `hocket.distribute.stages` cannot run a plan with one rank a lane."""
     borders, rank_of, num_ranks = Borders(captured), ranks_of(plan), len(plan.lanes)
     borders.check(rank_of, num_ranks)
     crossings = borders.crossings(rank_of, num_ranks)

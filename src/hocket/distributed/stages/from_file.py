@@ -72,14 +72,7 @@ class ModelFile:
         self._weights.close()
 
     def read(self, entries: Iterable[Entry]) -> int:
-        """Read the values of these places into their memory. Places that are not in the file do not change.
-
-        Returns:
-            The number of bytes read.
-
-        Raises:
-            FormatError: the file is too short.
-        """
+        """Read the values of these places that the file has into their memory. Return the number of bytes read."""
         size_bytes = 0
         for entry in entries:
             stored = self.stored.get(entry.name)
@@ -108,11 +101,7 @@ class ModelFile:
 
 
 def check_fresh(model: Any, optimizer: Any) -> None:
-    """Return if no optimizer has state yet.
-
-    Raises:
-        InputError: an optimizer has state, which is named.
-    """
+    """Raise an `InputError` that names an optimizer with state."""
     found = next((e for e in inventory(model, optimizer).tensors if e.kind == "state"), None)
     if found is not None:
         raise InputError(

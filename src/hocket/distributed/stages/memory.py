@@ -36,17 +36,11 @@ from hocket.tracing.state import inventory
 
 
 class PartMemory:
-    """Tracks which places of a model and an optimizer have memory.
-
-    Args:
-        entries: the places, by name. State that does not exist yet has no memory.
-
-    Attributes:
-        released: shapes and strides of the places whose memory was released.
-    """
+    """Tracks which places of a model and an optimizer have memory. State that does not exist yet has none."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:
         self._entries = entries
+        # shapes and strides of the places whose memory was released
         self.released: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def keep(self, names: Collection[str]) -> None:
@@ -99,11 +93,7 @@ def captured_at(
 
 @contextmanager
 def standing_for_cpu(model: Any, optimizer: Any) -> Iterator[None]:
-    """Put fake tensors in place of tensors on the meta device, in the same objects.
-
-    Raises:
-        CaptureError: the code inside reads a value that does not exist.
-    """
+    """Put fake tensors in the place of meta tensors, in the same objects. Reading their values is a `CaptureError`."""
     found = _of_meta(model, optimizer)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = {}

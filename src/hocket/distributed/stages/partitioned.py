@@ -14,7 +14,7 @@ import torch
 
 from hocket.adaptation import DeviceShare
 from hocket.arguments import packed
-from hocket.distributed.job import GATHER, LOAD, SAVE, STEP, JobStep, StepGuard, check_choice
+from hocket.distributed.job import GATHER, LOAD, SAVE, STEP, JobStep, StepGuard, check_choice, ending_on_error
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
 from hocket.distributed.stages.checkpoint import LOADED, check_alike, digests_of, part_state, part_to_load
 from hocket.distributed.stages.memory import standing_for_cpu
@@ -82,7 +82,7 @@ class PartitionedStep(JobStep[StageJob]):
                 job.memory.keep(job.kept)
                 self._gathered = None
             self._guard.check_call(job.captured, batch)
-            with self._ending_on_error():
+            with ending_on_error(self._failed):
                 job.agree(STEP)
                 self._rebalance()
                 result = self._run(batch)

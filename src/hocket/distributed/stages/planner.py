@@ -11,6 +11,7 @@ Memory outside of the step (code, the Python objects of the whole graph) is not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -56,14 +57,6 @@ def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[fl
     return limits
 
 
-def peaks_of(parts: Sequence[Captured], plan: Plan, order: Sequence[str]) -> tuple[float, ...]:
-    """The peak memory of each rank in bytes, over all runs that the joined plan allows."""
-    return tuple(
-        peak_bytes(part.graph, arrivals_apart(plan_of_rank(plan, rank)), _kept_order(part, order))
-        for rank, part in enumerate(parts)
-    )
-
-
 def held_within(
     parts: Sequence[Captured], plan: Plan, order: Sequence[str], limits: Sequence[float]
 ) -> tuple[Plan, tuple[float, ...]]:
@@ -74,7 +67,8 @@ def held_within(
     peaks = []
     after = dict(plan.after)
     for rank, (part, limit) in enumerate(zip(parts, limits, strict=True)):
-        kept, apart = _kept_order(part, order), arrivals_apart(plan_of_rank(plan, rank))
+        kept = [name for name in order if name in part.graph.by_name]
+        apart = arrivals_apart(plan_of_rank(plan, rank))
         peak = peak_bytes(part.graph, apart, kept)
         if peak > limit:
             least = serial_peak_bytes(part.graph, kept)
@@ -91,13 +85,6 @@ def check_fits(graph: Graph, limits: Sequence[float]) -> None:
 
     Raises:
         InputError: an op needs more. It is named, with its bytes.
-
-    Example:
-        >>> from hocket.ir import Buffer, Op
-        >>> check_fits(Graph((Op("mm", writes=("y",)),), buffers=(Buffer("y", 64.0),)), (32.0, 48.0))
-        Traceback (most recent call last):
-        ...
-        hocket.errors.InputError: distribute: op 'mm' needs 64 bytes to run, and no rank may hold more than 48
     """
     size = {buffer.name: buffer.size_bytes for buffer in graph.buffers}
     for op in graph.ops:
@@ -110,11 +97,7 @@ def check_fits(graph: Graph, limits: Sequence[float]) -> None:
 
 
 def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
-    """Return if the peak of each rank is within its limit.
-
-    Raises:
-        InputError: a rank exceeds its limit. It is named, with both numbers of bytes.
-    """
+    """Raise an `InputError` if a rank exceeds its limit. It is named, with both numbers of bytes."""
     rank = int(np.argmax(np.asarray(peaks) / np.asarray(limits)))
     if peaks[rank] > limits[rank]:
         raise InputError(
@@ -123,41 +106,23 @@ def check_peaks(peaks: Sequence[float], limits: Sequence[float]) -> None:
         )
 
 
-def _kept_order(part: Captured, order: Sequence[str]) -> list[str]:
-    return [name for name in order if name in part.graph.by_name]
-
-
 @dataclass
 class StagePlanner:
-    """Makes the plan of all ranks, at rank 0.
+    """Makes the plan of all ranks, at rank 0."""
 
-    Attributes:
-        given: a rank for each op, or a plan with a lane for each rank. None: ops are profiled and partitioned.
-        search: arguments of the partitioner.
-        profiles: True: ops are profiled even if a partition is given, since moving ops needs their costs.
-        partition: the partition that was found, unless one was given.
-        costs, machine: input of the partitioner.
-        limits: memory limit of each rank in bytes, or None.
-        estimates: True: costs are estimated, since no rank has all values.
-        peaks_bytes: predicted peak memory of each rank.
-    """
-
+    # a rank for each op, or a plan with a lane for each rank. None: ops are profiled and partitioned.
     given: Plan | Mapping[str, int] | None
-    search: Mapping[str, Any]
-    profiles: bool
-    partition: Partition | None = None
-    costs: Costs | None = None
+    search: Mapping[str, Any]  # arguments of the partitioner
+    profiles: bool  # True: ops are profiled even if a partition is given, since moving ops needs their costs
+    partition: Partition | None = None  # the partition that was found, unless one was given
+    costs: Costs | None = None  # input of the partitioner, as is the machine
     machine: Machine | None = None
-    limits: tuple[float, ...] | None = None
-    estimates: bool = False
-    peaks_bytes: tuple[float, ...] = ()
+    limits: tuple[float, ...] | None = None  # memory limit of each rank in bytes, or None
+    estimates: bool = False  # True: costs are estimated, since no rank has all values
+    peaks_bytes: tuple[float, ...] = ()  # predicted peak memory of each rank
 
     def plan(self, captured: Captured, borders: Borders, num_ranks: int, bytes_per_s: float) -> Plan:
-        """Make the plan of all ranks.
-
-        Raises:
-            InputError: the given division cannot run, or a rank would exceed its memory limit.
-        """
+        """The plan of all ranks, or an `InputError` if the given division or a memory limit rules it out."""
         if self.limits is not None:
             check_fits(captured.graph, self.limits)
         fair_bytes = DEFAULT_SHARE * serial_peak_bytes(captured.graph) / num_ranks
@@ -187,7 +152,7 @@ class StagePlanner:
         if self.limits is not None:
             check_peaks(self.peaks_bytes, self.limits)
         elif max(self.peaks_bytes) > fair_bytes:  # waits that do not suffice would only cost time
-            plan, self.peaks_bytes = joined.plan, joined.peaks
+            plan, self.peaks_bytes = joined.held((math.inf,) * num_ranks)
         return plan
 
     def _searched(self, graph: Graph, borders: Borders, wanted: Sequence[float]) -> Partition:
@@ -203,11 +168,7 @@ class StagePlanner:
         return partitioned_within(problem, self.search, wanted, held, peaks, is_promise=self.limits is not None)
 
     def rules(self, job: StageJob) -> AssistantRules:
-        """Return the rules by which ops of a job may move, which rank 0 makes. Every rank calls it.
-
-        Raises:
-            PeerError: rank 0 has failed, or announces malformed rules.
-        """
+        """Return the rules by which ops of a job may move, which rank 0 makes. Every rank calls it."""
         graph = job.captured.graph
         if job.rank == 0:
             assert self.costs is not None
@@ -233,10 +194,6 @@ class _Joined:
         self.plan = joined_plan(graph, order, rank_of, crossings, threads)
         self._parts = [borders.part(rank_of, crossings, rank) for rank in range(num_ranks)]
         self._order = joined_order(graph, order, crossings)
-
-    @property
-    def peaks(self) -> tuple[float, ...]:
-        return peaks_of(self._parts, self.plan, self._order)
 
     def held(self, limits: Sequence[float]) -> tuple[Plan, tuple[float, ...]]:
         """The plan with waits that keep memory limits, and the peaks. See `held_within`."""

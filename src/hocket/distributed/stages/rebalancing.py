@@ -51,25 +51,17 @@ class MovedOps(NamedTuple):
 class Migration:
     """Ops and state that moved between two steps of a job.
 
-    Attributes:
-        step: number of steps before.
-        moved: ops, with their old and new ranks.
-        size_bytes: parameters, buffers and optimizer state that moved, over all ranks.
-        took_us: duration at this rank.
-        why: the measurements behind the decision.
-        refused: the reason why the ops stayed where they were, or empty if they moved.
-
     Example:
         >>> print(Migration(20, (MovedOps(("mm", "add"), 1, 0),), 4096, 2e4, "rank1 is slow"))
         after step 20: 2 ops ('mm', ...) from rank1 to rank0, 4,096 bytes of state, in 20.0 ms: rank1 is slow
     """
 
-    step: int
-    moved: tuple[MovedOps, ...]
-    size_bytes: int
-    took_us: float
-    why: str
-    refused: str = ""
+    step: int  # number of steps before
+    moved: tuple[MovedOps, ...]  # ops, with their old and new ranks
+    size_bytes: int  # parameters, buffers and optimizer state that moved, over all ranks
+    took_us: float  # duration at this rank
+    why: str  # the measurements behind the decision
+    refused: str = ""  # the reason why the ops stayed where they were, or empty if they moved
 
     def __str__(self) -> str:
         moved = "; ".join(
@@ -86,11 +78,7 @@ class Migration:
 
 
 def divided_again(job: StageJob, rank_of: Mapping[str, int], order: Sequence[str]) -> StageJob:
-    """The job after a migration that has not happened yet.
-
-    Raises:
-        InputError, PlanError: the division could not compute as the whole step does.
-    """
+    """The job after a migration that has not happened yet. Raises as `divided`."""
     since, borders = job.since + 1, Borders(job.captured)
     borders.check(rank_of, job.num_ranks)
     width = next(lane.width for lane in job.plan.lanes if lane.kind == "cores")
@@ -182,15 +170,11 @@ SAME = 0.1
 
 
 class Rebalancer:
-    """Decides which ops move. All ranks make the same decision.
-
-    Attributes:
-        shares: measurements of all ranks at the last decision.
-    """
+    """Decides which ops move. All ranks make the same decision."""
 
     def __init__(self, rules: AssistantRules, rank: int, every_steps: int) -> None:
         self.rules = rules
-        self.shares: tuple[DeviceShare, ...] = ()
+        self.shares: tuple[DeviceShare, ...] = ()  # measurements of all ranks at the last decision
         self._rank, self._every_steps = rank, every_steps
         self._timelines: list[Timeline] = []
         self._slowdown = 1.0
@@ -214,11 +198,7 @@ class Rebalancer:
         return bool(self._timelines) and steps % self._every_steps == 0
 
     def moves(self, job: StageJob, steps: int) -> tuple[OpMove, ...]:
-        """Decide which ops move now, mostly none. Every rank calls it at the same time.
-
-        Raises:
-            PeerError: a rank is gone or silent.
-        """
+        """Decide which ops move now, mostly none. Every rank calls it at the same time."""
         mine = self._measured(steps)
         numbers = [*map(mine.of, RESOURCES), mine.slowdown, mine.step_us]
         measured = job.exchanged(SHARES, torch.tensor(numbers, dtype=torch.float64))
@@ -349,13 +329,6 @@ def rules_from(document: Mapping[str, Any], graph: Graph, num_ranks: int) -> Ass
 
     Raises:
         PeerError: they are malformed, or rules of another step or another number of ranks.
-
-    Example:
-        >>> import json
-        >>> from hocket.ir import Op
-        >>> rules = AssistantRules(("rank0",), (RuledOp("a", "compute", (5.0,)),))
-        >>> rules_from(json.loads(json.dumps(dataclasses.asdict(rules))), Graph((Op("a"),)), 1) == rules
-        True
     """
     try:
         numbers = dict(document)

@@ -31,27 +31,17 @@ RANDOM = "random state"
 
 @dataclass(frozen=True)
 class StageJob(JoinedJob):
-    """A job of equal ranks, each of which runs a part of the step. The keys of `wires` are ranks.
+    """A job of equal ranks, each of which runs a part of the step. The keys of `wires` are ranks."""
 
-    Attributes:
-        plan: plan of all ranks, made by rank 0.
-        rank_of: rank of each op, by the plan.
-        crossings: values that cross between ranks.
-        part: part of this rank.
-        used: for each rank known here (at rank 0: all) the names of the places that its part reads or writes.
-        memory: places that have memory here.
-        since: number of migrations before.
-        dividing_us: time it took to make and check this division.
-    """
-
-    plan: Plan
-    rank_of: Mapping[str, int]
-    crossings: tuple[Crossing, ...]
-    part: Captured
+    plan: Plan  # plan of all ranks, made by rank 0
+    rank_of: Mapping[str, int]  # rank of each op, by the plan
+    crossings: tuple[Crossing, ...]  # values that cross between ranks
+    part: Captured  # part of this rank
+    # for each rank known here (at rank 0: all) the names of the places that its part reads or writes
     used: Mapping[int, frozenset[str]]
-    memory: PartMemory
-    since: int = 0
-    dividing_us: float = 0.0
+    memory: PartMemory  # places that have memory here
+    since: int = 0  # number of migrations before
+    dividing_us: float = 0.0  # time it took to make and check this division
 
     @property
     def rank(self) -> int:
@@ -105,11 +95,7 @@ class StageJob(JoinedJob):
         return self.kept_at(self.rank)
 
     def agree(self, command: int) -> None:
-        """Check that all ranks run the same command, and take over the rates of rank 0.
-
-        Raises:
-            PeerError: a rank is gone, silent, or runs another command.
-        """
+        """Check that all ranks run the same command, and take over the rates of rank 0."""
         if self.rank == 0:
             self.send_command(command)
         elif self.receive_command()[0] != command:
@@ -149,14 +135,6 @@ class RunningPart:
     """The executor of a rank's part, with channels to the other ranks. All ranks create theirs at the same time.
 
     It begins by sending the values that other ranks read of this one's memory in their first step.
-
-    Args:
-        job: the job as it is divided.
-        kind: kind of executor.
-        steps: number of steps before.
-
-    Attributes:
-        executor: runs a step when it is called with a batch.
     """
 
     def __init__(self, job: StageJob, kind: str, steps: int) -> None:
@@ -169,6 +147,7 @@ class RunningPart:
             self._arriving.append(PullChannel(wire, lasting))
             channels[link_name(rank, here)] = self._arriving[-1]
             channels[link_name(here, rank)] = StageSends(wire, job, rank)
+        # runs a step when it is called with a batch
         self.executor = executor(job.part, plan_of_rank(job.plan, here), kind=kind, channels=channels)
         for each in job.crossings:
             if each.lasts and each.home == here:

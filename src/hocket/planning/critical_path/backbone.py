@@ -81,32 +81,18 @@ _GRADIENTS = ("weight_grad", "bias_grad", "update")
 
 @dataclass(frozen=True)
 class Backbone:
-    """The backbone's n ops in a topological order, with their direct predecessors and successors.
+    """The backbone's n ops in a topological order, with their direct predecessors and successors."""
 
-    Attributes:
-        ops: names.
-        above: for each op its direct predecessors, by position in `ops`.
-        below: for each op its direct successors.
-    """
-
-    ops: tuple[str, ...]
-    above: tuple[tuple[int, ...], ...]
-    below: tuple[tuple[int, ...], ...]
+    ops: tuple[str, ...]  # names
+    above: tuple[tuple[int, ...], ...]  # for each op its direct predecessors, by position in `ops`
+    below: tuple[tuple[int, ...], ...]  # for each op its direct successors
 
     def __len__(self) -> int:
         return len(self.ops)
 
 
 def backbone_of(graph: Graph) -> Backbone:
-    """The backbone of a step.
-
-    Example:
-        >>> from hocket.ir import Edge, Op
-        >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
-        >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
-        >>> backbone_of(graph).ops
-        ('f', 'dA')
-    """
+    """The backbone of a step."""
     members = _members(graph)
     ops = tuple(name for name in graph.order if name in members)
     place = {name: at for at, name in enumerate(ops)}
@@ -158,17 +144,11 @@ START = -1
 
 @dataclass(frozen=True)
 class Block:
-    """Ops of the backbone between a fork and its merge, by position in the backbone.
+    """Ops of the backbone between a fork and its merge, by position in the backbone."""
 
-    Attributes:
-        fork: the op before the block on every path, None for the step's start.
-        merge: the op after it on every path, None for the step's end.
-        ops: the ops between, in topological order.
-    """
-
-    fork: int | None
-    merge: int | None
-    ops: tuple[int, ...]
+    fork: int | None  # the op before the block on every path, None for the step's start
+    merge: int | None  # the op after it on every path, None for the step's end
+    ops: tuple[int, ...]  # the ops between, in topological order
 
 
 def dominators(above: Sequence[Sequence[int]]) -> list[int]:

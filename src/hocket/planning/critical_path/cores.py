@@ -46,14 +46,8 @@ def core_plans(
 ) -> Iterator[tuple[Plan, Sequence[str]]]:
     """Plans to choose from, each with an order of all ops that its lanes keep.
 
-    Args:
-        graph: one step without transfers.
-        costs: the durations of its ops.
-        device: a CPU.
-        streams: the streams of the step, made from durations at full width.
-        wait_us: delay before an op starts after an op of another lane that it waits for.
-        earliest_us: the earliest start of each op that waits for an arrival.
-        keep_order: yield only plans that depend on the order of `streams`.
+    The streams are made from durations at full width. With `keep_order` only plans are yielded that depend on their
+    order.
     """
     if not keep_order:
         serial = Serial().compute_plan(graph, costs, Machine((device,)), earliest_us or {})

@@ -55,15 +55,7 @@ _NEVER = np.iinfo(np.int64).max
 def serial_peak_bytes(graph: Graph, order: Sequence[str] | None = None) -> float:
     """The peak in bytes when ops run one after another and each buffer is freed after its last user.
 
-    Args:
-        graph: one step with buffers.
-        order: the ops' order, by default program order, which is eager's.
-
-    Example:
-        >>> from hocket.ir import Buffer, Op
-        >>> ops = (Op("a", reads=("w",), writes=("x",)), Op("b", reads=("x",), writes=("y",)))
-        >>> serial_peak_bytes(Graph(ops, buffers=(Buffer("x", 8.0), Buffer("y", 4.0), Buffer("w", 2.0, "lasting"))))
-        14.0
+    The order is by default program order, which is eager's.
     """
     order = graph.order if order is None else order
     last: dict[str, str] = {}
@@ -91,11 +83,8 @@ def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> 
 
     Every lane starts and ends with the step. The bound is 0 for a graph without buffers.
 
-    Args:
-        graph: one step.
-        plan: its plan.
-        order: an order of all ops that edges, lanes and added waits respect, by default that of their launches. Some
-            orders give tighter bounds than others.
+    Edges, lanes and added waits respect the `order`, by default that of launches. Some orders give tighter bounds
+    than others.
 
     Raises:
         PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
@@ -108,11 +97,7 @@ def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> 
 def held_back(graph: Graph, plan: Plan, order: Sequence[str], limit_bytes: float) -> tuple[Plan, float] | None:
     """`plan` with waits that keep its peak within `limit_bytes`, and that peak, or None if `order` itself exceeds it.
 
-    Args:
-        graph: one step with buffers.
-        plan: any plan all of whose lanes and added waits keep `order`.
-        order: the ops of the step.
-        limit_bytes: the largest peak allowed.
+    All lanes and added waits of `plan` keep `order`.
     """
     found = _walk(graph, plan, order, limit_bytes)
     if found is None:
@@ -246,12 +231,6 @@ def min_memory_order(graph: Graph) -> tuple[str, ...]:
     It serves limits below eager's peak, which only another order can keep. It is a heuristic, since the best order is
     NP-hard to find (Sethi: "Complete register allocation problems", 1975), so a limit that it misses may still be
     possible. Among equals the first in program order runs next.
-
-    Example:
-        >>> from hocket.ir import Buffer, Edge, Op
-        >>> ops = (Op("a", writes=("x",)), Op("b", writes=("y",)), Op("use", reads=("x",)))
-        >>> min_memory_order(Graph(ops, (Edge("a", "use"),), buffers=(Buffer("x", 8.0), Buffer("y", 8.0, "kept"))))
-        ('a', 'use', 'b')
     """
     size = {buffer.name: buffer.size_bytes for buffer in graph.buffers if buffer.life in ("step", "kept")}
     kept = {buffer.name for buffer in graph.buffers if buffer.life == "kept"}
@@ -300,15 +279,6 @@ def pool_bytes(graph: Graph, plan: Plan) -> float:
 
     Raises:
         PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
-
-    Example:
-        >>> from hocket.ir import Buffer, Edge, Lane, Op
-        >>> ops = (Op("a", writes=("x",)), Op("b", reads=("x",)), Op("c", writes=("y",)))
-        >>> graph = Graph(ops, (Edge("a", "b"), Edge("b", "c")), buffers=(Buffer("x", 8.0), Buffer("y", 8.0)))
-        >>> pool_bytes(graph, Plan((Lane("s", ("a", "b", "c")),)))
-        8.0
-        >>> pool_bytes(graph, Plan((Lane("s", ("a", "b")), Lane("t", ("c",)))))
-        16.0
     """
     sync, order = synchronisation(graph, plan), launch_order(graph, plan)
     makers: dict[str, str] = {}

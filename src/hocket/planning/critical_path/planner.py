@@ -149,7 +149,8 @@ class CriticalPath(Planner):
                     if chosen is None or held_us < chosen[0]:
                         chosen = (held_us, *held)
 
-        widths = {op.name: costs.nearest_width(op.name, _width(device)) for op in graph.ops}
+        whole = device.cores if device.kind == "cpu" else 1
+        widths = {op.name: costs.nearest_width(op.name, whole) for op in graph.ops}
         durations = {op: costs.duration_us(op, width=width, device=device.name) for op, width in widths.items()}
         streams = streams_of(graph, durations, self.max_streams, updates_last=updates_last)
         consider(self._plans(graph, costs, device, streams, earliest_us))
@@ -226,10 +227,6 @@ class CriticalPath(Planner):
             levels = tuple(method for method in levels if method in ("plain", "flat"))
         for method in levels:
             yield stream_plan(graph, streams, device.name, device.priorities, method)
-
-
-def _width(device: Device) -> int:
-    return device.cores if device.kind == "cpu" else 1
 
 
 def _within(

@@ -79,21 +79,15 @@ Stream = tuple[str, int]
 
 @dataclass(frozen=True)
 class Streams:
-    """The stream of each op.
+    """The stream of each op."""
 
-    Attributes:
-        order: all ops but transfers, in the order that every lane keeps.
-        stream_of: op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes.
-        backbone: the ops that other ops of the step wait for.
-        blocks: the backbone's blocks, each with its layer paths, the critical one first.
-        updates_last: the argument of `step_order` that made the order.
-    """
-
-    order: tuple[str, ...]
+    order: tuple[str, ...]  # all ops but transfers, in the order that every lane keeps
+    # op -> its task (one of `TASKS`) and the rank of the layer path whose stream it takes
     stream_of: Mapping[str, Stream]
-    backbone: Backbone
+    backbone: Backbone  # the ops that other ops of the step wait for
+    # the backbone's blocks, each with its layer paths, the critical one first
     blocks: tuple[tuple[Block, tuple[Path, ...]], ...]
-    updates_last: bool = False
+    updates_last: bool = False  # the argument of `step_order` that made the order
 
     @property
     def num_paths(self) -> int:
@@ -119,18 +113,7 @@ def streams_of(
 ) -> Streams:
     """Rank the layer paths, and give every op a stream.
 
-    Args:
-        graph: one step.
-        durations_us: of each op of the backbone.
-        max_streams: 1 to 8.
-        updates_last: put updates after all other ops, in program order, and not after their gradients.
-
-    Example:
-        >>> from hocket.ir import Edge, Op
-        >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
-        >>> graph = Graph((*ops, Op("u", role="update")), (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u")))
-        >>> streams_of(graph, {"f": 1.0, "dA": 1.0}).lanes()
-        {('activation', 0): ['f', 'dA'], ('weight', 0): ['dW', 'u']}
+    `durations_us` has the ops of the backbone. `updates_last` is as for `step_order`.
     """
     backbone = backbone_of(graph)
     weights = in_ns([durations_us[op] for op in backbone.ops])
@@ -160,10 +143,8 @@ def streams_of(
 def step_order(graph: Graph, backbone: Sequence[str], *, updates_last: bool = False) -> tuple[str, ...]:
     """All ops but transfers: the backbone in the given order, and each other op after those of it that it depends on.
 
-    Args:
-        graph: one step.
-        backbone: the names of its backbone, in any order that respects the edges.
-        updates_last: put updates after all other ops, in program order.
+    The backbone is in any order that respects the edges. With `updates_last` updates come after all other ops, in
+    program order.
     """
     inside = set(backbone)
     rest = [op for op in graph.order if op not in inside and graph[op].role not in ("send", "recv")]
@@ -275,12 +256,7 @@ def stream_plan(
 ) -> tuple[Plan, tuple[str, ...]]:
     """The plan on a GPU, and the order of all ops that its lanes keep.
 
-    Args:
-        graph: one step.
-        streams: the stream of each op.
-        device: the GPU.
-        num_levels: its number of stream priorities.
-        method: one of `METHODS`.
+    The method is one of `METHODS`.
     """
     if method in ("order", "waits"):
         by_rank = step_order(graph, _by_rank(graph, streams), updates_last=streams.updates_last)

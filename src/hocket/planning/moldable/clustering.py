@@ -21,12 +21,11 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import TopologicalSorter
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan
+from hocket.ir import Carried, Costs, Device, Edge, Graph, Op, Plan, waits_of
 from hocket.planning.moldable.instance import durations_of
 
 MAX_PASSES = 8
@@ -34,20 +33,13 @@ MAX_PASSES = 8
 
 @dataclass(frozen=True)
 class Coarse:
-    """A graph of ops, and a smaller graph of actions that stand for groups of them.
+    """A graph of ops, and a smaller graph of actions that stand for groups of them."""
 
-    Attributes:
-        fine: the graph of ops.
-        graph: the graph of actions. An action of one op is that op.
-        members: for each action its ops by name, in order.
-        table_us: the duration of each action (row) at each width (column) of the device.
-        earliest_us: the earliest start of each action that waits for an arrival.
-    """
-
-    fine: Graph
-    graph: Graph
-    members: tuple[tuple[str, ...], ...]
-    table_us: npt.NDArray[np.float64]
+    fine: Graph  # the graph of ops
+    graph: Graph  # the graph of actions. An action of one op is that op.
+    members: tuple[tuple[str, ...], ...]  # for each action its ops by name, in order
+    table_us: npt.NDArray[np.float64]  # the duration of each action (row) at each width (column) of the device
+    # the earliest start of each action that waits for an arrival
     earliest_us: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -58,9 +50,7 @@ class Coarse:
     def expand(self, plan: Plan, apart: Mapping[int, AbstractSet[int]] | None = None) -> Plan:
         """A plan of `graph` as a plan of `fine`, as legal and no longer (without sibling threads).
 
-        Args:
-            plan: of the actions.
-            apart: for each action the actions that `plan` does not run beside it.
+        `plan` runs no actions side by side that are kept `apart`.
         """
         if len(self.graph) == len(self.fine):
             return plan
@@ -87,14 +77,10 @@ class Coarse:
             for action, others in self.graph.predecessors.items():
                 yield from ((other, action) for other in others if lane_of[other] is not lane_of[action])
             return
-        waits = {action: [*others, *plan.after.get(action, ())] for action, others in self.graph.predecessors.items()}
-        for lane in plan.lanes:
-            for before, action in pairwise(lane.ops):
-                waits[action].append(before)
         last: dict[tuple[str, int], str] = {}
         names = [action.name for action in self.graph.ops]
         done: set[str] = set()
-        for action in TopologicalSorter(waits).static_order():
+        for action in TopologicalSorter(waits_of(self.graph, plan)).static_order():
             for other in apart.get(self.graph.index[action], ()):
                 if names[other] in done and lane_of[names[other]] is not lane_of[action]:
                     yield names[other], action
@@ -117,12 +103,6 @@ def coarsen(
 
     Raises:
         InputError: an op without a cost.
-
-    Example:
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b"), Edge("b", "c")))
-        >>> coarse = coarsen(graph, Costs({"a": {"1": 8.0}, "b": {"1": 8.0}, "c": {"1": 90.0}}), Device("cpu0"), 20.0)
-        >>> coarse.members
-        (('a', 'b'), ('c',))
     """
     table = durations_of(graph, costs, device)
     place = {name: position for position, name in enumerate(graph.order)}

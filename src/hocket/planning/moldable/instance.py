@@ -38,27 +38,18 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True)
 class Instance:
-    """A graph as numbers, for the inner loops of planners.
+    """A graph as numbers, for the inner loops of planners."""
 
-    Attributes:
-        num_cores: of the device.
-        durations_us: ``durations_us[op][width]``, where index 0 is not used.
-        predecessors, successors: positions of ops.
-        order: the ops in `Graph.order`.
-        best_width: for each op the width at which it is fastest, the narrowest of equals.
-        earliest_us: when each op can start at the earliest, which never falls along an edge. Empty means at once.
-        wait_us: delay before an op starts after an op of another lane that it waits for.
-        apart: for each op the ops that may not run beside it.
-    """
-
-    num_cores: int
-    durations_us: Sequence[Sequence[float]]
-    predecessors: Sequence[Sequence[int]]
+    num_cores: int  # of the device
+    durations_us: Sequence[Sequence[float]]  # ``durations_us[op][width]``, where index 0 is not used
+    predecessors: Sequence[Sequence[int]]  # positions of ops
     successors: Sequence[Sequence[int]]
-    order: Sequence[int]
-    best_width: Sequence[int]
+    order: Sequence[int]  # the ops in `Graph.order`
+    best_width: Sequence[int]  # for each op the width at which it is fastest, the narrowest of equals
+    # when each op can start at the earliest, which never falls along an edge. Empty means at once.
     earliest_us: Sequence[float] = ()
-    wait_us: float = 0.0
+    wait_us: float = 0.0  # delay before an op starts after an op of another lane that it waits for
+    # for each op the ops that may not run beside it
     apart: Mapping[int, AbstractSet[int]] = field(default_factory=dict)
 
     def ready_us(self, op: int) -> float:
@@ -94,11 +85,7 @@ def instance_of(
     earliest_us: Mapping[str, float] | None = None,
     wait_us: float = 0.0,
 ) -> Instance:
-    """The numbers of `graph` on `device`, where ops start no earlier than `earliest_us`.
-
-    Raises:
-        InputError: an op without a cost.
-    """
+    """The numbers of `graph` on `device`, no start before `earliest_us`. An op without a cost is an `InputError`."""
     return tabled(graph, durations_of(graph, costs, device), earliest_us, wait_us)
 
 

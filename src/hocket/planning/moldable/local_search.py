@@ -77,10 +77,7 @@ class _Trial:
     def better(self, widths: list[int], ranks: list[float], priority: list[float] | None = None) -> bool:
         """Place the ops at these widths and priorities, and keep the result if it is better than the best so far.
 
-        Args:
-            widths: of each op.
-            ranks: the longest path from each op to the end at these widths.
-            priority: of each op, `ranks` by default.
+        The `ranks` are those at these widths, and the priorities by default.
         """
         # A plan of more lanes has to be shorter, and every plan has at least one lane.
         limit_us = min(self._limit_us, self._score / (1.0 + LANE_SHARE / self._instance.num_cores))

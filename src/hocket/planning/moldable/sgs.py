@@ -149,11 +149,7 @@ def parallel_sgs(
 ) -> list[Placement]:
     """Start ready ops as soon as their width fits, the highest `priority` first.
 
-    Args:
-        instance: the ops.
-        widths: of each op.
-        priority: of each op.
-        latest_us: the latest start of each op. Placing ends at the first op that starts later.
+    Placing ends at the first op that starts after its `latest_us`.
 
     Returns:
         The placements, in the order in which the ops were started. They are fewer than the ops if one was too late.
@@ -230,11 +226,7 @@ def serial_sgs(instance: Instance, widths: Sequence[int], order: Sequence[int]) 
 
 
 class CoreAllocator:
-    """The cores of a device while ops are placed.
-
-    Attributes:
-        num_idle: the number of idle cores.
-    """
+    """The cores of a device while ops are placed."""
 
     def __init__(self, num_cores: int, wait_us: float = 0.0) -> None:
         self.num_cores = self.num_idle = num_cores

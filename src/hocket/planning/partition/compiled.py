@@ -52,11 +52,7 @@ def why_not() -> str:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The loaded library.
-
-    Raises:
-        InputError: there is no compiler, or it fails (with its first line).
-    """
+    """The loaded library, or an `InputError` if there is no compiler or it fails, with its first line."""
     shipped = PREBUILT / _name()
     found = ctypes.CDLL(str(shipped if is_sealed(shipped) else _cached()))
     pointer, number = ctypes.c_void_p, ctypes.c_double

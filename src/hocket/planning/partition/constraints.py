@@ -39,21 +39,11 @@ def partition_within(
 ) -> tuple[bool | None, NDArray[np.int32] | None]:
     """Decide whether a partition within limits exists, and return one if there is.
 
-    Args:
-        problem: ops and devices.
-        low: the least work of each part.
-        high: the most work of each part.
-        budget_s: seconds to search for.
-        acyclic: parts may not wait for each other in a circle.
+    The limits are the least and the most work of each part, and its memory.
 
     Returns:
         True and the part of each op, which keeps the limits but for rounding, or False. None if it was not decided,
         or OR-Tools is not installed.
-
-    Example:
-        >>> problem = PartitionProblem(("a", "b"), np.array([[1.0, 1.0], [3.0, 3.0]]), waits=((0, 1),))
-        >>> partition_within(problem, np.zeros(2), np.full(2, 2.5), 5.0, acyclic=True)
-        (False, None)
     """
     if importlib.util.find_spec("ortools") is None:
         return None, None

@@ -28,16 +28,8 @@ MAX_BLOCKS = 1500
 def contiguous_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[np.int32] | None:
     """The intervals with the least largest load, or None if none fit the memory or there are too many ops.
 
-    Args:
-        problem: ops and devices. Devices get intervals in their order, some of which may be empty.
-        seed: of a random topological order. By default the order is the one closest to the given one.
-
-    Example:
-        >>> from hocket.planning.partition.problem import Tensor
-        >>> chain = (Tensor(0, (1,), 1.0, 9.0), Tensor(1, (2,), 1.0, 1.0))
-        >>> problem = PartitionProblem(("a", "b", "c"), np.full((3, 2), 10.0), chain)
-        >>> contiguous_start(problem).tolist()
-        [0, 0, 1]
+    Devices get intervals in their order, some of which may be empty. The order of ops is the one closest to the
+    given one, or with a `seed` a random one.
     """
     component, order = block_order(problem, seed)
     count = len(order)
@@ -65,9 +57,8 @@ def contiguous_start(problem: PartitionProblem, seed: int | None = None) -> NDAr
 def least_largest(loads: Iterable[NDArray[np.float64]], places: int) -> tuple[float, list[int]]:
     """The least largest load of intervals that follow each other, and the places where they begin and end.
 
-    Args:
-        loads: for each interval its load, by begin and end, infinite where it may not be.
-        places: the number of places; the first interval begins at the first, and the last one ends at the last.
+    A load is by begin and end, infinite where an interval may not be. The first interval begins at the first place,
+    and the last one ends at the last.
     """
     best = np.where(np.arange(places) == 0, 0.0, np.inf)
     choices = []
@@ -116,15 +107,7 @@ MAX_ORDERS = 24
 
 
 def ideal_start(problem: PartitionProblem, most_us: float = np.inf) -> NDArray[np.int32] | None:
-    """The best contiguous parts, or None if there are too many ideals or none are below a load of `most_us`.
-
-    Example:
-        >>> from hocket.planning.partition.problem import Tensor
-        >>> fork = (Tensor(0, (1,), 1.0, 9.0), Tensor(0, (2,), 1.0, 1.0))
-        >>> problem = PartitionProblem(("a", "b", "c"), np.full((3, 2), 10.0), fork, ((0, 1), (0, 2)))
-        >>> ideal_start(problem).tolist()
-        [0, 0, 1]
-    """
+    """The best contiguous parts, or None if there are too many ideals or none are below a load of `most_us`."""
     component, waits = block_waits(problem)
     count = max(component, default=-1) + 1
     ideals = _ideals(count, waits)

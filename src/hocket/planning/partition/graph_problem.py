@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.errors import InputError
-from hocket.ir import Costs, Device, Graph, Machine, Op
+from hocket.ir import Costs, Device, DisjointSets, Graph, Machine, Op
 from hocket.planning.partition.problem import PartitionProblem, Tensor
 
 BACKWARD_ROLES = frozenset({"activation_grad", "weight_grad", "bias_grad", "update"})
@@ -137,35 +137,18 @@ def _flows(graph: Graph) -> list[tuple[int, tuple[int, ...], float]]:
 
 
 def _groups(graph: Graph, twins: bool, together: Iterable[Iterable[str]]) -> NDArray[np.int32]:
-    leader = list(range(len(graph)))
-
-    def find(op: int) -> int:
-        while leader[op] != op:
-            leader[op] = leader[leader[op]]
-            op = leader[op]
-        return op
-
-    def join(ops: Iterable[int]) -> None:
-        first, *others = ops
-        for other in others:
-            leader[find(other)] = find(first)
-
-    for names in (*graph.together, *together):
-        unknown = [name for name in names if name not in graph.by_name]
-        if unknown:
-            raise InputError(f"partition: no op is called {unknown[0]!r}")
-        members = [graph.index[name] for name in names]
-        if members:
-            join(members)
-    for _, sharing in one_home(graph):
-        join(graph.index[name] for name in sharing)
-    layers: dict[str, list[int]] = {}
-    for position, op in enumerate(graph.ops):
+    layers: dict[str, list[str]] = {}
+    for op in graph.ops:
         if twins and op.layer:
-            layers.setdefault(op.layer, []).append(position)
-    for members in layers.values():
-        join(members)
-    return np.array([find(op) for op in range(len(graph))], np.int32)
+            layers.setdefault(op.layer, []).append(op.name)
+    sets = DisjointSets(graph.by_name)
+    sharing = (ops for _, ops in one_home(graph))
+    for names in (*graph.together, *map(tuple, together), *sharing, *layers.values()):
+        for name in names:
+            if name not in graph.by_name:
+                raise InputError(f"partition: no op is called {name!r}")
+            sets.join(names[0], name)
+    return np.array([graph.index[sets.first_of(op)] for op in graph.by_name], np.int32)
 
 
 def _followed(

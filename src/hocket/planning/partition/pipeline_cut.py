@@ -28,21 +28,14 @@ TOGETHER = 4
 class Chain:
     """Ops in order, with their durations and memory, and the cost of a cut before each.
 
-    Attributes:
-        forward_us: of each op, for one micro-batch.
-        backward_us: of each op, for one micro-batch.
-        crossing_bytes: bytes that cross a cut before each op, infinite where no cut may be.
-        kept_bytes: memory of each op between steps (parameters and their gradients).
-        saved_bytes: memory that each op saves for one micro-batch.
-
     Raises `InputError` at construction for lengths that differ.
     """
 
-    forward_us: NDArray[np.float64]
-    backward_us: NDArray[np.float64]
-    crossing_bytes: NDArray[np.float64]
-    kept_bytes: NDArray[np.float64]
-    saved_bytes: NDArray[np.float64]
+    forward_us: NDArray[np.float64]  # of each op, for one micro-batch
+    backward_us: NDArray[np.float64]  # of each op, for one micro-batch
+    crossing_bytes: NDArray[np.float64]  # bytes that cross a cut before each op, infinite where no cut may be
+    kept_bytes: NDArray[np.float64]  # memory of each op between steps (parameters and their gradients)
+    saved_bytes: NDArray[np.float64]  # memory that each op saves for one micro-batch
 
     def __post_init__(self) -> None:
         for name in ("forward_us", "backward_us", "crossing_bytes", "kept_bytes", "saved_bytes"):
@@ -56,56 +49,33 @@ class Chain:
 
 
 class StageSummary(NamedTuple):
-    """The size of one stage.
+    """The size of one stage."""
 
-    Attributes:
-        rank: the rank that runs it.
-        ops: the number of its ops.
-        forward_us: for one micro-batch.
-        backward_us: for one micro-batch.
-        received_bytes: over the border before it, for one micro-batch, one way.
-        kept_bytes: parameters and their gradients.
-        saved_bytes: for one micro-batch.
-        in_flight: the most micro-batches that it has begun and not finished.
-    """
-
-    rank: int
-    ops: int
-    forward_us: float
-    backward_us: float
-    received_bytes: float
-    kept_bytes: float
-    saved_bytes: float
-    in_flight: int
+    rank: int  # the rank that runs it
+    ops: int  # the number of its ops
+    forward_us: float  # for one micro-batch
+    backward_us: float  # for one micro-batch
+    received_bytes: float  # over the border before it, for one micro-batch, one way
+    kept_bytes: float  # parameters and their gradients
+    saved_bytes: float  # for one micro-batch
+    in_flight: int  # the most micro-batches that it has begun and not finished
 
 
 @dataclass(frozen=True)
 class PipelineCut:
-    """Cuts of a chain, and the predicted step.
+    """Cuts of a chain, and the predicted step."""
 
-    Attributes:
-        begins: the position of the first op of each stage but the first.
-        order: the schedule.
-        stages: the size of each stage.
-        memory_bytes: the peak memory of each rank.
-        step_us: the simulated step.
-    """
-
-    begins: tuple[int, ...]
-    order: PipelineOrder
-    stages: tuple[StageSummary, ...]
-    memory_bytes: tuple[float, ...]
-    step_us: float
+    begins: tuple[int, ...]  # the position of the first op of each stage but the first
+    order: PipelineOrder  # the schedule
+    stages: tuple[StageSummary, ...]  # the size of each stage
+    memory_bytes: tuple[float, ...]  # the peak memory of each rank
+    step_us: float  # the simulated step
 
 
 def cut_at(
     chain: Chain, begins: Sequence[int], order: PipelineOrder, latency_us: float, bytes_per_s: float
 ) -> PipelineCut:
-    """The stages that begin at these ops, and their simulated step.
-
-    Raises:
-        InputError: another number of stages than the schedule has.
-    """
+    """The stages that begin at these ops, as many as the schedule has, and their simulated step."""
     if len(begins) != order.stages - 1:
         raise InputError(f"split: {len(begins) + 1} stages, and the schedule has {order.stages}")
     edges = np.array([0, *begins, len(chain)])
@@ -139,23 +109,10 @@ def cut_for_schedule(
 ) -> PipelineCut:
     """Search for the cuts with the shortest step by `order`.
 
-    Args:
-        chain: the ops.
-        order: the schedule.
-        latency_us: of a transfer between stages.
-        bytes_per_s: of the same.
-        memory_bytes: memory of a rank, unlimited by default.
+    The memory of a rank is unlimited by default.
 
     Raises:
         InputError: there are fewer places to cut than needed, no cuts fit the memory, or none were found that do.
-
-    Example:
-        >>> from hocket.planning.partition.pipeline_order import PipelineAction
-        >>> actions = tuple((PipelineAction(s, "F", 0), PipelineAction(s, "B", 0)) for s in (0, 1))
-        >>> chain = Chain([1.0, 1.0, 4.0], [2.0, 2.0, 8.0], [0.0, 8.0, 0.0], [0.0] * 3, [0.0] * 3)
-        >>> order = PipelineOrder("gpipe", actions, 2, 1)
-        >>> cut_for_schedule(chain, order, latency_us=0.0, bytes_per_s=1e9).begins
-        (2,)
     """
     # There and back: an activation one way, its gradient the other.
     border_us = 2 * (latency_us + chain.crossing_bytes / bytes_per_s * 1e6)
@@ -224,14 +181,8 @@ def cut_chain(
     By dynamic programming. A pipeline passes a tensor from stage to stage until its last reader, so the cost of a cut
     does not depend on the other cuts, and the best cuts are exact.
 
-    Args:
-        takes_us: the duration of each op.
-        crossing_us: the cost on either side of a cut before each op, infinite where no cut may be.
-        stages: the number of stages.
-        kept_bytes: memory of each op between steps (parameters and their state).
-        saved_bytes: memory that each op saves for one micro-batch.
-        in_flight: the most micro-batches that each stage has begun and not finished.
-        memory_bytes: memory of a stage, unlimited by default.
+    A cut before an op costs its `crossing_us` on either side, infinite where no cut may be. A stage has to hold
+    what its ops keep, and what they save for as many micro-batches as it has `in_flight`.
 
     Raises:
         InputError: there are fewer places to cut than needed, or no cuts fit the memory.

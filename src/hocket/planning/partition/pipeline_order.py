@@ -36,13 +36,6 @@ class PipelineAction(NamedTuple):
 class PipelineOrder:
     """The actions of each rank, in the order in which it runs them.
 
-    Attributes:
-        schedule: the name of the schedule.
-        ranks: for each rank its actions.
-        stages: the number of stages, each of which is on one rank.
-        micro_batches: the number of micro-batches.
-        receives_ahead: True if transfers overlap with other actions of their reader.
-
     Raises `InputError` at construction for a stage that is nowhere or on two ranks.
 
     Example:
@@ -51,11 +44,11 @@ class PipelineOrder:
         (0,)
     """
 
-    schedule: str
-    ranks: tuple[tuple[PipelineAction, ...], ...]
-    stages: int
-    micro_batches: int
-    receives_ahead: bool = True
+    schedule: str  # the name of the schedule
+    ranks: tuple[tuple[PipelineAction, ...], ...]  # for each rank its actions
+    stages: int  # the number of stages, each of which is on one rank
+    micro_batches: int  # the number of micro-batches
+    receives_ahead: bool = True  # True if transfers overlap with other actions of their reader
 
     def __post_init__(self) -> None:
         for stage in range(self.stages):
@@ -114,19 +107,11 @@ def pipeline_step_us(
 ) -> float:
     """The end of the last action of a step.
 
-    Args:
-        order: the schedule.
-        forward_us: of each stage, for one micro-batch.
-        backward_us: of each stage, for one micro-batch.
-        crossing_us: one-way transfer time over the border before each stage. The first value is not used.
+    The forwards and backwards of stages are for one micro-batch, and `crossing_us` is one way over the border
+    before each stage. The first value is not used.
 
     Raises:
         InputError: actions that wait for each other in a circle.
-
-    Example:
-        >>> actions = tuple((PipelineAction(s, "F", 0), PipelineAction(s, "B", 0)) for s in (0, 1))
-        >>> pipeline_step_us(PipelineOrder("gpipe", actions, 2, 1), [1.0, 1.0], [2.0, 2.0], [0.0, 5.0])
-        16.0
     """
     rank_of, place = order.rank_of, order.place
     ends_us: list[list[float]] = [[] for _ in order.ranks]  # of the actions that have been placed
@@ -185,10 +170,7 @@ def rank_memory_bytes(
 ) -> tuple[float, ...]:
     """The peak memory of each rank: its stages' parameters, and tensors saved for their backwards.
 
-    Args:
-        order: the schedule.
-        kept_bytes: memory of each stage between steps.
-        saved_bytes: memory that each stage saves for one micro-batch.
+    Both numbers are of each stage, `saved_bytes` for one micro-batch.
     """
     found = []
     for rank, actions in enumerate(order.ranks):

@@ -24,37 +24,17 @@ Integers = NDArray[np.int32]
 
 
 class Tensor(NamedTuple):
-    """The output of one op that others read.
+    """The output of one op that others read."""
 
-    Attributes:
-        source: position of the op that writes it.
-        readers: positions of the ops that read it.
-        size_bytes: bytes moved to each part that has a reader and not the source.
-        transfer_us: time of one move, for the objectives that count time.
-    """
-
-    source: int
-    readers: tuple[int, ...]
-    size_bytes: float
-    transfer_us: float = 0.0
+    source: int  # position of the op that writes it
+    readers: tuple[int, ...]  # positions of the ops that read it
+    size_bytes: float  # bytes moved to each part that has a reader and not the source
+    transfer_us: float = 0.0  # time of one move, for the objectives that count time
 
 
 @dataclass(frozen=True, eq=False)
 class PartitionProblem:
     """Ops to be placed on devices.
-
-    Attributes:
-        names: of the ops.
-        duration_us: a row for each op, a column for each device.
-        tensors: data between ops.
-        waits: pairs of positions of which the second op waits for the first, with data or without.
-        devices: names of the devices, as many as parts, by default ``part0``, ``part1``, ...
-        memory_bytes: memory that each op keeps on its device, 0 by default.
-        memory_limit_bytes: of each device, unlimited by default.
-        group: a number for each op. Ops of one number are placed together, and by default each has another one.
-        backward: True for ops of the backward pass. If groups hold ops of both passes, the parts of a pipeline depend
-            on each other both ways, and `acyclic` holds for each pass alone.
-        transfer_price: the share of a tensor's time that each device pays at its border, 1 by default.
 
     Raises `InputError` at construction for lengths that differ, a negative or infinite time, a device without speed, a
     tensor that its source reads, or an op that fits into no device (named, with its bytes).
@@ -65,15 +45,21 @@ class PartitionProblem:
         (2, 2)
     """
 
-    names: tuple[str, ...]
-    duration_us: Floats
-    tensors: tuple[Tensor, ...] = ()
+    names: tuple[str, ...]  # of the ops
+    duration_us: Floats  # a row for each op, a column for each device
+    tensors: tuple[Tensor, ...] = ()  # data between ops
+    # pairs of positions of which the second op waits for the first, with data or without
     waits: Sequence[tuple[int, int]] = ()
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()  # as many as parts, by default ``part0``, ``part1`` and so on
+    # memory that each op keeps on its device, 0 by default
     memory_bytes: Floats = field(default_factory=lambda: np.zeros(0))
-    memory_limit_bytes: Floats = field(default_factory=lambda: np.zeros(0))
+    memory_limit_bytes: Floats = field(default_factory=lambda: np.zeros(0))  # of each device, unlimited by default
+    # a number for each op. Ops of one number are placed together, and by default each has another one.
     group: Integers = field(default_factory=lambda: np.zeros(0, np.int32))
+    # True for ops of the backward pass. If groups hold ops of both passes, the parts of a pipeline depend on each other
+    # both ways, and `acyclic` holds for each pass alone.
     backward: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    # the share of a tensor's time that each device pays at its border, 1 by default
     transfer_price: Floats = field(default_factory=lambda: np.zeros(0))
 
     def __post_init__(self) -> None:

@@ -7,15 +7,14 @@ starts, and checks the result: if it is not within the limits, `constraints` dec
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.errors import InputError, MissingDependencyError
+from hocket.errors import InputError
 from hocket.planning.partition import compiled, starts
 from hocket.planning.partition.constraints import partition_within
 from hocket.planning.partition.contiguous import contiguous_start, ideal_start
@@ -33,25 +32,18 @@ LARGE = 20_000
 
 @dataclass(frozen=True)
 class Wanted:
-    """The objective and the limits of a partition.
+    """The objective and the limits of a partition."""
 
-    Attributes:
-        objective: ``cut`` (bytes moved), ``load`` (the most loaded device) or ``pipeline``.
-        epsilon: the largest distance of a part from its target, as a share of the target, None for no limit.
-        two_sided: False to limit only parts above their target, as other partitioners do.
-        acyclic: parts may not wait for each other in a circle.
-        micro_batches: of the objective ``pipeline``.
-    """
-
-    objective: str = "cut"
+    objective: str = "cut"  # ``cut`` (bytes moved), ``load`` (the most loaded device) or ``pipeline``
+    # the largest distance of a part from its target, as a share of the target, None for no limit
     epsilon: float | None = 0.03
-    two_sided: bool = True
-    acyclic: bool = False
-    micro_batches: int = 1
+    two_sided: bool = True  # False to limit only parts above their target, as other partitioners do
+    acyclic: bool = False  # parts may not wait for each other in a circle
+    micro_batches: int = 1  # of the objective ``pipeline``
 
 
 def search(
-    problem: PartitionProblem, wanted: Wanted, *, budget_s: float, rounds: int, seed: int, peers: bool
+    problem: PartitionProblem, wanted: Wanted, *, budget_s: float, rounds: int, seed: int
 ) -> tuple[NDArray[np.int32], int | None]:
     """The part of each op, and the number of rounds after which the budget ended the search, None if it did not.
 
@@ -59,7 +51,7 @@ def search(
         InputError: no partition that keeps the limits exists, or none was found (the message says which).
     """
     begin_s = perf_counter()
-    given = _starts(problem, wanted, seed, peers)
+    given = _starts(problem, wanted, seed)
     if compiled.why_not():
         return _without_compiler(problem, wanted, given), None
     hypergraph = Hypergraph(problem, wanted)
@@ -79,8 +71,8 @@ def search(
     return part, num_rounds if num_rounds < rounds else None
 
 
-def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -> list[NDArray[np.int32]]:
-    # For 100,000 ops, a topological order in Python takes a second, and Mt-KaHyPar the whole budget.
+def _starts(problem: PartitionProblem, wanted: Wanted, seed: int) -> list[NDArray[np.int32]]:
+    # For 100,000 ops, a topological order in Python takes a second.
     small = len(problem) <= LARGE
     again = range(4 if small else 0)
     found = [starts.block_start(problem), *(starts.block_start(problem, seed + number) for number in again)]
@@ -96,13 +88,7 @@ def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -
         return found
     found.append(starts.random_start(problem, seed))
     if wanted.epsilon is not None and small:
-        found.append(refine(problem, found[0].tolist(), wanted.epsilon, 2_000))
-        makers: tuple[Callable[..., NDArray[np.int32]], ...] = (starts.metis_start, starts.mtkahypar_start)
-        for maker in makers if peers else ():
-            try:
-                found.append(maker(problem, wanted.epsilon, seed))
-            except MissingDependencyError:
-                continue  # an optional further start
+        found.append(refine(problem, found[0].tolist(), wanted.epsilon))
     return found
 
 
@@ -250,11 +236,7 @@ class Hypergraph:
         best = np.zeros(self.problem.num_groups, np.int32)
         violation, cost = ctypes.c_double(), ctypes.c_double()
         num_rounds: int = compiled.library().hocket_search(
-            *(ctypes.byref(self._given), _pointer(rows), len(rows), seed, rounds, budget_s, _pointer(best)),
+            *(ctypes.byref(self._given), rows.ctypes.data, len(rows), seed, rounds, budget_s, best.ctypes.data),
             *(ctypes.byref(violation), ctypes.byref(cost)),
         )
         return best[self.problem.group], violation.value, cost.value, num_rounds
-
-
-def _pointer(array: NDArray[Any]) -> Any:
-    return array.ctypes.data

@@ -51,14 +51,9 @@ def partitioned_within(
 ) -> Partition:
     """A partition whose parts keep their peaks within the limits, or the nearest one if none was found.
 
-    Args:
-        problem: ops and devices.
-        search: arguments of `partitioned`.
-        limits: of each part, in bytes.
-        held: the peaks of the problem's graph.
-        peaks: peaks of a partition's parts that are more exact than those of `held`.
-        is_promise: limits have to be kept. Otherwise, if no partition keeps them, the result of the search without
-            limits is returned, which has the best objective.
+    `limits` are the bytes of each part, and `peaks` gives more exact ones than `held`. With `is_promise` the limits
+    have to be kept. Otherwise, if no partition keeps them, the result of the search without limits is returned,
+    which has the best objective.
 
     Raises:
         InputError: as `partitioned`.
@@ -114,15 +109,7 @@ MAX_TENSORS = 12
 
 
 class PartPeaks:
-    """The peaks of a graph's partitions.
-
-    Example:
-        >>> from hocket.ir import Buffer, Edge, Op
-        >>> ops = (Op("a", writes=("x",)), Op("b", reads=("x",), writes=("y",)), Op("c", reads=("y",)))
-        >>> graph = Graph(ops, (Edge("a", "b"), Edge("b", "c")), buffers=(Buffer("x", 8.0), Buffer("y", 4.0)))
-        >>> PartPeaks(graph, graph.order, 2).of([0, 0, 0]), PartPeaks(graph, graph.order, 2).of([0, 0, 1])
-        ([12.0, 0.0], [12.0, 4.0])
-    """
+    """The peaks of a graph's partitions."""
 
     def __init__(self, graph: Graph, order: Sequence[str], num_parts: int) -> None:
         self._num_parts = num_parts
@@ -143,11 +130,7 @@ class PartPeaks:
                 self._last_writer[buffer] = op
 
     def of(self, part: Sequence[int]) -> list[float]:
-        """The peak of each part, in bytes.
-
-        Args:
-            part: of each op, by its position in the graph.
-        """
+        """The peak of each part, in bytes."""
         return self._walked(part, None)[0]
 
     def at_peak(self, part: Sequence[int], number: int) -> list[int]:
@@ -213,13 +196,7 @@ def lowered(
 
     Each round makes the steepest move that lowers the part farthest above its limit.
 
-    Args:
-        problem: its groups stay together.
-        part: the first partition.
-        peaks: of the graph of the same ops.
-        limits: of each part, in bytes.
-        budget_s: seconds to search for.
-        is_allowed: True for partitions that may be returned.
+    Each partition that may be returned `is_allowed`.
     """
     until = monotonic() + budget_s
     found = list(part)

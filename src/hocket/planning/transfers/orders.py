@@ -161,17 +161,11 @@ BITS = 61
 
 @dataclass(frozen=True)
 class Properties:
-    """The time, P and M+ of each recv, in whole units, without meaning for recvs that have arrived.
+    """The time, P and M+ of each recv, in whole units, without meaning for recvs that have arrived."""
 
-    Attributes:
-        times: M of the recvs.
-        loads: P.
-        impending: M+, `NEVER` if no op needs this recv and another outstanding one.
-    """
-
-    times: Sequence[int]
-    loads: Sequence[int]
-    impending: Sequence[int]
+    times: Sequence[int]  # M of the recvs
+    loads: Sequence[int]  # P
+    impending: Sequence[int]  # M+, `NEVER` if no op needs this recv and another outstanding one
 
 
 class Outstanding:

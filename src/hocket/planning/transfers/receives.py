@@ -34,25 +34,15 @@ from hocket.planning.channels import links_of, roots_of, transfer_us, transfers_
 
 @dataclass(frozen=True)
 class Receives:
-    """The n recvs of a step that wait for no op, and the work that waits for them.
+    """The n recvs of a step that wait for no op, and the work that waits for them."""
 
-    Attributes:
-        names: of the recvs, in the order of the graph.
-        times_us: the duration of each on its link.
-        links: the number of each recv's link.
-        channels: the number of channels of each link.
-        groups: the sets of recvs, as bits, that ops depend on, perhaps the empty one among them.
-        works_us: the total time of each group's ops.
-        first_use: the place of each recv in the order of first use.
-    """
-
-    names: tuple[str, ...]
-    times_us: tuple[float, ...]
-    links: tuple[int, ...]
-    channels: tuple[int, ...]
-    groups: tuple[int, ...]
-    works_us: tuple[float, ...]
-    first_use: tuple[int, ...]
+    names: tuple[str, ...]  # of the recvs, in the order of the graph
+    times_us: tuple[float, ...]  # the duration of each on its link
+    links: tuple[int, ...]  # the number of each recv's link
+    channels: tuple[int, ...]  # the number of channels of each link
+    groups: tuple[int, ...]  # the sets of recvs, as bits, that ops depend on, perhaps the empty one among them
+    works_us: tuple[float, ...]  # the total time of each group's ops
+    first_use: tuple[int, ...]  # the place of each recv in the order of first use
 
     def __len__(self) -> int:
         return len(self.names)
@@ -121,15 +111,6 @@ def receives_of(graph: Graph, costs: Costs, machine: Machine) -> Receives:
 
     Raises:
         InputError: an op without a cost, or no link leads to a recv.
-
-    Example:
-        >>> from hocket.ir import Edge, Link, Op
-        >>> ops = (Op("r1", role="recv", size_bytes=5.0), Op("r2", role="recv", size_bytes=3.0), Op("a"), Op("b"))
-        >>> graph = Graph(ops, (Edge("r1", "a"), Edge("a", "b"), Edge("r2", "b")))
-        >>> machine = Machine(Machine.of(cores=1).devices, (Link("server", "cpu0", 1e6),))
-        >>> found = receives_of(graph, Costs({"a": {"1": 7.0}, "b": {"1": 2.0}}), machine)
-        >>> found.times_us, found.groups, found.works_us, found.makespan_us((0, 1)), found.makespan_us((1, 0))
-        ((5.0, 3.0), (1, 3), (7.0, 2.0), 14.0, 17.0)
     """
     transfers = transfers_of(graph, costs, machine)
     roots = roots_of(graph, transfers)

@@ -32,28 +32,11 @@ def in_order_of_readiness(
 ) -> Plan:
     """`plan` with new orders on some channels: of the ready transfers the most urgent always goes next.
 
-    Args:
-        graph: one step, whose carried edges tell when a transfer is ready for the next one.
-        plan: its plan. The other lanes do not change.
-        costs: the durations of its ops.
-        machine: its devices and links.
-        lanes: names of the channels.
-        urgency: of each of their ops. The lowest number goes first, and ops of earlier steps before all others.
+    Carried edges tell when a transfer is ready for the next step. `lanes` names the channels. The lowest number in
+    `urgency` goes first, and ops of earlier steps before all others.
 
     Raises:
         InputError: as `hocket.simulate`.
-
-    Example:
-        >>> from hocket.ir import Carried, Edge, Lane, Link, Op
-        >>> ops = (Op("w1", role="recv"), Op("w2", role="recv"), Op("f1"), Op("f2"), Op("b2"), Op("b1"))
-        >>> edges = (("w1", "f1"), ("f1", "f2"), ("w2", "f2"), ("f2", "b2"), ("b2", "b1"))
-        >>> carried = (Carried("b1", "w1"), Carried("b2", "w2"))
-        >>> graph = Graph(ops, tuple(Edge(*ends) for ends in edges), carried)
-        >>> plan = Plan((Lane("x", ("f1", "f2", "b2", "b1")), Lane("wire", ("w1", "w2"), "channel", "server->cpu0")))
-        >>> costs = Costs({op.name: {"1": 1.0} for op in ops[2:]})
-        >>> machine = Machine(Machine.of(cores=1).devices, (Link("server", "cpu0", 1e9, latency_us=1.0),))
-        >>> in_order_of_readiness(graph, plan, costs, machine, ["wire"], {"w1": 0, "w2": 1}).lanes[1].ops
-        ('w2', 'w1')
     """
     longer, row, more = unrolled(graph, plan, costs, STEPS)
     took_us = dict(zip((op.name for op in longer.ops), durations(longer, row, more, machine).tolist(), strict=True))

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>
@@ -27,6 +28,7 @@ enum class Objective : int { kCut = 0, kLoad = 1, kPipeline = 2 };
 
 struct Arc {
   int src, dst, phase;  // phase: arcs of one phase must make no cycle between parts, whatever the others do
+  auto operator<=>(const Arc&) const = default;
 };
 
 // What does not change while nodes are joined.
@@ -112,14 +114,8 @@ inline Hypergraph contracted(const Hypergraph& fine, const std::vector<int>& lab
   coarse.arcs.reserve(fine.arcs.size());
   for (const Arc& arc : fine.arcs)
     if (label[arc.src] != label[arc.dst]) coarse.arcs.push_back({label[arc.src], label[arc.dst], arc.phase});
-  std::sort(coarse.arcs.begin(), coarse.arcs.end(), [](const Arc& a, const Arc& b) {
-    return a.src != b.src ? a.src < b.src : a.dst != b.dst ? a.dst < b.dst : a.phase < b.phase;
-  });
-  coarse.arcs.erase(std::unique(coarse.arcs.begin(), coarse.arcs.end(),
-                                [](const Arc& a, const Arc& b) {
-                                  return a.src == b.src && a.dst == b.dst && a.phase == b.phase;
-                                }),
-                    coarse.arcs.end());
+  std::sort(coarse.arcs.begin(), coarse.arcs.end());
+  coarse.arcs.erase(std::unique(coarse.arcs.begin(), coarse.arcs.end()), coarse.arcs.end());
   coarse.index();
   return coarse;
 }

@@ -29,6 +29,12 @@ struct Steps {
   std::vector<double> memory, room;  // of each group; on each device
   std::vector<double> tail;  // from the start of an op to the end of the step, on the fastest devices, delays aside
   double at(int op, int device) const { return duration[static_cast<size_t>(op) * k + device]; }
+  // When an op can start on a device that is idle from `start` on: all that it waits for has to be there.
+  double ready(int op, int d, double start, const std::vector<int>& device, const std::vector<double>& finish) const {
+    for (const Wait& wait : before[op])
+      start = std::max(start, finish[wait.op] + (device[wait.op] == d ? 0 : wait.delay));
+    return start;
+  }
   bool alike() const {
     for (int op = 0; op < n; ++op)
       for (int d = 1; d < k; ++d)
@@ -61,10 +67,7 @@ double simulated(const Steps& steps, const Choice& choice, std::vector<double>& 
   double last = 0;
   for (const int op : choice.order) {
     const int d = choice.device[op];
-    double start = idle[d];
-    for (const Wait& wait : steps.before[op])
-      start = std::max(start, finish[wait.op] + (choice.device[wait.op] == d ? 0 : wait.delay));
-    finish[op] = idle[d] = start + steps.at(op, d);
+    finish[op] = idle[d] = steps.ready(op, d, idle[d], choice.device, finish) + steps.at(op, d);
     last = std::max(last, finish[op]);
   }
   return last;
@@ -97,10 +100,8 @@ Choice heft(const Steps& steps, const std::vector<int>& topological, double shar
     for (int d = 0; d < steps.k; ++d) room = room || left[d] >= needs;
     for (int d = 0; d < steps.k; ++d) {
       if ((home >= 0 && home != d) || (room && left[d] < needs)) continue;
-      double start = idle[d];
-      for (const Wait& wait : steps.before[op])
-        start = std::max(start, finish[wait.op] + (choice.device[wait.op] == d ? 0 : wait.delay));
-      if (start + steps.at(op, d) < soonest) soonest = start + steps.at(op, d), choice.device[op] = d;
+      const double end = steps.ready(op, d, idle[d], choice.device, finish) + steps.at(op, d);
+      if (end < soonest) soonest = end, choice.device[op] = d;
     }
     if (home < 0) left[choice.device[op]] -= needs;
     home = choice.device[op];
@@ -193,13 +194,10 @@ class BranchAndBound {
     if (bound(since, end) >= best_.takes * (1 - 1e-9)) return;
     for (int op = 0; op < steps_.n; ++op) {
       if (now_.device[op] >= 0 || waiting_[op] > 0) continue;
+      const auto& before = steps_.before[op];
+      const bool waits = std::any_of(before.begin(), before.end(), [&](const Wait& wait) { return wait.op == last_op; });
       for (int d = 0; d < steps_.k && (!alike_ || d <= used); ++d) {
-        double start = idle_[d];
-        bool waits = false;
-        for (const Wait& wait : steps_.before[op]) {
-          start = std::max(start, finish_[wait.op] + (now_.device[wait.op] == d ? 0 : wait.delay));
-          waits = waits || wait.op == last_op;
-        }
+        const double start = steps_.ready(op, d, idle_[d], now_.device, finish_);
         // Starts come in their order; of those at one time on different devices, the lower number first.
         if (start < since) continue;
         if (start == since && op < last_op && !waits && now_.device[last_op] != d) continue;
@@ -230,12 +228,8 @@ class BranchAndBound {
       double soonest = since;
       if (waiting_[op] == 0) {  // it is ready: where could it start, and when?
         soonest = std::numeric_limits<double>::infinity();
-        for (int d = 0; d < steps_.k; ++d) {
-          double start = std::max(idle_[d], since);
-          for (const Wait& wait : steps_.before[op])
-            start = std::max(start, finish_[wait.op] + (now_.device[wait.op] == d ? 0 : wait.delay));
-          soonest = std::min(soonest, start);
-        }
+        for (int d = 0; d < steps_.k; ++d)
+          soonest = std::min(soonest, steps_.ready(op, d, std::max(idle_[d], since), now_.device, finish_));
       }
       least = std::max(least, soonest + steps_.tail[op]);
     }

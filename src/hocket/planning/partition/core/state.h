@@ -52,7 +52,7 @@ class State {
     load_.assign(k_, 0);
     between_.assign(static_cast<size_t>(2) * k_ * k_, 0);
     for (int v = 0; v < graph.n; ++v) total_ += graph.weight[v], total_memory_ += graph.memory[v];
-    for (int v = 0; v < graph.n; ++v) enter(v, part_[v]);
+    for (int v = 0; v < graph.n; ++v) count(v, part_[v], 1);
     for (int e = 0; e < graph.num_nets(); ++e) {
       for (int i = graph.xpins[e]; i < graph.xpins[e + 1]; ++i)
         if (pins(e, part_[graph.pins[i]])++ == 0) ++spread_[e];
@@ -68,7 +68,6 @@ class State {
   int part(int v) const { return part_[v]; }
   int spread(int net) const { return spread_[net]; }
   int touching(int net, int p) const { return touching_[static_cast<size_t>(net) * k_ + p]; }
-  double cut() const { return cut_; }
   double weight(int p) const { return weight_[p]; }
 
   void move(int v, int to) {
@@ -80,21 +79,9 @@ class State {
       if (arc.dst == v) --between(arc.phase, part_[arc.src], from), ++between(arc.phase, part_[arc.src], to);
     }
     for (int i = graph_.xnets[v]; i < graph_.xnets[v + 1]; ++i) move_pin(graph_.nets[i], from, to);
-    leave(v, from);
-    enter(v, to);
+    count(v, from, -1);
+    count(v, to, 1);
     part_[v] = to;
-  }
-
-  // By how much the cut shrinks if v moves.
-  double gain(int v, int to) const {
-    const int from = part_[v];
-    double gained = 0;
-    for (int i = graph_.xnets[v]; i < graph_.xnets[v + 1]; ++i) {
-      const int e = graph_.nets[i];
-      if (touching(e, from) == 1) gained += graph_.cost[e];
-      if (touching(e, to) == 0) gained -= graph_.cost[e];
-    }
-    return gained;
   }
 
   // How far the parts are outside of their limits, as a share of everything.
@@ -152,15 +139,11 @@ class State {
     return 0;
   }
 
-  void enter(int v, int p) {
-    weight_[p] += graph_.weight[v];
-    memory_[p] += graph_.memory[v];
-    load_[p] += graph_.time[static_cast<size_t>(v) * k_ + p];
-  }
-  void leave(int v, int p) {
-    weight_[p] -= graph_.weight[v];
-    memory_[p] -= graph_.memory[v];
-    load_[p] -= graph_.time[static_cast<size_t>(v) * k_ + p];
+  // `sign` is 1 for a node that enters a part, and -1 for one that leaves it.
+  void count(int v, int p, int sign) {
+    weight_[p] += sign * graph_.weight[v];
+    memory_[p] += sign * graph_.memory[v];
+    load_[p] += sign * graph_.time[static_cast<size_t>(v) * k_ + p];
   }
 
   void move_pin(int e, int from, int to) {
