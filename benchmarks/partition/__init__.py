@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench import Save, table_of, unsaved
-from benchmarks.partition.peers import metis_start, mtkahypar_start
 from hocket.errors import InputError
 from hocket.ir import Machine
 from hocket.planning.partition import PartitionProblem, Tensor, equal_devices, partitioned, problem_of
 from hocket.planning.partition.contiguous import contiguous_start
 from hocket.planning.partition.evaluation import bytes_moved, loads_us, part_cycle, simulated_us, work_of_parts
 from hocket.planning.partition.partitioned import schedule
+from hocket.planning.partition.starts import metis_start, mtkahypar_start
 from hocket.profiling.analytic import estimate
 from hocket.tracing import capture
 from hocket.zoo import load
@@ -127,7 +127,7 @@ def _load(name: str, budget_s: float) -> dict[str, Any]:
 
 
 def _cut(problem: PartitionProblem, budget_s: float) -> dict[str, Any]:
-    """The bytes of the others, and ours with and without cycles."""
+    """With and without the others' partitions among the starts."""
     row: dict[str, Any] = {"ops": len(problem)}
     most = (1 + EPSILON) * problem.work_us.sum() / problem.num_parts * (1 + 1e-6)
     for label, maker in (("metis", metis_start), ("mtkahypar", mtkahypar_start)):
@@ -142,10 +142,10 @@ def _cut(problem: PartitionProblem, budget_s: float) -> dict[str, Any]:
             "seconds": perf_counter() - begin_s,
         }
     options: dict[str, Any] = {"epsilon": EPSILON, "two_sided": False, "budget_s": budget_s, "rounds": 1_000_000}
-    for label, acyclic in (("hocket", False), ("acyclic", True)):
+    for label, peers, acyclic in (("hocket", True, False), ("alone", False, False), ("acyclic", False, True)):
         begin_s = perf_counter()
         try:
-            found = partitioned(problem, acyclic=acyclic, **options)
+            found = partitioned(problem, acyclic=acyclic, peers=peers, **options)
         except InputError as error:
             row[label] = {"bytes": None, "why": str(error)}
             continue
@@ -167,7 +167,7 @@ def _time(problem: PartitionProblem, budget_s: float) -> dict[str, Any]:
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Ratios of bytes moved to the best of the others that keeps the balance, and to METIS."""
     summary: dict[str, Any] = {}
-    for label in ("hocket", "acyclic"):
+    for label in ("hocket", "alone", "acyclic"):
         best, metis = [], []
         for row in rows:
             ours = row[label]["bytes"]
@@ -187,7 +187,7 @@ def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
     peers = {each: f"{{{each}[bytes]:.4g}} {{{each}[balanced]}}" for each in ("metis", "mtkahypar")}
-    ours = {each: f"{{{each}[bytes]:.4g}}" for each in ("hocket", "acyclic")}
+    ours = {each: f"{{{each}[bytes]:.4g}}" for each in ("hocket", "alone", "acyclic")}
     columns = {"graph": "{graph}", "parts": "{parts}", **peers, **ours}
     columns |= {"one device us": "{one_device_us:.0f}", "time": "{time_us:.0f}", "heft": "{heft_us:.0f}"}
     yield table_of("bytes moved (and within the balance), and time", columns, result["cut"])

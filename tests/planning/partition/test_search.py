@@ -25,7 +25,7 @@ def test_balance_is_kept_whenever_any_partition_could(parts, acyclic):
         wanted = Wanted("cut", EPSILONS[seed % 4], acyclic=acyclic)
         possible = list(all_partitions(problem, wanted))
         met.add(bool(possible))
-        options = {"epsilon": wanted.epsilon, "acyclic": acyclic, "rounds": 30, "seed": seed}
+        options = {"epsilon": wanted.epsilon, "acyclic": acyclic, "rounds": 30, "seed": seed, "peers": False}
         if not possible:
             refused(r"no partition of \d ops into \d parts is within", partitioned, problem, **options)
             continue
@@ -155,9 +155,9 @@ def test_what_the_search_keeps_up_to_date_is_what_a_partition_costs():
 def test_without_a_compiler_the_papers_heuristics_are_left(monkeypatch):
     monkeypatch.setattr(compiled, "why_not", lambda: "no compiler")
     problem = random_problem(3, ops=60, parts=3, density=0.05)
-    found = partitioned(problem, epsilon=0.15)
+    found = partitioned(problem, epsilon=0.15, peers=False)
     assert found.imbalance <= 0.15
-    refused(r"none was found.*no compiler", partitioned, problem, epsilon=0.0)
+    refused(r"none was found.*no compiler", partitioned, problem, epsilon=0.0, peers=False)
     refused("the objective time has no other search: no compiler", partitioned, problem, objective="time")
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tests.planning.partition.cases import all_partitions, random_problem
 
+from hocket.errors import MissingDependencyError
 from hocket.planning.partition import PartitionProblem, Tensor, contiguous, partitioned
 from hocket.planning.partition.contiguous import contiguous_start, ideal_start
 from hocket.planning.partition.evaluation import bytes_moved, imbalance, loads_us, part_cycle, work_of_parts
@@ -11,6 +12,8 @@ from hocket.planning.partition.search import Wanted, keeps_limits
 from hocket.planning.partition.starts import (
     block_start,
     circles,
+    metis_start,
+    mtkahypar_start,
     random_start,
     refine,
     topological_order,
@@ -78,6 +81,20 @@ def test_the_papers_refinement_obeys_memory():
     memory = {"memory_bytes": np.full(4, 10.0), "memory_limit_bytes": np.array([20.0, 20.0])}
     problem = PartitionProblem(tuple("abcd"), np.ones((4, 2)), tensors, **memory)
     assert refine(problem, [0, 1, 0, 1], 0.6).tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(("start", "package"), [(metis_start, "pymetis"), (mtkahypar_start, "mtkahypar")])
+def test_other_partitioners_are_further_starts(start, package):
+    problem = random_problem(0, ops=60, parts=3, density=0.05, group=np.arange(60) // 2)
+    try:
+        part = start(problem, 0.1)
+    except MissingDependencyError as error:
+        assert str(error).endswith(f"needs {package}: pip install 'hocket[partition]'")  # noqa: PT017
+        return
+    assert imbalance(problem, part.tolist()) <= 0.5
+    assert set(part.tolist()) == {0, 1, 2}
+    assert np.all(part[::2] == part[1::2])
+    assert bytes_moved(problem, part.tolist()) <= bytes_moved(problem, random_start(problem, 0).tolist())
 
 
 def test_intervals_have_the_least_largest_load_of_their_order():

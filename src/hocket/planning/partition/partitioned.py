@@ -113,6 +113,7 @@ def partitioned(
     budget_s: float = 5.0,
     rounds: int = 200,
     seed: int = 0,
+    peers: bool = True,
 ) -> Partition:
     """Partition `problem` over its devices.
 
@@ -131,6 +132,7 @@ def partitioned(
         budget_s: seconds to search for.
         rounds: cycles of the search.
         seed: of all random numbers.
+        peers: also begin with METIS's and Mt-KaHyPar's partitions if these are installed.
 
     Raises:
         InputError: an unknown objective, an invalid limit, more devices than ops, fewer micro-batches than stages, no
@@ -168,7 +170,7 @@ def partitioned(
         acyclic or objective == "pipeline",
         micro_batches,
     )
-    part, ended_after_rounds = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed)
+    part, ended_after_rounds = search(problem, wanted, budget_s=budget_s, rounds=rounds, seed=seed, peers=peers)
     order = topological_order(len(problem), problem.waits)
     return Partition(problem, tuple(part.tolist()), tuple(order), objective, ended_after_rounds=ended_after_rounds)
 
@@ -178,7 +180,7 @@ def _earliest(problem: PartitionProblem, budget_s: float, rounds: int, seed: int
         raise InputError(f"partition: the objective time has no other search: {compiled.why_not()}")
     start: NDArray[np.int32] = block_start(problem)
     if np.isfinite(problem.memory_limit_bytes).any():
-        start, _ = search(problem, Wanted("load", None), budget_s=budget_s / 4, rounds=rounds, seed=seed)
+        start, _ = search(problem, Wanted("load", None), budget_s=budget_s / 4, rounds=rounds, seed=seed, peers=False)
     part, order, proved = schedule(problem, start=start, budget_s=budget_s, rounds=min(rounds, 12), seed=seed)
     return Partition(problem, tuple(part.tolist()), order, "time", proved)
 

@@ -7,14 +7,15 @@ starts, and checks the result: if it is not within the limits, `constraints` dec
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.errors import InputError
+from hocket.errors import InputError, MissingDependencyError
 from hocket.planning.partition import compiled, starts
 from hocket.planning.partition.constraints import partition_within
 from hocket.planning.partition.contiguous import contiguous_start, ideal_start
@@ -43,7 +44,7 @@ class Wanted:
 
 
 def search(
-    problem: PartitionProblem, wanted: Wanted, *, budget_s: float, rounds: int, seed: int
+    problem: PartitionProblem, wanted: Wanted, *, budget_s: float, rounds: int, seed: int, peers: bool
 ) -> tuple[NDArray[np.int32], int | None]:
     """The part of each op, and the number of rounds after which the budget ended the search, None if it did not.
 
@@ -51,7 +52,7 @@ def search(
         InputError: no partition that keeps the limits exists, or none was found (the message says which).
     """
     begin_s = perf_counter()
-    given = _starts(problem, wanted, seed)
+    given = _starts(problem, wanted, seed, peers)
     if compiled.why_not():
         return _without_compiler(problem, wanted, given), None
     hypergraph = Hypergraph(problem, wanted)
@@ -71,8 +72,8 @@ def search(
     return part, num_rounds if num_rounds < rounds else None
 
 
-def _starts(problem: PartitionProblem, wanted: Wanted, seed: int) -> list[NDArray[np.int32]]:
-    # For 100,000 ops, a topological order in Python takes a second.
+def _starts(problem: PartitionProblem, wanted: Wanted, seed: int, peers: bool) -> list[NDArray[np.int32]]:
+    # For 100,000 ops, a topological order in Python takes a second, and Mt-KaHyPar the whole budget.
     small = len(problem) <= LARGE
     again = range(4 if small else 0)
     found = [starts.block_start(problem), *(starts.block_start(problem, seed + number) for number in again)]
@@ -89,6 +90,12 @@ def _starts(problem: PartitionProblem, wanted: Wanted, seed: int) -> list[NDArra
     found.append(starts.random_start(problem, seed))
     if wanted.epsilon is not None and small:
         found.append(refine(problem, found[0].tolist(), wanted.epsilon))
+        makers: tuple[Callable[..., NDArray[np.int32]], ...] = (starts.metis_start, starts.mtkahypar_start)
+        for maker in makers if peers else ():
+            try:
+                found.append(maker(problem, wanted.epsilon, seed))
+            except MissingDependencyError:
+                continue  # an optional further start
     return found
 
 
@@ -236,7 +243,11 @@ class Hypergraph:
         best = np.zeros(self.problem.num_groups, np.int32)
         violation, cost = ctypes.c_double(), ctypes.c_double()
         num_rounds: int = compiled.library().hocket_search(
-            *(ctypes.byref(self._given), rows.ctypes.data, len(rows), seed, rounds, budget_s, best.ctypes.data),
+            *(ctypes.byref(self._given), _pointer(rows), len(rows), seed, rounds, budget_s, _pointer(best)),
             *(ctypes.byref(violation), ctypes.byref(cost)),
         )
         return best[self.problem.group], violation.value, cost.value, num_rounds
+
+
+def _pointer(array: NDArray[Any]) -> Any:
+    return array.ctypes.data
