@@ -102,6 +102,7 @@ class OpRecorder(TorchDispatchMode):
         leaves: trainable tensors from elsewhere, as they were when the step met them.
         outside: by root a tensor of memory that there was before the step.
         saved: storages from outside that the step has written, by address, with copies of what they held.
+        undoes: `undo` is called after the step. Without, only single numbers are saved.
         given: places whose tensors have got other memory, with that of before.
         may_undo: True if the user's step may catch what the op raises that runs next. The step can be undone then.
         outcome_of: outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
@@ -141,6 +142,7 @@ class OpRecorder(TorchDispatchMode):
         self._layouts: dict[fx.Node, Any] = {}
         self._plain_numbers = plain_numbers
         self._effects_now = effects_now
+        self.undoes = False
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._random_state = _random_state()
         self._heap = HeapTrimmer()
@@ -256,11 +258,8 @@ class OpRecorder(TorchDispatchMode):
         can_raise = not is_torchs or may_raise(func.__name__.partition(".")[0])
         is_undone = is_other_branch(args) or (can_raise and self.may_undo())
         effects = self._effects_now() if can_raise and not is_undone else {}
-        if is_torchs:
+        with nullcontext() if is_torchs else self._plain_numbers():  # which a kernel of the user's reads in every step
             result = func(*args, **kwargs)
-        else:
-            with self._plain_numbers():  # a kernel of the user's, which reads them in every step
-                result = func(*args, **kwargs)
         if random:
             self._random_state = _random_state()
         if phase == "forward":
@@ -358,7 +357,8 @@ class OpRecorder(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         known = self._root_of.get(storage._cdata)
-        if storage._cdata not in self.saved and (known is None or known[0] in self.outside):
+        is_needed = self.undoes or storage.nbytes() <= 8  # a count of an optimizer's (see `StepCounts`)
+        if is_needed and storage._cdata not in self.saved and (known is None or known[0] in self.outside):
             with _disable_current_modes():
                 self.saved[storage._cdata] = (storage, storage.clone())
 

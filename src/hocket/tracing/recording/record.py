@@ -157,6 +157,7 @@ class _Recording:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
         ops = OpRecorder(where, self.tape, partial(self.numbers.plain, self._set_by_op), self._effects_now)
+        ops.undoes = self.undoes
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if isinstance(source, BatchLeaf):
