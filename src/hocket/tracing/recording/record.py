@@ -131,7 +131,7 @@ class _Recording:
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
         self.before = {source: source.get() for source in sources}
-        self.places = replace(places, twins=(*places.twins, *twins_of(self.before)))
+        self.places = replace(places, twins=[*places.twins, *twins_of(self.before)])
         self.sources = [*sources, *(BatchLeaf(i) for i, v in enumerate(self.leaves) if isinstance(v, torch.Tensor))]
         self.tensors = [*self.before.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
         self.kinds = {s: TensorKind.of(t) for s, t in zip(self.sources, self.tensors, strict=True)}
