@@ -34,7 +34,7 @@ from hocket.tracing.recording.data_reads import (
 )
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
-from hocket.tracing.scalars.late import LateTape, follow, late_number
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live, plain_tree
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.sources import Entry, ItemOf
@@ -78,7 +78,7 @@ class FunctionRecorder(TorchFunctionMode):
         ops: sees the ops below.
         tape: of the live numbers.
         step_count: returns the live number in a tensor of the optimizer's state, or None if it cannot be followed.
-        late: arithmetic on numbers of tensors. None if it is not followed.
+        late: of numbers of tensors. Without it, these are not followed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class FunctionRecorder(TorchFunctionMode):
         self.ops = ops
         self.tape = tape
         self.step_count = step_count
-        self.late = late
+        self.late = late or LateTape(tape=tape)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -138,7 +138,7 @@ class FunctionRecorder(TorchFunctionMode):
             if outcome is not None:
                 return outcome
         is_whole = not (tensor.dtype.is_floating_point or tensor.is_complex() or _is_bool(tensor))
-        is_followed = is_whole and self.late is not None and self.late.has_whole
+        is_followed = is_whole and self.late.follows and self.late.has_whole
         if func is not torch.Tensor.item or not (tensor.dtype.is_floating_point or is_followed):
             self.ops.reasons.add("reads a value", func.__name__.strip("_"))
             return func(tensor)
@@ -147,13 +147,11 @@ class FunctionRecorder(TorchFunctionMode):
             copy = read.clone()  # an op that is dropped, unless the step writes into this memory later
         read_from = copy if read.is_inference() else read, copy, self.ops.writers.setdefault(self.ops.root(read), [])
         with _disable_current_modes():
-            late = late_number(copy.item(), read_from, user_line(), self.ops.reasons)
-        return follow(late, self.late, self.tape.handed_out)
+            return self.late.read(copy.item(), read_from, user_line())
 
     def _is_late(self, tensor: torch.Tensor) -> bool:
-        """True of a few numbers that the step computes."""
         is_few = tensor.numel() <= MAX_LATE_VALUES and tensor.dtype.is_floating_point
-        return is_few and self.late is not None and not self.ops.batch.knows([self.ops.root(tensor)])
+        return is_few and self.late.follows and not self.ops.batch.knows([self.ops.root(tensor)])
 
     def _late_values(self, tensor: torch.Tensor) -> Any:
         """The numbers of a tensor in lists, as ``tensor.tolist()``."""
@@ -172,8 +170,7 @@ class FunctionRecorder(TorchFunctionMode):
         """The operands of an elementwise op, with a tensor of no dimensions in place of a late number."""
         for place, like in ((0, args[1]), (1, args[0])):
             late = args[place]
-            is_followed = isinstance(late, Late) and late.tape is not None
-            if is_followed and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
+            if isinstance(late, Late) and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
                 operand = late.tape.operand(late)
                 if operand is not None:
                     return (operand.to(like.dtype), like) if place == 0 else (like, operand.to(like.dtype))
@@ -182,7 +179,7 @@ class FunctionRecorder(TorchFunctionMode):
     def _with_numbers(self, func: Any, args: Any, kwargs: Any, live: list[Any]) -> Any:
         for value in live:
             if isinstance(value, Late):
-                self.ops.reasons.add("uses a late number", line=value.origin)
+                value.tape.settle(value)
                 return func(*_unwrapped(args), **_unwrapped(kwargs))
         computed = None if kwargs else _computed_with(func, args)
         live = live if computed is None else computed
@@ -304,7 +301,6 @@ def _live_in(value: Any) -> Iterator[Any]:
 
 
 def _is_flat(data: Any) -> bool:
-    """Return True for a number, or a list of numbers."""
     return isinstance(data, Live) or all(isinstance(element, (int, float)) for element in data)
 
 

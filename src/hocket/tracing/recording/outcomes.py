@@ -46,7 +46,7 @@ _COMPARISONS = {getattr(operator, name): getattr(torch, name) for name in ("lt",
 _PREDICATES = {math.isfinite: torch.isfinite, math.isnan: torch.isnan, math.isinf: torch.isinf, bool: torch.Tensor.bool}
 _ARITHMETIC: dict[Any, Callable[..., torch.Tensor]] = {
     getattr(operator, name): getattr(torch, name) for name in ("add", "sub", "mul", "neg", "abs")
-} | {operator.truediv: torch.true_divide, operator.pos: torch.positive}
+} | {operator.truediv: torch.true_divide, operator.pos: torch.positive, float: torch.positive}
 
 
 class Outcomes:
@@ -112,8 +112,6 @@ class Outcomes:
 
     def operand(self, number: Late) -> torch.Tensor | None:
         """A tensor in float64 of no dimensions that computes a late number as Python does, or None."""
-        if number.tape is None or not self._is_followed(number):
-            return None
         with torch.no_grad():
             found: torch.Tensor | None = self._as_tensor(number)
         return found
@@ -199,7 +197,7 @@ class Outcomes:
         function, operands = self.late.entries[operand.index]
         if function is None:
             return isinstance(self.late.inputs[operands], int)
-        return function is not operator.truediv and all(map(self._is_whole, operands))
+        return function not in (operator.truediv, float) and all(map(self._is_whole, operands))
 
     def _exact(self, tensor: torch.Tensor, is_whole: bool) -> torch.Tensor | None:
         """The tensor. A whole number has to be one that a float holds, in later steps as well."""

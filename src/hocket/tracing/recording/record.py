@@ -46,8 +46,8 @@ from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, 
 from hocket.tracing.saved_state import KnownState
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.late import LateRef, LateTape
-from hocket.tracing.scalars.live import Late, Live
-from hocket.tracing.scalars.plain import plain_of, plain_result, settled_result
+from hocket.tracing.scalars.live import Late, Live, plain_of
+from hocket.tracing.scalars.plain import plain_result, settled_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.signature import is_live
 from hocket.tracing.sources import PLAIN, BatchLeaf, Entry, Gradient, LiveLeaf, Memory
@@ -86,9 +86,6 @@ def record_step(
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
         owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
-
-    Raises:
-        Exception: whatever the step raises.
     """
     places = inventory(model, optimizer, further, follows, leaves)
     recording = _Recording(places, batch, appended, live_leaves, undoes, owned)
@@ -124,7 +121,7 @@ class _Recording:
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
         self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
-        self.late = LateTape(has_whole=places.follows)
+        self.late = LateTape(tape=self.tape, follows=not undoes, has_whole=places.follows)
         self.sinks: list[Sink] = []
         self.calls, self.line_of_sinks = list[Any](), ""
         self.gradients = [Gradient(entry) for entry in places.parameters]
@@ -180,7 +177,7 @@ class _Recording:
             with followed_math(), exits_noted(self.reasons), python_functions_open():
                 self.numbers.begin()
                 self.containers = Containers(self.places, self.owned, self._refuse)
-                recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
+                recorder = FunctionRecorder(ops, self.tape, counts, self.late)
                 sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
                 with (
                     sinks,
