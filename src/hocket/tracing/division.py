@@ -13,7 +13,7 @@ that sends has to have that very value.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -102,7 +102,7 @@ class Division:
             return ()
         known, found = {slot}, []
         for call in self.old.by_name[self.maker[slot]].calls[1:]:
-            if call.reads and known.issuperset(call.reads) and next(references(call), None) is None:
+            if call.reads and known.issuperset(call.reads) and not call.numbers:
                 known.update(call.outs.values())
                 found.append(call)
         return tuple(found)
@@ -308,16 +308,3 @@ def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]
 def is_of_batch(tape: Tape, index: int) -> bool:
     """Return whether an entry is computed from numbers of the batch."""
     return any(isinstance(tape.leaves[leaf], (LiveLeaf, BatchNumber)) for leaf in tape.leaves_of(index))
-
-
-def references(call: Call) -> Iterator[TapeRef]:
-    """Every number of the tape that a call takes."""
-    waiting: list[Any] = [call.args, call.kwargs]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, TapeRef):
-            yield value
-        elif isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, (tuple, list)):
-            waiting += value

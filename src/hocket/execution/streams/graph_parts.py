@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.execution.streams.device import StreamDevice
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Action, Call
-from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.program import Call
 from hocket.tracing.sources import BatchLeaf
 
 
@@ -39,7 +38,8 @@ def graph_parts(captured: Captured, device: StreamDevice) -> GraphParts:
     """Divide the ops of a step that `device` runs."""
     graph = captured.graph
     of_host = host_ops(captured, device)
-    left_out = of_host.union(action.name for action in captured.program.actions if _takes_numbers(action))
+    numbered = {action.name for action in captured.program.actions if any(call.numbers for call in action.calls)}
+    left_out = of_host | numbered
     before: set[str] = set()
     after: set[str] = set()
     for name in graph.order:
@@ -115,15 +115,3 @@ def _or_none(source: Any) -> Any:
         return source.get()
     except LookupError:
         return None  # state that the first step makes
-
-
-def _takes_numbers(action: Action) -> bool:
-    return any(_has_number((call.args, call.kwargs)) for call in action.calls)
-
-
-def _has_number(value: Any) -> bool:
-    if isinstance(value, TapeRef):
-        return True
-    if isinstance(value, dict):
-        return any(map(_has_number, value.values()))
-    return isinstance(value, (tuple, list)) and any(map(_has_number, value))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hocket.tracing.program import leaves_in
 from hocket.tracing.scalars.live import Live
 
 # Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
@@ -39,12 +40,12 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in an op's arguments or results."""
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, torch.Tensor))
 
 
 def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
     """The arguments with the plain number in place of each symbolic one, and the live ones among these."""
-    if not any(isinstance(value, _SYMBOLIC) for value in _leaves((args, kwargs))):
+    if not any(isinstance(value, _SYMBOLIC) for value in leaves_in((args, kwargs))):
         return args, kwargs, []
     live: list[Live] = []
 
@@ -59,14 +60,6 @@ def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
         return {key: plain(element) for key, element in value.items()} if isinstance(value, dict) else value
 
     return plain(args), plain(kwargs), live
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if is_list(value) or isinstance(value, dict):
-        for element in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(element)
-    else:
-        yield value
 
 
 def is_list(value: Any) -> bool:
