@@ -195,15 +195,7 @@ class Captured:
         late = self.late_values(found)
         for entry, reference in self.trace.late_numbers.items():
             entry.set(late[reference.index])
-        following = iter(found)
-        leaves: list[Any] = []
-        for kind, leaf in self.trace.result.leaves:
-            if kind == "place":
-                leaves.append(leaf.get())
-            elif kind == "late":
-                leaves.append(late[leaf.index])
-            else:
-                leaves.append(leaf if kind == "value" else next(following))
+        leaves = self.trace.result.filled(found, late, lambda source: source.get())
         result, added, *further = tree_unflatten(leaves, self.trace.result.spec)
         for each, new in zip(self.trace.appended, added, strict=True):
             each.target.extend(new)

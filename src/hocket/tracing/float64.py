@@ -139,17 +139,8 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     results = [numbers[at] if kind == "number" else values[at] for kind, at, _ in captured.results]
     late = captured.late_values([x.item() if isinstance(x, torch.Tensor) and x.numel() == 1 else x for x in results])
     places |= {entry: late[reference.index] for entry, reference in captured.trace.late_numbers.items()}
-    returned = iter(results)
-    result = [_leaf(kind, leaf, places, late, returned) for kind, leaf in captured.trace.result.leaves]
+    result = captured.trace.result.filled(results, late, places.get)
     return Left(tuple(places.items()), tuple(result), memory)
-
-
-def _leaf(kind: str, leaf: Any, places: Mapping[Any, Any], late: Sequence[Any], returned: Iterator[Any]) -> Any:
-    if kind == "place":
-        return places.get(leaf)
-    if kind == "late":
-        return late[leaf.index]
-    return leaf if kind == "value" else next(returned)
 
 
 def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int]]:
@@ -229,10 +220,6 @@ def convolution_in_parts(func: Any) -> Callable[..., Any] | None:
     """Return a function that computes this ATen op some images at a time, or None if it is not a convolution.
 
     The function has the arguments, the result and the layout of the op. Sums over images are added in another order.
-
-    Example:
-        >>> convolution_in_parts(torch.ops.aten.relu.default) is None
-        True
     """
     return _IN_PARTS.get(func)
 
