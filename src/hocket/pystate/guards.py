@@ -53,11 +53,6 @@ class Guards:
         watch: knows how to look again, what the step binds anew and which numbers are read anew. What it finds out
             later is no concern of these guards.
         effects: what the step sets, by place: plain values, or `A_TENSOR` where there was none before.
-
-    Example:
-        >>> guards = Guards(watch.look(), watch)  # doctest: +SKIP
-        >>> guards.hold()  # doctest: +SKIP
-        True
     """
 
     def __init__(self, found: Reachable, watch: PurityWatch, effects: dict[Any, Any] | None = None) -> None:
@@ -86,7 +81,6 @@ class Guards:
         # One counter for all hook tables that are empty: torch numbers the hooks of a process one by one.
         self._groups.append(Group("hooks", RemovableHandle, (None, "", "hooks"), (), ()))
         self._hooks = self._table.add_class(RemovableHandle, ["next_id"], [RemovableHandle.next_id], [EQUAL])
-        self._table.finish()
         self._check: Callable[[], int] = self._table.check
 
     def __len__(self) -> int:
