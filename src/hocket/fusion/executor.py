@@ -33,9 +33,6 @@ from hocket.fusion.rules.base import where
 from hocket.fusion.source import ProgramSource
 from hocket.fusion.stacked import Stacked, laid_out, map_tree
 
-__all__ = ["LeadsElsewhereError", "SingleExecutor", "SingleModel", "has_images"]
-
-
 CHANNELS_LAST = {
     "conv2d": torch.channels_last,
     "conv_transpose2d": torch.channels_last,

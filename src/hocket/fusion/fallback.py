@@ -22,8 +22,6 @@ from hocket.errors import InputError
 from hocket.fusion.known_functions import is_write
 from hocket.fusion.stacked import Stacked, joined, map_tree, part, unwrap
 
-__all__ = ["are_mixed", "batched", "loop", "stack_parts", "vmap"]
-
 
 def batched(target: Callable[..., Any], args: Any, kwargs: dict[str, Any], num_models: int) -> Any:
     """Call `target` under one level of torch's batching: ``torch.vmap`` without its 100 us of Python a call."""
@@ -123,7 +121,6 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
 
 
 def _stacked(leaves: Sequence[Tensor], where: str) -> Stacked:
-    """One tensor of each model."""
     if len(leaves) == 1:
         return Stacked(leaves[0].unsqueeze(0))
     shapes = {tuple(leaf.shape): index for index, leaf in reversed(list(enumerate(leaves)))}

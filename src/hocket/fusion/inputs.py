@@ -25,8 +25,6 @@ from hocket.errors import InputError
 from hocket.fusion.stacked import Stacked, unwatched
 from hocket.fusion.store import Store
 
-__all__ = ["ModelAxis"]
-
 MAX_COMBINATIONS = 64
 BATCHED = {
     **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.LSTM, nn.GRU, nn.RNN), (3,)),

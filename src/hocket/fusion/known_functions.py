@@ -21,23 +21,6 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 
-__all__ = [
-    "AS_MANY",
-    "KNOWN",
-    "KNOWN_ATTRIBUTES",
-    "LAYOUT",
-    "NOTHING",
-    "OF_GENERATORS",
-    "OPERATORS",
-    "REFLECTED",
-    "STRIDED",
-    "memory",
-    "strides",
-    "unlike_alone",
-]
-__all__ += ["SHAPE", "SHARING", "TRACEABLE_FORWARDS", "VIEWS", "WITHOUT_RESULT", "is_shaped_by_values", "is_write"]
-
-
 # How far a forward looks at its tensors, apart from rank, type and device.
 NOTHING, SHAPE, LAYOUT = range(3)
 

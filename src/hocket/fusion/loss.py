@@ -29,8 +29,6 @@ from hocket.fusion.stacked import Stacked, unwrap
 from hocket.fusion.steps import level_of_user
 from hocket.fusion.watching import ForwardWatch
 
-__all__ = ["Losses", "buffers_in", "first_tensor", "kind_of", "loss_of_one", "per_model_loss"]
-
 UNCHANGED = (HocketError, torch.OutOfMemoryError)
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 DEPTH = 4  # of functions that hold functions

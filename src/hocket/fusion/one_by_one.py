@@ -21,8 +21,6 @@ from hocket.fusion.shared_objects import named_tensors
 from hocket.fusion.stacked import Stacked
 from hocket.fusion.store import Store
 
-__all__ = ["fail_after_updates", "one_by_one"]
-
 _IS_LEAF = attrgetter("is_leaf")
 
 

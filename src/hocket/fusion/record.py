@@ -35,8 +35,6 @@ from hocket.fusion.stacked import memory_order
 from hocket.fusion.traced import RecordedForward, Traced
 from hocket.pystate.origins import user_line
 
-__all__ = ["recorded"]
-
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
 _MOVED = "has got other memory, by set_ or swap_tensors"
 _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device))
@@ -110,7 +108,6 @@ class _Recorder(TorchFunctionMode):
                 self._inputs[node] = number
 
     def traced(self, out: Any) -> Traced:
-        """The graph, ended by this output."""
         self._write_back()
         for name, tensor in named_tensors(self._model):
             if self._has_moved(tensor):
@@ -328,7 +325,6 @@ class _Recorder(TorchFunctionMode):
         return self._placed(self._graph.call_method("detach", (node,))) if may_have else node
 
     def _argument(self, leaf: Any) -> Any:
-        """A tensor's node."""
         if not isinstance(leaf, Tensor):
             return leaf
         if self._has_moved(leaf):

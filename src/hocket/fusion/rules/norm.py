@@ -20,7 +20,6 @@ from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_mode
 
 
 def _flat(value: Any, num_models: int) -> Tensor | None:
-    """``(B, C)`` as ``(B*C)``."""
     if value is None:
         return None
     return value.tensor.reshape(-1) if isinstance(value, Stacked) else value.repeat(num_models)
