@@ -134,13 +134,7 @@ def explain(job: Job) -> Explanation:
 
 
 class _Look:
-    """Steps of a job that are watched and recorded.
-
-    Args:
-        job: the job.
-        parts: of its step, of which the middle is looked at. Without it the whole step is.
-        number: of the first batch.
-    """
+    """Steps of a job that are watched and recorded."""
 
     def __init__(self, job: Job, parts: StepParts | DrawnAhead | None, number: int) -> None:
         self.job, self.parts, self.number = job, parts, number

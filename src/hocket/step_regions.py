@@ -214,12 +214,7 @@ def _is_of_compiler(error: BaseException) -> bool:
 
 
 def is_suitable(places: Inventory, watch: PurityWatch) -> bool:
-    """True if regions of a step may be tried.
-
-    Args:
-        places: of its models and optimizers.
-        watch: of the step.
-    """
+    """True if regions of a step may be tried."""
     if not places.models or any(entry.get().device.type != "cpu" for entry in places.parameters):
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():

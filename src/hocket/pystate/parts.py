@@ -139,13 +139,7 @@ def _asking(ask: Callable[[], Any], called: Any) -> Callable[[], bool]:
 
 
 def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:
-    """The parts of a body whose last branch is divided already.
-
-    Args:
-        body: of the function.
-        lines: where ops ran.
-        moved: statements that come after the middle. Without any, it ends after the last op, or after the training.
-    """
+    """The parts of a body whose last branch is divided already."""
     runs_op, trains = (_spanned(body, instructions) for instructions in (lines.ops, lines.trains))
     if trains[-1] and isinstance(body.statements[-1].node, ast.Return):  # ``return update(optimizer, loss)``
         body.name_result()

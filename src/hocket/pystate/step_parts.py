@@ -49,7 +49,6 @@ class StepParts:
     asks: tuple[Callable[[], bool], ...] = ()
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
-        """A watch of the middle."""
         return PurityWatch(self.watched or self.middle, roots, self.codes)
 
     def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:

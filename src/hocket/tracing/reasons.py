@@ -188,13 +188,6 @@ class Reasons:
 
     Args:
         raises: raise a `CaptureError` with each reason, so that the step ends there.
-
-    Example:
-        >>> reasons = Reasons()
-        >>> reasons.add("runs no ops", line="train.py:12"); reasons.add("makes state", "momentum"); bool(reasons)
-        True
-        >>> print(reasons.first)
-        the step at train.py:12 runs no ops; schedule the function that trains
     """
 
     def __init__(self, *, raises: bool = False) -> None:

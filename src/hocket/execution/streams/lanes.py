@@ -98,7 +98,6 @@ class StreamLanes(Executor):
         return self._events[name]
 
     def _start_time(self) -> None:
-        """The step begins, for `timeline`."""
         if self.timed:
             self._started = self.device.event(timed=True)
             self.device.record(self._started, self.device.current())

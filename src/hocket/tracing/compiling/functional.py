@@ -43,11 +43,6 @@ def functional_graph(
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
     """The graph of a request, and fake tensors for its inputs, of which the numbers are the last.
 
-    Args:
-        document: the request.
-        decompositions: of ops into simpler ones.
-        wide: float64 in place of each other dtype of floating point.
-
     Raises:
         CaptureError: the step cannot be compiled. The message says why.
     """

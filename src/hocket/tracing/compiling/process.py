@@ -103,7 +103,6 @@ class CompilingProcess:
         return self._process.returncode
 
     def end(self) -> None:
-        """End it, and its compilers."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -151,10 +151,6 @@ def without_data(func: Any, value: Any) -> tuple[Any, tuple[Any, ...], dict[str,
 
         before   x --> empty_like --> bernoulli_ --> mul      the mask can be drawn only when x is there
         after             empty   --> bernoulli_ --> mul
-
-    Args:
-        func: the op that was called.
-        value: its result, of which shape, strides and dtype matter.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
         return None

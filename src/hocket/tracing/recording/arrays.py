@@ -91,7 +91,6 @@ class ArrayReads:
             frame = frame.f_back
 
     def end(self) -> None:
-        """The step has run."""
         for line in self._items.values():
             self._note(line)
         self._items.clear()

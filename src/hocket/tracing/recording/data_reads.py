@@ -169,7 +169,6 @@ def shape_reads(func: Any, args: Any, kwargs: Any) -> list[tuple[Callable[..., A
 
 
 def _num_selected(mask: torch.Tensor) -> int:
-    """The number of elements of a mask that are not zero."""
     return int(torch.count_nonzero(mask))
 
 
