@@ -170,14 +170,8 @@ class Guards:
         if kind == "dict" and not group.keys and group.path[2] in HOOK_TABLES:
             self._empty_hooks.append(owner)
             return
-        if kind == "tensor":
-            number = table.add_tensor(owner)
-        elif kind == "type":
-            number = table.add_type(owner)
-        elif kind == "function":
-            number = table.add_function(owner)
-        elif kind == "buffer":
-            number = table.add_buffer(owner)
+        if kind in ("tensor", "type", "function", "buffer"):
+            number = getattr(table, f"add_{kind}")(owner)
         elif kind == "cell":
             number = table.add_cell(owner, group.values[0], self._how(group, 0))
         elif kind == "list":
@@ -228,13 +222,7 @@ class Guards:
 
 def _refilled(found: Reachable, rebound: Iterable[Any]) -> tuple[Any, ...]:
     """The groups of empty lists and dicts that a step replaces by others, and may fill before."""
-    replaced = {
-        id(value)
-        for kind, owner, key in rebound
-        if (group := found.groups.get((owner, kind))) is not None
-        for each, value in zip(group.keys, group.values, strict=True)
-        if type(value) in EMPTY_KINDS and same(each, key)
-    }
+    replaced = {id(value) for value in found.values_at(rebound) if type(value) in EMPTY_KINDS}
     return tuple(key for key, group in found.groups.items() if key[0] in replaced and not group.keys)
 
 
