@@ -82,10 +82,7 @@ class _Cut(Division):
 
     @cached_property
     def _batch_slots(self) -> set[int]:
-        found = {slot for slot, source in self.old.inputs.items() if isinstance(source, BatchLeaf)}
-        for call in self.old.prologue.calls:
-            found.update(call.outs.values() if found.intersection(call.reads) else ())
-        return found
+        return self.with_views({slot for slot, source in self.old.inputs.items() if isinstance(source, BatchLeaf)})
 
     def _transfer(self, one: Arrival | Departure, sends: bool) -> Transfer:
         slot = self.slots[one.buffer]

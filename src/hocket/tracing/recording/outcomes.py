@@ -33,8 +33,9 @@ from hocket.pystate.handlers import may_catch
 from hocket.pystate.origins import user_line
 from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
-from hocket.tracing.scalars.late import LateRef, LateTape
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live
+from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.sources import BatchLeaf, Gradient
 from hocket.tracing.standing import value_now
 
@@ -176,13 +177,13 @@ class Outcomes:
             return None
         return self._exact(operand.tensor.detach().to(torch.float64).reshape(()), isinstance(operand, int))
 
-    def _computed(self, entry: LateRef) -> Any:
+    def _computed(self, entry: TapeRef) -> Any:
         function, operands = self.late.entries[entry.index]
         if function is None:
             number = self.late.inputs[operands]
             return self._as_tensor(number) if self._is_followed(number) else None
         compute = _ARITHMETIC.get(function)
-        found = [self._computed(each) if isinstance(each, LateRef) else each for each in operands]
+        found = [self._computed(each) if isinstance(each, TapeRef) else each for each in operands]
         if compute is None or any(each is None for each in found):
             return None
         whole = [type(each) is int and abs(each) > _MAX_WHOLE for each in found]
@@ -192,7 +193,7 @@ class Outcomes:
         return self._exact(compute(*found), self._is_whole(entry))
 
     def _is_whole(self, operand: Any) -> bool:
-        if not isinstance(operand, LateRef):
+        if not isinstance(operand, TapeRef):
             return isinstance(operand, int)
         function, operands = self.late.entries[operand.index]
         if function is None:

@@ -45,7 +45,7 @@ from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.saved_state import KnownState
 from hocket.tracing.scalars.followed_math import followed_math
-from hocket.tracing.scalars.late import LateRef, LateTape
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live, plain_of
 from hocket.tracing.scalars.plain import plain_result, settled_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -153,7 +153,8 @@ class _Recording:
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
-        ops = OpRecorder(where, self.tape, partial(self.numbers.plain, self._set_by_op), self._effects_now)
+        plain_numbers = partial(self.numbers.plain, partial(self.reasons.add, "counts in an op"))  # a plan runs the op
+        ops = OpRecorder(where, self.tape, plain_numbers, self._effects_now)
         ops.undoes = self.undoes
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
@@ -221,9 +222,6 @@ class _Recording:
 
     def _set_by_sink(self, what: str) -> None:
         self.reasons.add("calls a sink", f"that sets {what}, where the step reads it", self.line_of_sinks)
-
-    def _set_by_op(self, what: str) -> None:
-        self.reasons.add("counts in an op", what)  # a planned step runs the op
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
@@ -353,12 +351,12 @@ class _Recording:
                 found[entry] = as_it_stands(value, made)
         return found
 
-    def _late_numbers(self) -> dict[Entry, LateRef]:
+    def _late_numbers(self) -> dict[Entry, TapeRef]:
         found = () if self.undoes else self.numbers.set_so_far()
         return {entry: self.late.ref(value) for entry, value in found if isinstance(value, Late)}
 
     def _result(
-        self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
+        self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, TapeRef]
     ) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))
         flat, spec = tree_flatten(tree, self._is_leaf)

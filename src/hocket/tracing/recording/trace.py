@@ -17,7 +17,7 @@ from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.op_recorder import Note
 from hocket.tracing.recording.outcomes import Undo
-from hocket.tracing.scalars.late import LateRef, LateTape
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.sources import Entry, Gradient
 from hocket.tracing.standing import TensorKind
@@ -123,7 +123,7 @@ class Trace:
     updates: tuple[UpdateCall, ...] = ()
     sinks: tuple[Sink, ...] = ()
     late: LateTape = field(default_factory=LateTape)
-    late_numbers: dict[Entry, LateRef] = field(default_factory=dict)
+    late_numbers: dict[Entry, TapeRef] = field(default_factory=dict)
     undo: Undo | None = None
 
     def moved_to(self, node_of: Callable[[fx.Node], Any], **others: Any) -> Trace:

@@ -24,16 +24,9 @@ from typing import Any
 import torch
 
 from hocket.tracing.scalars.live import METHODS_OF_FLOAT, METHODS_OF_WHOLE, Late, Live, PlainNode, plain_of, plain_tree
-from hocket.tracing.scalars.tape import Tape
+from hocket.tracing.scalars.tape import Tape, TapeRef
 
 _TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, float, max, min)
-
-
-@dataclass(frozen=True)
-class LateRef:
-    """An entry of a late tape."""
-
-    index: int
 
 
 @dataclass
@@ -41,7 +34,7 @@ class LateTape:
     """A straight-line program over numbers, run after the ops. While a step is recorded, it hands these out.
 
     Attributes:
-        entries: either an input ``(None, its position)`` or ``(function, operands)``, where an operand is a `LateRef`
+        entries: either an input ``(None, its position)`` or ``(function, operands)``, where an operand is a `TapeRef`
             or a plain number.
         tape: of the numbers before the ops, in the same recording.
         follows: numbers may be computed with. Otherwise each use is a reason not to capture the step.
@@ -61,7 +54,7 @@ class LateTape:
         default=lambda function, operands: None, repr=False, compare=False
     )
     operand: Callable[[Late], Any] = field(default=lambda number: None, repr=False, compare=False)
-    _known: dict[int, LateRef] = field(default_factory=dict, repr=False)
+    _known: dict[int, TapeRef] = field(default_factory=dict, repr=False)
 
     def read(self, value: Any, source: tuple[Any, Any, list[Any]] | None, origin: str) -> Any:
         """A number with this value that is read from a tensor. For source and origin see `Late`."""
@@ -83,7 +76,7 @@ class LateTape:
             return result
         self.entries.append((function, tuple(self.ref(operand) for operand in operands)))
         number = self.read(result, None, next(each.origin for each in operands if isinstance(each, Late)))
-        number.entry = LateRef(len(self.entries) - 1)
+        number.entry = TapeRef(len(self.entries) - 1)
         return number
 
     def guard(self, function: Callable[..., Any], *operands: Any) -> Any:
@@ -105,7 +98,7 @@ class LateTape:
         if id(number) not in self._known:
             self.inputs.append(number)  # and so it keeps its address
             self.entries.append((None, len(self.inputs) - 1))
-            self._known[id(number)] = LateRef(len(self.entries) - 1)
+            self._known[id(number)] = TapeRef(len(self.entries) - 1)
         return self._known[id(number)]
 
     def _is_total(self, function: Callable[..., Any], operands: Sequence[Any]) -> bool:
@@ -127,7 +120,7 @@ class LateTape:
             if function is None:
                 values.append(inputs[operands])
             else:
-                values.append(function(*[values[o.index] if type(o) is LateRef else o for o in operands]))
+                values.append(function(*[values[o.index] if type(o) is TapeRef else o for o in operands]))
         return values
 
 
