@@ -134,6 +134,15 @@ def leaves_in(value: Any) -> Iterator[Any]:
         yield value
 
 
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same lists, tuples and dicts with other leaves."""
+    if isinstance(value, dict):
+        return {key: map_leaves(element, change) for key, element in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)([map_leaves(element, change) for element in value]) if value else value
+    return change(value)
+
+
 def slots_in(value: Any) -> Iterator[int]:
     """Every slot named anywhere in `value`."""
     return (leaf.index for leaf in leaves_in(value) if isinstance(leaf, Slot))

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.origins import user_line
+from hocket.tracing.program import leaves_in
 from hocket.tracing.recording.arrays import as_indices
 from hocket.tracing.recording.data_reads import (
     CHOOSERS,
@@ -35,7 +36,7 @@ from hocket.tracing.recording.data_reads import (
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.late import LateTape
-from hocket.tracing.scalars.live import Late, Live, plain_tree
+from hocket.tracing.scalars.live import Late, Live, plain_of, plain_tree
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.sources import Entry, ItemOf
 
@@ -93,7 +94,7 @@ class FunctionRecorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.ops.reasons:
-            return func(*_unwrapped(args), **_unwrapped(kwargs))
+            return func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         if func in _AS and args:
             return self._value(args[0], func)
         name = getattr(func, "__name__", "data")
@@ -104,7 +105,7 @@ class FunctionRecorder(TorchFunctionMode):
         elif computes_otherwise(func, args, kwargs):
             self.ops.leave("computes otherwise", name)
         if self.ops.reasons:
-            return func(*_unwrapped(args), **_unwrapped(kwargs))
+            return func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         if func is torch.Tensor.tolist:
             return self._late_values(args[0]) if self._is_late(args[0]) else self._values(args[0])
         for tensor in tensors_read(func, args, kwargs):
@@ -180,7 +181,7 @@ class FunctionRecorder(TorchFunctionMode):
         for value in live:
             if isinstance(value, Late):
                 value.tape.settle(value)
-                return func(*_unwrapped(args), **_unwrapped(kwargs))
+                return func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         computed = None if kwargs else _computed_with(func, args)
         live = live if computed is None else computed
         if computed is None and getattr(func, "__name__", "") in CHOOSERS:
@@ -196,7 +197,7 @@ class FunctionRecorder(TorchFunctionMode):
             result = func(args[0], at, torch.full((), args[2].plain, dtype=args[0].dtype, device=args[0].device))
             live = [args[2]]
         else:
-            result = func(*_unwrapped(args), **_unwrapped(kwargs))
+            result = func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         nodes = self.ops.order[start:]
         for number in range(first_made, torch.autograd._get_sequence_nr()):  # type: ignore[attr-defined]
             self.ops.numbers_kept[number] = live, computed is not None
@@ -289,15 +290,11 @@ def _computed_with(func: Any, args: Any) -> list[Any] | None:
 
 
 def _live_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, (Live, Late)):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _live_in(element)
-    elif isinstance(value, dict):
-        yield from _live_in(list(value.values()))
-    elif isinstance(value, slice):
-        yield from _live_in((value.start, value.stop, value.step))
+    for leaf in leaves_in(value):
+        if isinstance(leaf, slice):
+            yield from _live_in((leaf.start, leaf.stop, leaf.step))
+        elif isinstance(leaf, (Live, Late)):
+            yield leaf
 
 
 def _is_flat(data: Any) -> bool:
@@ -311,14 +308,3 @@ def _made_of(data: Any, dtype: torch.dtype | None = None, device: Any = None) ->
     kind = dtype or (torch.get_default_dtype() if any(isinstance(n, float) for n in plain) else torch.int64)
     made = [torch.full((), number, dtype=kind, device=device) for number in plain]
     return made[0] if isinstance(data, Live) else torch.stack(made)
-
-
-def _unwrapped(value: Any) -> Any:
-    """Replace live numbers in `value` by plain ones. Those in an index must be the same in later steps."""
-    if isinstance(value, (Live, Late)):
-        return value.plain
-    if type(value) in (tuple, list):
-        return type(value)(_unwrapped(element) for element in value)
-    if isinstance(value, dict):
-        return {key: _unwrapped(element) for key, element in value.items()}
-    return plain_tree(value)

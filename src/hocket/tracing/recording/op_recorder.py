@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,12 +24,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
+from hocket.tracing.program import map_leaves
 from hocket.tracing.raising import is_foreign, is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, with_plain_numbers, written_arguments
+from hocket.tracing.recording.op_arguments import tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -74,13 +75,8 @@ class Note:
     is_undone: bool = False
 
 
-class _Layout(NamedTuple):
-    """Enough of a tensor to make a fake one of it."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+# Enough of a tensor to make a fake one of it: shape, strides, dtype and device.
+_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class OpRecorder(TorchDispatchMode):
@@ -244,7 +240,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _recorded(self, func: Any, args: Any, kwargs: Any, live: list[Live]) -> Any:
         inputs = list(tensors_in((args, kwargs)))
-        given = mapped(args, self.node_of), mapped(kwargs, self.node_of)
+        given = map_leaves((args, kwargs), lambda leaf: self.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf)
         reads = frozenset(self.root(tensor) for tensor in inputs)
         written = list(tensors_in(list(written_arguments(func, args, kwargs))))
         for tensor in written:
@@ -264,7 +260,8 @@ class OpRecorder(TorchDispatchMode):
             self._random_state = _random_state()
         if phase == "forward":
             self.where.ran(layer)
-        made = [result] if isinstance(result, torch.Tensor) else list(result) if is_list(result) else []
+        single = [result] if isinstance(result, torch.Tensor) else []
+        made = list(result) if isinstance(result, (list, tuple)) else single
         returns = tuple(self._returned(value) for value in made)
         if self.reasons:
             return result
@@ -344,7 +341,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _returned(self, value: Any) -> int | None:
         if not isinstance(value, torch.Tensor):
-            if is_list(value) and any(True for _ in tensors_in(value)):
+            if isinstance(value, (list, tuple)) and any(True for _ in tensors_in(value)):
                 self.reasons.add("returns unseen", "list of lists of tensors from an op")
             return None
         if value.layout is not torch.strided or value.is_nested:
@@ -383,14 +380,15 @@ class OpRecorder(TorchDispatchMode):
 def _layout(tensor: torch.Tensor) -> _Layout | None:
     if tensor.layout is not torch.strided:
         return None
-    return _Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _fake(layout: Any, made: dict[_Layout, Any]) -> Any:
     if isinstance(layout, list):
         return tuple(_fake(each, made) for each in layout)
     if layout is not None and layout not in made:
-        made[layout] = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
+        shape, stride, dtype, device = layout
+        made[layout] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     return None if layout is None else made[layout]
 
 

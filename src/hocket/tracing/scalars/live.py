@@ -147,14 +147,17 @@ def plain_of(value: Any) -> Any:
     return value.plain if isinstance(value, (Live, Late)) else value
 
 
-def plain_tree(value: Any) -> Any:
-    """`value` with every live or late number in its lists, tuples, dicts and slices settled: see `Tape.settle`."""
+def plain_tree(value: Any, plain: Callable[[Any], Any] | None = None) -> Any:
+    """`value` with every live or late number in its lists, tuples, dicts and slices settled: see `Tape.settle`.
+
+    With `plain`, that takes the place of those outside of slices. Those in an index must be the same in later steps.
+    """
     if isinstance(value, (Live, Late)):
-        return value.tape.settle(value)  # type: ignore[arg-type]
+        return value.tape.settle(value) if plain is None else plain(value)  # type: ignore[arg-type]
     if type(value) in (list, tuple):
-        return type(value)(plain_tree(element) for element in value)
+        return type(value)(plain_tree(element, plain) for element in value)
     if type(value) is dict:
-        return {key: plain_tree(element) for key, element in value.items()}
+        return {key: plain_tree(element, plain) for key, element in value.items()}
     if type(value) is slice:
         return slice(plain_tree(value.start), plain_tree(value.stop), plain_tree(value.step))
     return value
@@ -223,10 +226,6 @@ def _method(name: str) -> Any:
     return lambda self, *args, **kwargs: getattr(self.tape.settle(self), name)(*args, **kwargs)
 
 
-def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    return np.asarray(self.tape.settle(self), dtype)
-
-
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     if method == "__call__" and not kwargs and all(isinstance(value, (int, float)) for value in inputs):
         if ufunc in _PREDICATES:
@@ -253,7 +252,7 @@ METHODS["__bool__"] = lambda self: self.tape.guard(bool, self)
 METHODS["is_integer"] = lambda self: self.tape.guard(lambda number: float(number).is_integer(), self)
 METHODS["__format__"] = _settled(format)
 METHODS["__reduce_ex__"] = lambda self, protocol: (type(self.plain), (self.tape.settle(self),))
-METHODS["__array__"] = _array
+METHODS["__array__"] = lambda self, dtype=None, copy=None: np.asarray(self.tape.settle(self), dtype)
 METHODS["__array_ufunc__"] = _array_ufunc
 for _name in ("floor", "ceil", "trunc"):
     METHODS[f"__{_name}__"] = _unary(getattr(math, _name))
@@ -272,11 +271,8 @@ METHODS_OF_FLOAT = METHODS | {"hex": _method("hex")}
 def _symbolic_methods(kind: type) -> dict[str, Any]:
     plain = float if issubclass(kind, torch.SymFloat) else int
     names = {name for name in vars(kind) if callable(getattr(kind, name)) and name not in vars(object)}
-    return {name: _method(name) if hasattr(plain, name) else _not_there for name in names - {"__init__"}}
-
-
-def _not_there(self: Any, *_: Any) -> Any:
-    return NotImplemented
+    names -= {"__init__"}
+    return {name: _method(name) if hasattr(plain, name) else (lambda *_: NotImplemented) for name in names}
 
 
 METHODS_OF_WHOLE = _symbolic_methods(torch.SymInt) | METHODS
