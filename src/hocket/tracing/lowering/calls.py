@@ -44,6 +44,11 @@ class AnnotatedCall:
         return Access(self.note.reads, self.note.writes | fresh, self.note.random)
 
     @property
+    def memory(self) -> frozenset[int]:
+        """The roots that it touches."""
+        return self.note.reads | self.note.writes | {root for root in self.note.returns if root is not None}
+
+    @property
     def target(self) -> str:
         return str(getattr(self.call.func, "_overloadpacket", self.call.func))
 
