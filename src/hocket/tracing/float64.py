@@ -161,7 +161,7 @@ def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dic
     arguments = _Arguments(values, numbers, dtypes if is_random else None, is_wide=not is_random and dtypes is not None)
     args = tuple(map(arguments, call.args))
     kwargs = {key: arguments(value) for key, value in call.kwargs.items()}
-    run = None if kwargs else convolution_in_parts(call.func)
+    run = None if kwargs else IN_PARTS.get(call.func)
     result = (run or call.func)(*args, **kwargs)
     if is_random:
         result = tree_map(_wide, result)
@@ -216,14 +216,6 @@ def _copied(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=copy.dtype, device=copy.device).copy_(copy)
 
 
-def convolution_in_parts(func: Any) -> Callable[..., Any] | None:
-    """Return a function that computes this ATen op some images at a time, or None if it is not a convolution.
-
-    The function has the arguments, the result and the layout of the op. Sums over images are added in another order.
-    """
-    return _IN_PARTS.get(func)
-
-
 def _forward(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
     result: Any = None
     for begin, size in _parts(x, weight):
@@ -248,7 +240,8 @@ def _backward(gradient: Any, x: Any, weight: Any, *options: Any) -> Any:
     return images, *sums
 
 
-_IN_PARTS: dict[Any, Callable[..., Any]] = {
+# What computes an op some images at a time, with its arguments, result and layout. Sums over images have another order.
+IN_PARTS: dict[Any, Callable[..., Any]] = {
     _aten.convolution.default: _forward,
     _aten.convolution_backward.default: _backward,
 }
