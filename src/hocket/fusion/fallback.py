@@ -81,17 +81,22 @@ def are_mixed(leaves: Sequence[Any]) -> bool:
 def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
     """Call ``targets[i]`` with model i's part of the arguments."""
     shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    before = [leaf._version for leaf in shared if not leaf.is_inference()]
+    before = versions(shared)
     outs = []
     writes = is_write(getattr(targets[0], "__name__", str(targets[0])))
     for index, target in enumerate(targets):
         outs.append(target(*part(args, index, writes=writes), **part(kwargs, index, writes=writes)))
-        if index + 1 < len(targets) and before != [leaf._version for leaf in shared if not leaf.is_inference()]:
+        if index + 1 < len(targets) and before != versions(shared):
             raise InputError(
                 f"{where}: writes over a tensor that all models read; give each model its own, or clone it in the "
                 "forward"
             )
     return stack_parts(outs, where)
+
+
+def versions(leaves: Sequence[Any]) -> list[int]:
+    """How often each tensor was written."""
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
 def stack_parts(outs: Sequence[Any], where: str) -> Any:

@@ -39,11 +39,7 @@ ASK = "say which with fuse(..., shared=True) for one of all models, or shared=Fa
 
 
 class ModelAxis:
-    """The axes of the arguments of an array and of its losses, as far as they are known.
-
-    Args:
-        shared: True if all inputs are ``(N, ...)``, False if they are ``(B, N, ...)``, or this by argument names.
-    """
+    """The axes of the arguments of an array and of its losses, as far as they are known. `shared` is as in `fuse`."""
 
     def __init__(self, shared: bool | Mapping[str, bool] | None) -> None:
         self.shared = shared

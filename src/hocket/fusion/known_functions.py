@@ -104,15 +104,9 @@ def _decoder(m: Any, tgt: Any, memory: Any, **masks: Any) -> Any:
 
 
 def _transformer(m: Any, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None, **masks: Any) -> Any:
-    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=masks.get("src_key_padding_mask"))
-    return m.decoder(
-        tgt,
-        memory,
-        tgt_mask=tgt_mask,
-        memory_mask=masks.get("memory_mask"),
-        tgt_key_padding_mask=masks.get("tgt_key_padding_mask"),
-        memory_key_padding_mask=masks.get("memory_key_padding_mask"),
-    )
+    masks = {name: mask for name, mask in masks.items() if not name.endswith("is_causal")}
+    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=masks.pop("src_key_padding_mask", None))
+    return m.decoder(tgt, memory, tgt_mask=tgt_mask, **masks)
 
 
 def _recurrent(m: Any, input: Any, hx: Any = None) -> Any:

@@ -304,19 +304,12 @@ class _Recorder(TorchFunctionMode):
         """Say of each tensor of a result which node it is."""
         if isinstance(result, Tensor):
             self._hold(result, node)
-        elif isinstance(result, (tuple, list)):
-            for place, part in enumerate(result):
+        elif isinstance(result, (tuple, list, dict)):
+            for key, part in result.items() if isinstance(result, dict) else enumerate(result):
                 if _has_tensor(part):
-                    self._name_item(node, place, part)
-        elif isinstance(result, dict):
-            for key, part in result.items():
-                if _has_tensor(part):
-                    self._name_item(node, key, part)
+                    self._name_parts(self._placed(self._graph.call_function(operator.getitem, (node, key))), part)
         elif _has_tensor(result):
             self._cannot(f"{node.name} gives a {type(result).__name__}")
-
-    def _name_item(self, node: fx.Node, key: Any, part: Any) -> None:
-        self._name_parts(self._placed(self._graph.call_function(operator.getitem, (node, key))), part)
 
     def _detached(self, leaf: Any) -> Any:
         """A tensor's node, without the gradients that it has, or may have in a later call."""
