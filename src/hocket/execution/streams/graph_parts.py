@@ -23,6 +23,7 @@ from hocket.execution.streams.device import StreamDevice
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.sources import BatchLeaf
+from hocket.tracing.standing import value_now
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def input_tensors(captured: Captured) -> dict[int, torch.Tensor]:
     leaves, _ = tree_flatten(captured.batch)
     found: dict[int, torch.Tensor] = {}
     for slot, source in captured.program.inputs.items():
-        value = leaves[source.index] if type(source) is BatchLeaf else _or_none(source)
+        value = leaves[source.index] if type(source) is BatchLeaf else value_now(source)
         value = captured.stand_ins.get(slot) if value is None else value
         if value is not None:
             found[slot] = value
@@ -108,10 +109,3 @@ def _is_host_count(source: Any) -> bool:
     optimizer, parameter = source.table.optimizer, source.table.parameter
     group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
     return not (group.get("capturable") or group.get("fused"))
-
-
-def _or_none(source: Any) -> Any:
-    try:
-        return source.get()
-    except LookupError:
-        return None  # state that the first step makes

@@ -25,7 +25,7 @@ from hocket.execution.streams.device import StreamDevice
 from hocket.execution.streams.graph_parts import graph_parts, input_tensors
 from hocket.execution.streams.lanes import Launch, StreamLanes
 from hocket.execution.streams.launch_plan import launch_plan_of
-from hocket.ir import Machine, Plan, Timeline
+from hocket.ir import Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.saved_state import copies_of
 from hocket.tracing.sources import BatchLeaf
@@ -47,12 +47,11 @@ class GraphedLanes(StreamLanes):
         self,
         captured: Captured,
         plan: Plan,
-        machine: Machine | None = None,
         *,
         device: StreamDevice | None = None,
         timed: bool = False,
     ) -> None:
-        super().__init__(captured, plan, machine, device=device, timed=timed)
+        super().__init__(captured, plan, device=device, timed=timed)
         program, order = captured.program, self._whole.part.order
         parts = graph_parts(captured, self.device)
         self._before, self._inside, self._after = (
