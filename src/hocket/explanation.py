@@ -111,9 +111,6 @@ def explain(job: Job) -> Explanation:
 
     Where the whole step cannot be, its middle is looked at in further steps, once for each way to divide it.
 
-    Raises:
-        Exception: whatever the step raises.
-
     Example:
         >>> from hocket import zoo
         >>> explain(zoo.load("mlp", depth=2, width=8)).verdict

@@ -78,11 +78,7 @@ class StepRegions:
             self._end()
 
     def __call__(self, batch: Any) -> Any:
-        """One training step.
-
-        Raises:
-            Exception: whatever the step raises.
-        """
+        """One training step."""
         if threading.current_thread() is not threading.main_thread():
             return self._eager(batch)
         return self._run(batch)

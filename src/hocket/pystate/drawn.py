@@ -101,11 +101,6 @@ class Draw:
 class DrawnAhead:
     """The parts of a step of which the middle is given the numbers that it draws. It stands for `StepParts`.
 
-    Args:
-        inner: the parts.
-        watch: of the step, which has seen it draw.
-        num_lists: lists that were made before.
-
     Attributes:
         middle: that of `inner`, with the numbers as a further argument.
         lines, before, runs_users: of `inner`.

@@ -49,12 +49,9 @@ def split(step: Any, lines: OpLines, trained: Collection[int] = ()) -> list[Step
 
     All ops are in the middle, or all but those after the training, or but statements that may come after it. What comes
     before are draws, or all up to an op, or all that makes the batch.
-    Empty where a step has no Python but in between its ops, or where its source is not at hand.
 
-    Args:
-        step: a function, a method, a partial, or an object with a `__call__` of the user's.
-        lines: where ops ran.
-        trained: addresses of the memory of models, gradients and optimizers.
+    Empty where a step has no Python but in between its ops, or where its source is not at hand. `trained` are addresses
+    of the memory of models, gradients and optimizers.
     """
     if isinstance(step, functools.partial):
         return [

@@ -345,17 +345,7 @@ def captured_from(
     pays: Callable[[str, str], bool] | None = None,
     made: Mapping[Any, torch.Tensor] | None = None,
 ) -> Captured:
-    """The captured step of a trace.
-
-    Args:
-        trace: the recorded step.
-        signature: of the call that was recorded, as it was before the call.
-        step: the user's own.
-        batch: what it was called with.
-        split: as for `hocket.capture`.
-        pays: as for `hocket.capture`.
-        made: state that was not there yet, by its source.
-    """
+    """The captured step of a trace, with the signature from before the call. `made` is state that was not there yet."""
     lowered = lower(trace, split_backward=split, pays=pays)
     made = made or {}
     stand_ins = {slot: made[source] for slot, source in lowered.program.inputs.items() if source in made}

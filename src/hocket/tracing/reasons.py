@@ -184,11 +184,7 @@ class Reason:
 
 
 class Reasons:
-    """Collects the reasons of one recording. The first one counts.
-
-    Args:
-        raises: raise a `CaptureError` with each reason, so that the step ends there.
-    """
+    """Collects the reasons of one recording. The first one counts. With `raises` it is a `CaptureError` at once."""
 
     def __init__(self, *, raises: bool = False) -> None:
         self.first: Reason | None = None

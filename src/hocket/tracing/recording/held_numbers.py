@@ -28,11 +28,7 @@ class HeldNumbers:
 
     @contextmanager
     def plain(self, note: Callable[[str], object]) -> Iterator[None]:
-        """Put plain numbers in the places of live ones while code runs that is not followed.
-
-        Args:
-            note: called with each place that it sets, and the number.
-        """
+        """While code runs that is not followed, let live numbers be plain. `note` gets each place that it sets."""
         live = {entry: value for entry in self._before if isinstance(value := value_now(entry), (Live, Late))}
         for entry, value in live.items():
             entry.put(value.plain)
