@@ -47,12 +47,7 @@ def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def unpacked(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments that `packed` was given.
-
-    Example:
-        >>> unpacked(packed((1,), {})), unpacked(packed((1, 2), {"key": 3}))
-        (((1,), {}), ((1, 2), {'key': 3}))
-    """
+    """The arguments that `packed` was given."""
     return (batch.args, batch.kwargs) if type(batch) is Arguments else ((batch,), {})
 
 

@@ -111,9 +111,6 @@ def explain(job: Job) -> Explanation:
 
     Where the whole step cannot be, its middle is looked at in further steps, once for each way to divide it.
 
-    Raises:
-        Exception: whatever the step raises.
-
     Example:
         >>> from hocket import zoo
         >>> explain(zoo.load("mlp", depth=2, width=8)).verdict
@@ -134,13 +131,7 @@ def explain(job: Job) -> Explanation:
 
 
 class _Look:
-    """Steps of a job that are watched and recorded.
-
-    Args:
-        job: the job.
-        parts: of its step, of which the middle is looked at. Without it the whole step is.
-        number: of the first batch.
-    """
+    """Steps of a job that are watched and recorded."""
 
     def __init__(self, job: Job, parts: StepParts | DrawnAhead | None, number: int) -> None:
         self.job, self.parts, self.number = job, parts, number

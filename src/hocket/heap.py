@@ -107,11 +107,6 @@ def keep_freed_blocks() -> None:
 
 
 def trim_heap() -> bool:
-    """Return freed memory to the system. Returns False without glibc, which alone has such a call.
-
-    Example:
-        >>> trim_heap() in (True, False)
-        True
-    """
+    """Return freed memory to the system. Returns False without glibc, which alone has such a call."""
     trim = getattr(_libc(), "malloc_trim", None)
     return bool(trim(0)) if trim is not None else False

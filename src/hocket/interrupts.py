@@ -28,11 +28,6 @@ def held_interrupts() -> Iterator[None]:
     """Hold SIGINT back until the end of the block. A second one goes through at once.
 
     Without the native core, only the main thread can hold it back (Python allows no other to).
-
-    Example:
-        >>> with held_interrupts():
-        ...     "nothing is left half done"
-        'nothing is left half done'
     """
     if native.available():
         hold, release = native_holders()

@@ -79,11 +79,7 @@ class StepRegions:
             self._end()
 
     def __call__(self, batch: Any) -> Any:
-        """One training step.
-
-        Raises:
-            Exception: whatever the step raises.
-        """
+        """One training step."""
         if threading.current_thread() is not threading.main_thread():
             return self._eager(batch)
         return self._run(batch)
@@ -215,12 +211,7 @@ def _is_of_compiler(error: BaseException) -> bool:
 
 
 def is_suitable(places: Inventory, watch: PurityWatch) -> bool:
-    """True if regions of a step may be tried.
-
-    Args:
-        places: of its models and optimizers.
-        watch: of the step.
-    """
+    """True if regions of a step may be tried."""
     if not places.models or any(entry.get().device.type != "cpu" for entry in places.parameters):
         return False
     if torch.distributed.is_available() and torch.distributed.is_initialized():

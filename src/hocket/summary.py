@@ -25,16 +25,7 @@ def comparison_of(
     eager_ms: Sequence[float] = (),
     planned_ms: Sequence[float] = (),
 ) -> Comparison:
-    """Compare eager with the best plan of a decision.
-
-    Args:
-        target: the name of the step.
-        decision: one that has a candidate.
-        backend: the device it ran on.
-        difference: the result of a verification.
-        eager_ms: times of eager steps. Defaults to those of the decision.
-        planned_ms: times of planned steps, interleaved with these.
-    """
+    """Compare eager with the best plan of a decision, by its own times or by those of interleaved steps."""
     found = decision.candidate
     assert found is not None, "there is a plan to compare"
     eager, planned = Sample.of(eager_ms or decision.eager_ms), Sample.of(planned_ms or found.steps_ms)

@@ -242,7 +242,6 @@ class _Steps:
 
 
 def _caption(record: EagerRecord) -> str:
-    """Return the heading of eager's timeline."""
     rows = ", ".join(f"{row} {record.share(row):.0%}" for row in record.timeline.lanes)
     others = "" if record.others_busy is None else f"; other cores busy {record.others_busy:.0%} at most"
     return f"{duration_text(record.timeline.makespan_us)} measured: {rows}{others}"
@@ -274,7 +273,6 @@ def _batches(
 
 
 def _unplanned(job: Job, fast: Schedule, eager_ms: list[float], planned_ms: list[float]) -> Comparison:
-    """The comparison of a step that is eager, or has regions."""
     note = "the row of planned steps is that of steps with regions: their results are not compared once more"
     if fast.verdict == "eager":
         eager_ms = planned_ms = [*eager_ms, *planned_ms]

@@ -15,13 +15,13 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch.optim import optimizer as optimizers
 
 from hocket.autotune.comparison import expected
 from hocket.autotune.decision import Decision
 from hocket.autotune.turns import Turns
 from hocket.errors import InputError
 from hocket.session import Schedule, schedule
+from hocket.tracing.rerecording import runs_hooks
 
 _SCHEDULE = "_hocket_schedule"
 
@@ -129,10 +129,4 @@ def _calls_closure_first(optimizer: torch.optim.Optimizer, plain: Callable[..., 
     is_own = getattr(plain, "__func__", None) is type(optimizer).step or hasattr(plain, "_wrapped_by_lr_sched")
     if not is_own or not module.startswith("torch.optim.") or module == "torch.optim.lbfgs":
         return False
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        optimizers._global_optimizer_pre_hooks,
-        optimizers._global_optimizer_post_hooks,
-    )
-    return not any(hooks)
+    return not runs_hooks(optimizer)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import hocket
 from hocket.fusion import calls, contest
-from hocket.fusion.contest import RATIOS, ContestedCall, ExecutionPlan, Intervals, PlanContest, plans_for
+from hocket.fusion.contest import RATIOS, Choice, ContestedCall, ExecutionPlan, Intervals, PlanContest, plans_for
 from hocket.fusion.executor import SingleExecutor
 
 CALL_ROUNDS = len(RATIOS)
@@ -48,15 +48,11 @@ def test_another_plan_than_the_usual_one_has_to_win_clearly(faster, wins, usual,
     assert (among.plan is other) is wins
 
 
-def contested(runs, won, intervals=None, at_least_s=None):
-    """A call by these plans, which tells `won` the winner."""
-
-    def timed(leader, times_s, is_over):
-        if is_over:
-            won.append(leader)
-
+def contested(runs, intervals=None, at_least_s=None):
+    """A call by these plans, and the choice that it makes."""
     makes = {plan: (lambda run=run: run) for plan, run in runs.items()}
-    return ContestedCall(makes, timed, intervals or Intervals(), at_least_s or {}, nullcontext)
+    choice = Choice("forward", next(iter(runs)), {}, is_settled=False)
+    return ContestedCall(makes, choice, intervals or Intervals(), at_least_s or {}, nullcontext), choice
 
 
 class Clock:
@@ -77,13 +73,14 @@ class Clock:
 
 @pytest.mark.parametrize("faster", [ALL, ONE])
 def test_calls_run_by_each_plan_in_turns_and_then_by_the_faster_one(faster, monkeypatch):
-    clock, log, won = Clock(monkeypatch), [], []
+    clock, log = Clock(monkeypatch), []
     runs = {plan: clock.taking(1.0 if plan is faster else 1.18, log, plan) for plan in (ALL, ONE)}
-    call = contested(runs, won)
+    call, choice = contested(runs)
     for number in range(8 * CALL_ROUNDS):
         assert call(number)[1] == number, "each call runs once, whoever's turn it is"
         clock.now_s += 100.0 * (number % 7 == 3)  # now and then somebody evaluates the models
-    assert won == [faster]
+    assert choice.is_settled
+    assert choice.winner is faster
     others = [number for number, plan in enumerate(log) if plan is not faster]
     assert 2 <= len(others) <= 2 * CALL_ROUNDS
     assert max(others) < 4 * CALL_ROUNDS, "the winner alone from then on"
@@ -91,21 +88,24 @@ def test_calls_run_by_each_plan_in_turns_and_then_by_the_faster_one(faster, monk
 
 def test_calls_of_two_kinds_are_each_judged_by_their_own_time(monkeypatch):
     """In a step with both, by the whole step neither plan of the short call would be 5% ahead."""
-    clock, won, intervals = Clock(monkeypatch), {"long": [], "short": []}, Intervals()
+    clock, intervals = Clock(monkeypatch), Intervals()
     runs = {
         "long": {ALL: clock.taking(100.0, [], ALL), ONE: clock.taking(120.0, [], ONE)},
         "short": {ALL: clock.taking(2.0, [], ALL), ONE: clock.taking(1.0, [], ONE)},
     }
-    both = {name: contested(own, won[name], intervals) for name, own in runs.items()}
+    both = {name: contested(own, intervals) for name, own in runs.items()}
     for _ in range(4 * CALL_ROUNDS):
-        for call in both.values():
+        for call, _ in both.values():
             call()
-    assert won == {"long": [ALL], "short": [ONE]}
+    assert {name: (choice.winner, choice.is_settled) for name, (_, choice) in both.items()} == {
+        "long": (ALL, True),
+        "short": (ONE, True),
+    }
 
 
 def test_a_loser_is_let_go_of(monkeypatch):
     clock = Clock(monkeypatch)
-    call = contested({ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)}, [])
+    call, _ = contested({ONE: clock.taking(2.0, [], ONE), ALL: clock.taking(1.0, [], ALL)})
     for _ in range(4 * CALL_ROUNDS):
         call()
     assert not call._runs
@@ -114,7 +114,7 @@ def test_a_loser_is_let_go_of(monkeypatch):
 def test_models_one_at_a_time_have_no_turn_where_a_call_is_faster_than_they_are_at_least(monkeypatch):
     clock, log = Clock(monkeypatch), []
     runs = {ALL: clock.taking(1.0, log, ALL), ONE: clock.taking(9.0, log, ONE)}
-    call = contested(runs, [], at_least_s={ONE: 2.0})
+    call, _ = contested(runs, at_least_s={ONE: 2.0})
     for _ in range(8):
         call()
     assert set(log) == {ALL}
@@ -129,7 +129,7 @@ def test_a_plan_that_cannot_run_has_no_other_turn_and_the_usual_one_raises(fails
         raise RuntimeError("by intent")
 
     runs = {plan: clock.taking(1.0, [], plan) for plan in (ALL, ONE)} | {fails: failing}
-    call = contested(runs, [])
+    call, _ = contested(runs)
     if fails is ALL:
         with pytest.raises(RuntimeError, match="by intent"):
             call()

@@ -74,7 +74,6 @@ class Things:
         table.add_cell(self.empty, ABSENT, NONE_THERE)
         table.add_list(self.zeros, list(self.zeros), [EQUAL] * len(self.zeros))
         table.add_dict(self.holder, ["stats"], [self.holder["stats"]], [TREE_OF_NUMBERS], False, False)
-        table.finish()
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hocket.pystate.bodies import parsed
-from hocket.pystate.exchange import exchanged
+from hocket.pystate.exchange import Exchange
 from hocket.sinks import sinks_held
 
 STATEMENTS = [
@@ -54,7 +54,7 @@ def made_of(lines, **outside):
     found = {**NAMES, **outside}
     exec(compile(source, file, "exec"), found)
     body = parsed(found["step"], None)
-    shown = exchanged(body, [each.node for each in body.statements])
+    shown = Exchange(body, [each.node for each in body.statements])
     return found["step"], body.compiled(shown.nodes, ()), shown
 
 

@@ -16,7 +16,7 @@ from hocket.errors import CaptureError
 from hocket.tracing import float64
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
-from hocket.tracing.float64 import convolution_in_parts, float64_step
+from hocket.tracing.float64 import IN_PARTS, float64_step
 from hocket.tracing.program import Call
 from hocket.tracing.saved_state import Saved
 from support.steps import training_step, update
@@ -163,7 +163,7 @@ def test_parts_make_the_whole(name: str, last: bool, monkeypatch: pytest.MonkeyP
     kind = torch.channels_last if last else torch.contiguous_format
     x, weight = torch.randn(shape).double().contiguous(memory_format=kind), torch.randn(weight_shape).double()
     bias = torch.randn(6).double()
-    forward, backward = map(convolution_in_parts, (aten.convolution.default, aten.convolution_backward.default))
+    forward, backward = map(IN_PARTS.get, (aten.convolution.default, aten.convolution_backward.default))
     assert forward is not None
     assert backward is not None
     whole = aten.convolution.default(x, weight, bias, *options)

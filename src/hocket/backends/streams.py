@@ -44,7 +44,7 @@ class StreamBackend(Backend):
         return Plan((Lane(f"{self.gpu.name}.0", captured.graph.order, "stream", self.gpu.name),), planner="serial")
 
     def executor(self, captured: Captured, plan: Plan) -> Executor:
-        return GraphedLanes(captured, plan, self.machine, device=self.device)
+        return GraphedLanes(captured, plan, device=self.device)
 
     def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
         # By a graph that records events: launched one by one, short ops would be timed with the host's gaps in them. In

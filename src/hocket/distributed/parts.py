@@ -24,7 +24,7 @@ from hocket.errors import InputError
 from hocket.ir import DisjointSets, Graph
 from hocket.tracing.captured import Captured
 from hocket.tracing.cut import cut
-from hocket.tracing.division import Arrival, Departure, is_of_batch, references
+from hocket.tracing.division import Arrival, Departure, is_of_batch
 from hocket.tracing.sources import Constant, ItemOf
 
 # The other end of the servers' channels: all workers together.
@@ -206,7 +206,7 @@ def items_of(captured: Captured) -> dict[str, list[str]]:
     tape = captured.trace.tape
     found: dict[str, list[str]] = {}
     for action in captured.program.actions:
-        indices = {reference.index for call in action.calls for reference in references(call)}
+        indices = {number for call in action.calls for number in call.numbers}
         leaves = [tape.leaves[leaf] for index in sorted(indices) for leaf in tape.leaves_of(index)]
         found[action.name] = [leaf.source.name for leaf in leaves if isinstance(leaf, ItemOf)]
     return found
@@ -225,7 +225,7 @@ def _check_numbers(
         for name in items[action.name]:
             if name in (pushed if of_server else pulled):
                 raise InputError(f"distribute: op {action.name!r} takes the number in {name!r} before it has arrived")
-        indices = {reference.index for call in action.calls for reference in references(call)}
+        indices = {number for call in action.calls for number in call.numbers}
         if of_server and any(is_of_batch(captured.trace.tape, index) for index in indices):
             raise InputError(f"distribute: op {action.name!r} of the update takes a number of the batch")
 

@@ -97,11 +97,7 @@ def compiled_graph(
 ) -> Callable[..., Any]:
     """A graph of Dynamo's as a `Contest`, or as it stands where no part of it can be planned.
 
-    Args:
-        graph: Dynamo's.
-        example_inputs: of its first call.
-        asked: the options.
-        takes_turns: compare the compiled graph with the graph as it stands. Without, it stays if any region has a plan.
+    Without turns with the graph as it stands, the compiled one stays if any region has a plan.
     """
     if name := foreign_call(graph):
         return _as_it_stands(graph, f"it calls {name}, whose effects are not known")

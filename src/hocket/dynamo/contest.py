@@ -91,7 +91,6 @@ class Contest:
 
     @property
     def is_compiled(self) -> bool:
-        """True if the compiled graph stays."""
         return self._stage == "compiled"
 
     def __call__(self, *args: Any) -> Any:

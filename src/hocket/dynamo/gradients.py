@@ -87,12 +87,7 @@ class Differentiable:
 
     @torch._dynamo.disable  # compiled autograd would compile what is behind it
     def gradients(self, needed: Sequence[torch.Tensor], given: Sequence[Any]) -> Sequence[Any]:
-        """A gradient for each input, or None.
-
-        Args:
-            needed: what the forward has saved.
-            given: a gradient for each output, None where none has arrived.
-        """
+        """A gradient for each input, or None."""
         arrived = [given[place] for place in self.trained]
         missing = frozenset(n for n, each in enumerate(arrived) if each is None)
         laid_out = [_laid_out(each, *self._layouts[n]) for n, each in enumerate(arrived) if each is not None]
@@ -181,16 +176,7 @@ def differentiable(
     meta: Any,
     compile: Callable[[fx.GraphModule], Boxed],
 ) -> Differentiable | None:
-    """A graph with its gradients, or None where AOTAutograd does more around it: views, subclasses, tokens.
-
-    Args:
-        original: the graph as it stands.
-        num_inputs: of the graph.
-        forward: AOTAutograd's graph, and a boxed function of it.
-        backward: the same for the gradients.
-        meta: AOTAutograd's notes.
-        compile: makes a boxed function of another backward graph.
-    """
+    """A graph with its gradients, or None where AOTAutograd does more around it: views, subclasses, tokens."""
     (graph, run), (graph_back, run_back) = forward, backward
     given = graph.graph.find_nodes(op="placeholder")
     if len(given) != num_inputs or not all(isinstance(node.meta.get("val"), torch.Tensor) for node in given):

@@ -120,12 +120,6 @@ def partitioned(
 
     Views are not kept beside their base but taken again in the backward: a model with linear layers would return a
     transposed view of each weight from each forward. Those that the forward returns in any case are read from there.
-
-    Args:
-        joint: forward and backward in one graph.
-        inputs: of it.
-        num_fwd_outputs: results of the joint graph that are the forward's.
-        options: of `default_partition`.
     """
     nodes = list(joint.graph.nodes)
     tagged = (place for place, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward")
@@ -154,7 +148,6 @@ def _taken_again(graph: fx.Graph, view: fx.Node, again: dict[fx.Node, fx.Node]) 
 
 
 def _is_view(node: fx.Node) -> bool:
-    """True if a node is a view of one tensor, whatever the numbers in the graph are."""
     is_view = getattr(node.target, "is_view", False) and isinstance(node.meta.get("val"), torch.Tensor)
     return is_view and len(node.all_input_nodes) == 1 and isinstance(node.all_input_nodes[0].meta["val"], torch.Tensor)
 

@@ -53,9 +53,6 @@ _Exchange = tuple[dict[str, Any], str, Any]
 class PlannedParts:
     """The models and optimizers of one step.
 
-    Args:
-        config: of the step.
-
     Attributes:
         called: outermost modules that were called while looked on.
         failure: why Dynamo has given up a model. Empty if it has not.
@@ -79,7 +76,6 @@ class PlannedParts:
 
     @property
     def is_planned(self) -> bool:
-        """True if some part runs by plan."""
         return any(part.is_planned for part in self._parts)
 
     @contextmanager
@@ -134,7 +130,6 @@ class PlannedParts:
             self._is_on = False
 
     def close(self) -> None:
-        """Close all lanes."""
         self._drop(lambda part: True)
 
     def _drop(self, is_dropped: Callable[[_PlannedModel | _PlannedUpdate], bool]) -> None:

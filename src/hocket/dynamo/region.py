@@ -52,14 +52,7 @@ _ALIVE: WeakSet[Region] = WeakSet()
 def region_of(
     graph: fx.GraphModule, kind: str, *, numerics: str, cache: bool | str | os.PathLike[str]
 ) -> tuple[Region | None, Callable[[list[Any]], Any]]:
-    """A boxed function for a graph of AOTAutograd's, with its region if it can be planned.
-
-    Args:
-        graph: of ATen ops.
-        kind: ``"forward"``, ``"backward"`` or ``"inference"``, for messages.
-        numerics: as for `hocket.schedule`.
-        cache: as for `hocket.schedule`.
-    """
+    """A boxed function for a graph of AOTAutograd's, with its region if it can be planned."""
     plain = boxed(graph)
     made: Any = plain
     reason = why_unplannable(graph)
@@ -209,7 +202,6 @@ class Region:
         return self._pool
 
     def _give_up(self, reason: str) -> None:
-        """Run the graph as it stands from now on."""
         pool, self._pool, self._fast = self._pool, None, None
         if pool is None:
             return

@@ -55,7 +55,7 @@ def executor(
     if kind == "auto" and any(lane.kind == "stream" for lane in plan.lanes):
         from hocket.execution.streams import GraphedLanes
 
-        return GraphedLanes(captured, plan, machine)
+        return GraphedLanes(captured, plan)
     if kind != "python":
         from hocket.execution.native import NativeLanes
         from hocket.native import available

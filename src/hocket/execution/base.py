@@ -118,11 +118,7 @@ class Executor(ABC):
             return self.captured.finish(frame)
 
     def launched(self, batch: Any) -> Any:
-        """One training step like a call, in which every op is called by itself, whatever the executor has made of them.
-
-        Raises:
-            StaleCaptureError: as for a call. Nothing was run.
-        """
+        """One training step like a call, but every op is called by itself, whatever the executor has made of them."""
         return self(batch)
 
     @contextmanager

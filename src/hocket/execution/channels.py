@@ -78,11 +78,6 @@ class Host(Protocol):
 class ChannelOps:
     """The channel ops of a plan: begins them, and knows which have arrived.
 
-    Args:
-        captured: a cut step.
-        plan: its plan.
-        channels: for each link of a channel lane (``src->dst``) what it moves values with.
-
     Raises:
         ExecutionError: a lane without a channel, or an op on the wrong kind of lane.
     """

@@ -50,13 +50,7 @@ _Inbox: TypeAlias = "SimpleQueue[tuple[ThreadLanes, Frame, list[int]] | None]"
 
 
 class ThreadLanes(Executor):
-    """Runs a plan on Python threads.
-
-    Args:
-        captured: the step.
-        plan: any plan that runs all its ops on lanes of cores, and transfers on channels.
-        machine: the hardware threads of each core. Without it lanes are not pinned.
-        channels: the channel of each link (``src->dst``) of a channel lane.
+    """Runs a plan on Python threads. The arguments are those of `hocket.execution.executor`.
 
     Raises:
         PlanError: the plan is not one for this graph.

@@ -39,8 +39,6 @@ from hocket.fusion.stacked import Stacked, as_tensors
 from hocket.fusion.steps import Settings, warn_without_rule
 from hocket.fusion.store import Snapshot, Store, restored
 
-__all__ = ["Calls"]
-
 NEAR = 3.0  # times the fastest: what lanes can win back on models one by one
 CLOSE = 2.0  # times the fastest: what counts as such while calls are still to tell plans apart
 LIKE = 4.0  # times as many numbers in the arguments: calls for which the same plan is the fastest
@@ -67,7 +65,6 @@ class Calls:
         self.settings = settings
         self.store = store
         self.choices: list[Choice] = []  # for the last kinds of calls
-        self._num_dropped = 0  # choices before these
         self.form: str | None = None  # how to compute while somebody captures or verifies a step; see `forms`
         self.forget()
 
@@ -80,7 +77,8 @@ class Calls:
         self.why_unfused = ""  # for the last kind of calls without a program
         self._intervals = Intervals()
         self._recorded_s = math.inf  # how long the forwards of all models took at least, one after another
-        self._counted_from = self._num_dropped + len(self.choices)  # earlier choices say nothing of later calls
+        for choice in self.choices:
+            choice.is_current = False
 
     def __getstate__(self) -> dict[str, Any]:
         choices = [replace(choice, kind=choice.kind[0]) for choice in self.choices]  # a loss function's code stays here
@@ -88,7 +86,6 @@ class Calls:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, form=None)  # it was asked of this array, for a while
-        self._num_dropped = 0
         self.forget()
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -246,7 +243,6 @@ class Calls:
         return out
 
     def _say(self, found: Unfused) -> None:
-        """Warn that models run one after another, once."""
         self.why_unfused = found.reason
         if found.reason and not is_watched():
             warn_without_rule(self.settings, "", type(self.store.templates[0]).__name__, found.reason)
@@ -277,33 +273,23 @@ class Calls:
         size = sum(value.tensor.numel() if isinstance(value, Stacked) else value.numel() for value in _tensors(values))
         alike = [
             choice
-            for choice in self.choices[max(0, self._counted_from - self._num_dropped) :]
-            if choice.kind == kind and max(size, choice.size) <= LIKE * min(size, choice.size)
+            for choice in self.choices
+            if choice.is_current and choice.kind == kind and max(size, choice.size) <= LIKE * min(size, choice.size)
         ]
         if alike:
             settled = Counter(choice.winner for choice in alike if choice.is_settled)
             plan = settled.most_common(1)[0][0] if settled else alike[0].winner
             return self._by(program, plan, with_losses)
         plans = plans_for(total, with_losses=with_losses, has_images=has_images(program))
-        number = self._num_dropped + len(self.choices)
-        self.choices.append(Choice(kind, plans[0], {}, len(plans) == 1, size))
-        if len(self.choices) > MAX_PROGRAMS:
-            del self.choices[0]
-            self._num_dropped += 1
+        choice = Choice(kind, plans[0], {}, len(plans) == 1, size)
+        self.choices.append(choice)
+        del self.choices[:-MAX_PROGRAMS]
         if len(plans) == 1:
             return self._by(program, plans[0], with_losses)
         runs = {plan: partial(self._by, program, plan, with_losses) for plan in plans}
         at_least_s = {plan: self._recorded_s for plan in plans if plan.group_size == 1}
         guard = partial(restored, self._written(program), self.store.generators)
-        return ContestedCall(runs, partial(self._timed, number), self._intervals, at_least_s, guard)
-
-    def _timed(self, number: int, winner: ExecutionPlan, times_s: Mapping[ExecutionPlan, float], is_over: bool) -> None:
-        """Real calls have shown which plan is the fastest so far for those of this choice."""
-        place = number - self._num_dropped
-        if place < 0:
-            return
-        times_us = {plan: time_s * 1e6 for plan, time_s in times_s.items() if time_s < math.inf}
-        self.choices[place] = replace(self.choices[place], winner=winner, times_us=times_us, is_settled=is_over)
+        return ContestedCall(runs, choice, self._intervals, at_least_s, guard)
 
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:

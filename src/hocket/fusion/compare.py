@@ -20,8 +20,6 @@ from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import attributes_of, check_memory, held, named_tensors, reached
 from hocket.fusion.stacked import is_same
 
-__all__ = ["compare", "differ_in_values", "differing_attribute", "own_options", "tied"]
-
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")

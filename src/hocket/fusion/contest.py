@@ -37,8 +37,6 @@ import torch
 
 from hocket.errors import HocketError
 
-__all__ = ["Choice", "ContestedCall", "ExecutionPlan", "Intervals", "PlanContest", "plans_for"]
-
 
 @dataclass(frozen=True)
 class ExecutionPlan:
@@ -79,7 +77,7 @@ RATIOS = (math.inf, 1.5, 1.3, 1.2, 1.1, 1.1, 1.1, 1.1)
 HANDICAP = 1.05  # times what a plan took that is not the usual one
 
 
-@dataclass(frozen=True)
+@dataclass
 class Choice:
     """The plan that calls of a kind run by.
 
@@ -89,6 +87,7 @@ class Choice:
         times_us: shortest time from a call to the next call, in microseconds, by plan.
         is_settled: whether calls have shown which plan it is, or there was only one.
         size: how many numbers the arguments have.
+        is_current: whether the models are still as they were, so that it says something of later calls.
     """
 
     kind: Any
@@ -96,6 +95,7 @@ class Choice:
     times_us: Mapping[ExecutionPlan, float]
     is_settled: bool = True
     size: int = 0
+    is_current: bool = True
 
     def behind(self) -> dict[ExecutionPlan, float]:
         """Times of the plans as multiples of the fastest time. The winner has 0."""
@@ -124,7 +124,6 @@ class PlanContest:
 
     @property
     def plan(self) -> ExecutionPlan:
-        """The plan of the next step."""
         return self.leader if self.is_over else self._turn[0]
 
     @property
@@ -139,7 +138,6 @@ class PlanContest:
 
     @property
     def step_s(self) -> float:
-        """The fastest step so far."""
         return min(self.times_s.values())
 
     def leave(self, plan: ExecutionPlan) -> None:
@@ -151,7 +149,6 @@ class PlanContest:
                 self._end_round()
 
     def took(self, seconds: float) -> None:
-        """A step by `plan` took so long."""
         self._steps += 1
         if self._steps < TURN:
             return
@@ -196,7 +193,7 @@ class ContestedCall:
 
     Args:
         make: functions that build the run of each plan, the usual one first.
-        timed: receives the leader, the times of all plans and a flag for the end of the contest.
+        choice: is given the leader and the times of all plans.
         intervals: the clock of the array.
         at_least_s: lower bounds: a plan has no turn once another one is faster than its bound.
         guard: restores what a failed call has written.
@@ -205,14 +202,14 @@ class ContestedCall:
     def __init__(
         self,
         make: Mapping[ExecutionPlan, Callable[[], Callable[..., Any]]],
-        timed: Callable[[ExecutionPlan, Mapping[ExecutionPlan, float], bool], None],
+        choice: Choice,
         intervals: Intervals,
         at_least_s: Mapping[ExecutionPlan, float],
         guard: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         self._make = dict(make)
         self._runs: dict[ExecutionPlan, Callable[..., Any]] = {}
-        self._timed = timed
+        self._choice = choice
         self._intervals = intervals
         self._at_least_s = at_least_s
         self._guard = guard
@@ -228,8 +225,9 @@ class ContestedCall:
         for plan, least_s in self._at_least_s.items():
             if self._contest.step_s <= least_s:
                 self._contest.leave(plan)
-        self._timed(self._contest.leader, self._contest.times_s, self._contest.is_over)
-        plan = self._contest.plan
+        plan, choice = self._contest.plan, self._choice
+        choice.winner, choice.is_settled = self._contest.leader, self._contest.is_over
+        choice.times_us = {each: time_s * 1e6 for each, time_s in self._contest.times_s.items() if time_s < math.inf}
         if self._contest.is_over:
             self._winner = self._run_by(plan)
             self._runs.clear()  # what the others hold on to is free

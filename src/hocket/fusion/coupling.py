@@ -13,8 +13,6 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer
 
-__all__ = ["warn_of_coupling"]
-
 OPTIMIZERS = {
     getattr(torch.optim, name): what
     for name, what in {

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -26,15 +26,12 @@ from hocket.errors import HocketError, InputError
 from hocket.fusion import fallback
 from hocket.fusion.contest import ExecutionPlan
 from hocket.fusion.gradients import Gathered, Parts, note_absent
-from hocket.fusion.loss import Losses, first_tensor, loss_of_one
+from hocket.fusion.loss import Losses, first_tensor, loss_of_one, of_one
 from hocket.fusion.one_by_one import fail_after_updates
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import where
 from hocket.fusion.source import ProgramSource
 from hocket.fusion.stacked import Stacked, laid_out, map_tree
-
-__all__ = ["LeadsElsewhereError", "SingleExecutor", "SingleModel", "has_images"]
-
 
 CHANNELS_LAST = {
     "conv2d": torch.channels_last,
@@ -202,11 +199,7 @@ class SingleExecutor:
         if set(map(type, targets)) <= {Stacked, Tensor}:
             own: Any = tuple([each.tensor[index] if type(each) is Stacked else each for each in targets])
         else:
-            own = pytree.tree_map(
-                lambda leaf: leaf.tensor[index] if isinstance(leaf, Stacked) else leaf,
-                targets,
-                is_leaf=lambda leaf: isinstance(leaf, Stacked),
-            )
+            own = of_one(targets, itemgetter(index))
         return loss_of_one(fn, out, own, index)
 
 

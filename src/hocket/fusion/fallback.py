@@ -22,8 +22,6 @@ from hocket.errors import InputError
 from hocket.fusion.known_functions import is_write
 from hocket.fusion.stacked import Stacked, joined, map_tree, part, unwrap
 
-__all__ = ["are_mixed", "batched", "loop", "stack_parts", "vmap"]
-
 
 def batched(target: Callable[..., Any], args: Any, kwargs: dict[str, Any], num_models: int) -> Any:
     """Call `target` under one level of torch's batching: ``torch.vmap`` without its 100 us of Python a call."""
@@ -83,17 +81,22 @@ def are_mixed(leaves: Sequence[Any]) -> bool:
 def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
     """Call ``targets[i]`` with model i's part of the arguments."""
     shared = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    before = [leaf._version for leaf in shared if not leaf.is_inference()]
+    before = versions(shared)
     outs = []
     writes = is_write(getattr(targets[0], "__name__", str(targets[0])))
     for index, target in enumerate(targets):
         outs.append(target(*part(args, index, writes=writes), **part(kwargs, index, writes=writes)))
-        if index + 1 < len(targets) and before != [leaf._version for leaf in shared if not leaf.is_inference()]:
+        if index + 1 < len(targets) and before != versions(shared):
             raise InputError(
                 f"{where}: writes over a tensor that all models read; give each model its own, or clone it in the "
                 "forward"
             )
     return stack_parts(outs, where)
+
+
+def versions(leaves: Sequence[Any]) -> list[int]:
+    """How often each tensor was written."""
+    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
 def stack_parts(outs: Sequence[Any], where: str) -> Any:
@@ -123,7 +126,6 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
 
 
 def _stacked(leaves: Sequence[Tensor], where: str) -> Stacked:
-    """One tensor of each model."""
     if len(leaves) == 1:
         return Stacked(leaves[0].unsqueeze(0))
     shapes = {tuple(leaf.shape): index for index, leaf in reversed(list(enumerate(leaves)))}

@@ -34,20 +34,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = [
-    "ASKED",
-    "LARGE_BYTES",
-    "Gathered",
-    "GradientMemory",
-    "Parts",
-    "SaidOfLeaves",
-    "absent",
-    "as_leaf",
-    "models_without_gradient",
-    "note_absent",
-]
-
-
 LARGE_BYTES = 2**20  # of a parameter, from which its gradient has a place of its own
 REQUIRES_GRAD = attrgetter("requires_grad")
 
@@ -172,7 +158,6 @@ class Gathered:
         self._grads: list[Tensor | None] = []
 
     def take(self, grad: Tensor | None) -> None:
-        """The next model's."""
         if self._place is not None and grad is not None:
             grad = self._place[len(self._grads)].copy_(grad)
         self._grads.append(grad)

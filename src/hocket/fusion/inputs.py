@@ -25,8 +25,6 @@ from hocket.errors import InputError
 from hocket.fusion.stacked import Stacked, unwatched
 from hocket.fusion.store import Store
 
-__all__ = ["ModelAxis"]
-
 MAX_COMBINATIONS = 64
 BATCHED = {
     **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.LSTM, nn.GRU, nn.RNN), (3,)),
@@ -41,11 +39,7 @@ ASK = "say which with fuse(..., shared=True) for one of all models, or shared=Fa
 
 
 class ModelAxis:
-    """The axes of the arguments of an array and of its losses, as far as they are known.
-
-    Args:
-        shared: True if all inputs are ``(N, ...)``, False if they are ``(B, N, ...)``, or this by argument names.
-    """
+    """The axes of the arguments of an array and of its losses, as far as they are known. `shared` is as in `fuse`."""
 
     def __init__(self, shared: bool | Mapping[str, bool] | None) -> None:
         self.shared = shared

@@ -14,8 +14,6 @@ from torch.utils import _pytree as pytree
 
 from hocket.fusion.known_functions import LAYOUT, SHAPE
 
-__all__ = ["CallSpec", "Kind", "autocast", "modes", "repeated"]
-
 
 @dataclass(frozen=True)
 class CallSpec:

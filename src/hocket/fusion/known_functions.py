@@ -21,23 +21,6 @@ from torch import Tensor, nn
 
 from hocket.errors import InputError
 
-__all__ = [
-    "AS_MANY",
-    "KNOWN",
-    "KNOWN_ATTRIBUTES",
-    "LAYOUT",
-    "NOTHING",
-    "OF_GENERATORS",
-    "OPERATORS",
-    "REFLECTED",
-    "STRIDED",
-    "memory",
-    "strides",
-    "unlike_alone",
-]
-__all__ += ["SHAPE", "SHARING", "TRACEABLE_FORWARDS", "VIEWS", "WITHOUT_RESULT", "is_shaped_by_values", "is_write"]
-
-
 # How far a forward looks at its tensors, apart from rank, type and device.
 NOTHING, SHAPE, LAYOUT = range(3)
 
@@ -122,15 +105,9 @@ def _decoder(m: Any, tgt: Any, memory: Any, **masks: Any) -> Any:
 
 
 def _transformer(m: Any, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any = None, **masks: Any) -> Any:
-    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=masks.get("src_key_padding_mask"))
-    return m.decoder(
-        tgt,
-        memory,
-        tgt_mask=tgt_mask,
-        memory_mask=masks.get("memory_mask"),
-        tgt_key_padding_mask=masks.get("tgt_key_padding_mask"),
-        memory_key_padding_mask=masks.get("memory_key_padding_mask"),
-    )
+    masks = {name: mask for name, mask in masks.items() if not name.endswith("is_causal")}
+    memory = m.encoder(src, mask=src_mask, src_key_padding_mask=masks.pop("src_key_padding_mask", None))
+    return m.decoder(tgt, memory, tgt_mask=tgt_mask, **masks)
 
 
 def _recurrent(m: Any, input: Any, hx: Any = None) -> Any:

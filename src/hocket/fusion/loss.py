@@ -29,8 +29,6 @@ from hocket.fusion.stacked import Stacked, unwrap
 from hocket.fusion.steps import level_of_user
 from hocket.fusion.watching import ForwardWatch
 
-__all__ = ["Losses", "buffers_in", "first_tensor", "kind_of", "loss_of_one", "per_model_loss"]
-
 UNCHANGED = (HocketError, torch.OutOfMemoryError)
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 DEPTH = 4  # of functions that hold functions
@@ -147,11 +145,11 @@ def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **opt
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
     """The loss of the only model, computed without fusing, or None if it is not one tensor."""
-    result = fn(*_of_one(args, lambda tensor: tensor.squeeze(0)))
+    result = fn(*of_one(args, lambda tensor: tensor.squeeze(0)))
     return result.unsqueeze(0) if isinstance(result, Tensor) else None
 
 
-def _of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+def of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
     """Arguments as one model sees them. Outputs keep their class, because a loss may read ``out.loss``."""
     found: tuple[Any, ...] = pytree.tree_map(
         lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
@@ -185,7 +183,7 @@ def _each(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, one: C
     outs = []
     for index in range(num_models):
         with one():
-            outs.append(fn(*_of_one(args, itemgetter(index))))
+            outs.append(fn(*of_one(args, itemgetter(index))))
     return fallback.stack_parts(outs, "loss")
 
 

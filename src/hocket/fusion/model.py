@@ -29,9 +29,6 @@ from hocket.fusion.steps import Settings
 from hocket.fusion.store import Store
 from hocket.heap import keep_freed_blocks
 
-__all__ = ["Array", "report"]
-
-
 BACKENDS = ("auto", "rule", "vmap", "loop")
 
 

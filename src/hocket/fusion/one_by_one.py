@@ -18,10 +18,8 @@ from hocket.fusion.module_calls import without_checkpoints
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.rules.random import drawing
 from hocket.fusion.shared_objects import named_tensors
-from hocket.fusion.stacked import Stacked
+from hocket.fusion.stacked import Stacked, part
 from hocket.fusion.store import Store
-
-__all__ = ["fail_after_updates", "one_by_one"]
 
 _IS_LEAF = attrgetter("is_leaf")
 
@@ -29,14 +27,9 @@ _IS_LEAF = attrgetter("is_leaf")
 def one_by_one(
     store: Store, spec: Any, values: list[Any], call: Callable[..., Any] | None = None, *, asks_leaves: bool = False
 ) -> Any:
-    """Run the plain models one after another. The output is `Stacked` where models differ.
+    """Run the plain models one after another. The output is `Stacked` where models differ, and so are the `values`.
 
-    Args:
-        store: the tensors and templates of the models.
-        spec: the tree of the arguments.
-        values: the leaves, `Stacked` where models have their own.
-        call: calls a model with its arguments, in place of the model itself.
-        asks_leaves: True if the forwards read attributes such as `grad` of their parameters.
+    `call` takes the place of the model itself. `asks_leaves`: forwards read attributes such as `grad` of parameters.
     """
     args, kwargs = pytree.tree_unflatten(values, spec)
     wholes = store.all_tensors()
@@ -64,25 +57,19 @@ def _stacked_outputs(targets: list[Callable[..., Any]], args: Any, kwargs: Any) 
     kept = [leaf.clone() if isinstance(leaf, Tensor) and len(targets) > 1 else leaf for leaf in leaves]
     outs = []
     for index, target in enumerate(targets):
-        own_args, own_kwargs = pytree.tree_unflatten([_own(leaf, index) for leaf in leaves], spec)
-        before = _versions(leaves)
+        own_args, own_kwargs = pytree.tree_unflatten(part(leaves, index), spec)
+        before = fallback.versions(leaves)
         outs.append(target(*own_args, **own_kwargs))
-        if index + 1 < len(targets) and before != _versions(leaves):
+        if index + 1 < len(targets) and before != fallback.versions(leaves):
             leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in kept]
     return fallback.stack_parts(outs, "the model itself")
-
-
-def _own(leaf: Any, index: int) -> Any:
-    return leaf.parts()[index] if isinstance(leaf, Stacked) else leaf
-
-
-def _versions(leaves: list[Any]) -> list[int]:
-    return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
 def fail_after_updates(out: Any, wholes: list[Tensor]) -> None:
     """Let the backward of an output fail where parameters are updated before it, as it does for a plain model."""
     trained = [whole for whole in wholes if whole.requires_grad]
+    if not trained or torch.is_inference_mode_enabled():
+        return
     versions = [whole._version for whole in trained]
 
     def check(_: Any) -> None:
@@ -94,12 +81,7 @@ def fail_after_updates(out: Any, wholes: list[Tensor]) -> None:
 
     for leaf in pytree.tree_leaves(out, is_leaf=lambda value: isinstance(value, Stacked)):
         tensor = leaf.tensor if isinstance(leaf, Stacked) else leaf
-        if (
-            isinstance(tensor, Tensor)
-            and tensor.grad_fn is not None
-            and trained
-            and not torch.is_inference_mode_enabled()
-        ):
+        if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
             tensor.grad_fn.register_prehook(check)
 
 

@@ -22,8 +22,6 @@ from hocket.fusion.store import Store
 from hocket.fusion.traced import Traced
 from hocket.fusion.writes import find_writes
 
-__all__ = ["FusedProgram"]
-
 CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError)
 ASSERTIONS = ("_assert", "_assert_async")  # which have held when the models were recorded
 
@@ -184,7 +182,6 @@ def _is_view(source: Any, result: Any) -> bool:
 
 
 def _per_model(tree: Any) -> list[ModelValues]:
-    """The `ModelValues` in a tree of arguments."""
     found: list[ModelValues] = []
     map_tree(tree, lambda value: found.append(value) if isinstance(value, ModelValues) else None)
     return found

@@ -36,25 +36,12 @@ from hocket.fusion.watching import ForwardWatch
 from hocket.heap import collections_held
 from hocket.pystate.guards import Guards
 
-__all__ = ["MAX_PROGRAMS", "Bounded", "Programs", "Unfused", "World"]
-
-
 V = TypeVar("V")
 _NOTHING: Any = object()
 
 
 class Bounded(dict[Any, V]):
-    """At most `size` items: one more pushes out the one that was put in or asked for longest ago.
-
-    Example:
-        >>> kept = Bounded(2)
-        >>> kept["a"], kept["b"] = 1, 2
-        >>> kept.get("a")
-        1
-        >>> kept["c"] = 3
-        >>> list(kept)
-        ['a', 'c']
-    """
+    """At most `size` items: one more pushes out the one that was put in or asked for longest ago."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -209,7 +196,6 @@ class Programs:
         return self._worlds[0].programs()
 
     def world(self) -> World:
-        """The world as it is now."""
         current = self._worlds[0]
         if not current.holds():
             current = self._other(current)
@@ -300,7 +286,6 @@ class Programs:
         return one_by_one(store, kind.call.spec, values, one)
 
     def _made(self, graphs: list[Traced]) -> FusedProgram | Unfused:
-        """A program of the models' graphs."""
         try:
             with unwatched():
                 return FusedProgram(self._store, self._settings, merged(graphs))

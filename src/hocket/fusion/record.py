@@ -36,8 +36,6 @@ from hocket.fusion.stacked import memory_order
 from hocket.fusion.traced import Look, RecordedForward, Traced
 from hocket.pystate.origins import user_line
 
-__all__ = ["recorded"]
-
 _UNKNOWN = "the forward has a tensor that no op of torch's has given"
 _MOVED = "has got other memory, by set_ or swap_tensors"
 _NO_TREES = frozenset((int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device))
@@ -113,7 +111,6 @@ class _Recorder(TorchFunctionMode):
             self._inputs[node] = number
 
     def traced(self, out: Any) -> Traced:
-        """The graph, ended by this output."""
         self._write_back()
         for name, tensor in named_tensors(self._model):
             if self._has_moved(tensor):
@@ -326,19 +323,12 @@ class _Recorder(TorchFunctionMode):
         """Say of each tensor of a result which node it is."""
         if isinstance(result, Tensor):
             self._hold(result, node)
-        elif isinstance(result, (tuple, list)):
-            for place, part in enumerate(result):
+        elif isinstance(result, (tuple, list, dict)):
+            for key, part in result.items() if isinstance(result, dict) else enumerate(result):
                 if _has_tensor(part):
-                    self._name_item(node, place, part)
-        elif isinstance(result, dict):
-            for key, part in result.items():
-                if _has_tensor(part):
-                    self._name_item(node, key, part)
+                    self._name_parts(self._placed(self._graph.call_function(operator.getitem, (node, key))), part)
         elif _has_tensor(result):
             self._cannot(f"{node.name} gives a {type(result).__name__}")
-
-    def _name_item(self, node: fx.Node, key: Any, part: Any) -> None:
-        self._name_parts(self._placed(self._graph.call_function(operator.getitem, (node, key))), part)
 
     def _detached(self, leaf: Any) -> Any:
         """A tensor's node, without the gradients that it has, or may have in a later call."""
@@ -347,7 +337,6 @@ class _Recorder(TorchFunctionMode):
         return self._placed(self._graph.call_method("detach", (node,))) if may_have else node
 
     def _argument(self, leaf: Any) -> Any:
-        """A tensor's node."""
         if not isinstance(leaf, Tensor):
             return leaf
         if self._has_moved(leaf):

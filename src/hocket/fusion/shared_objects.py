@@ -36,22 +36,6 @@ from hocket.fusion.rules.base import where
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a, is_immutable
 
-__all__ = [
-    "Known",
-    "Originals",
-    "attributes_of",
-    "check_memory",
-    "check_part",
-    "held",
-    "held_by",
-    "held_in_common",
-    "inside",
-    "named_tensors",
-    "reached",
-    "stray",
-]
-
-
 # Not looked into: a copy shares them, or has its own.
 _WHOLE = (type, FunctionType, ModuleType, nn.Module, Tensor)
 _MACHINERY = frozenset(vars(nn.Module())) - {"training"}

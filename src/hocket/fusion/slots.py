@@ -14,8 +14,6 @@ from hocket.fusion.compare import compare, differ_in_values, tied
 from hocket.fusion.shared_objects import check_memory, named_tensors
 from hocket.fusion.store import Store, mark
 
-__all__ = ["load", "refill", "save", "select_models", "state_of"]
-
 
 def select_models(store: Store, models: Sequence[int]) -> None:
     """Keep these models, in this order. Parameters keep their identity and lose their gradients."""

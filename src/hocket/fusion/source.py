@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from hocket.fusion.program import FusedProgram
     from hocket.fusion.steps import Step
 
-__all__ = ["ProgramSource", "Ref"]
-
 FILENAME = "<hocket.fuse: one program>"
 
 
@@ -36,12 +34,7 @@ class Ref:
 
 
 class ProgramSource:
-    """Source that grows step by step.
-
-    Args:
-        program: the steps, of all models.
-        model: the model that it is for, or None for all.
-    """
+    """Source that grows step by step."""
 
     def __init__(self, program: FusedProgram, model: int | None = None) -> None:
         self._model = model

@@ -24,20 +24,6 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["ModelValues", "Stacked", "align", "as_tensors", "as_type_of", "fold", "from_channels", "is_same"]
-__all__ += [
-    "is_stacked",
-    "joined",
-    "laid_out",
-    "map_tree",
-    "memory_order",
-    "part",
-    "to_channels",
-    "unfold",
-    "unwatched",
-]
-__all__ += ["unwrap", "with_model_dim"]
-
 
 @contextmanager
 def unwatched() -> Iterator[None]:

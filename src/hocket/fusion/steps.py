@@ -32,8 +32,6 @@ from hocket.fusion.traced import Traced
 from hocket.fusion.writes import in_place
 from hocket.pystate.origins import origin
 
-__all__ = ["Settings", "Step", "level_of_user", "make_step", "warn_without_rule"]
-
 # In torch 2.13, padding rows and other elements get a gradient there, axes are mistaken, what is saved is written, and
 # running statistics that are not contiguous are not.
 WITHOUT_VMAP = ("embedding", "unfold", "select_scatter", "cumprod_", "float_power_", "index_reduce_", "batch_norm")

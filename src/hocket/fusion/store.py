@@ -24,8 +24,6 @@ from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import Originals, attributes_of, held_in_common, named_tensors, reached, stray
 from hocket.fusion.stacked import Stacked
 
-__all__ = ["Snapshot", "Store", "mark", "restored"]
-
 
 class _Store(nn.Module):
     """Holds stacked tensors under the names they have in the models. The array saves and loads them."""
@@ -181,11 +179,9 @@ class Store:
         return self.generators[device]
 
     def parameters(self) -> list[Tensor]:
-        """Every parameter, stacked and separate."""
         return [*self.fused.parameters(), *self.separate.parameters()]
 
     def buffers(self) -> list[Tensor]:
-        """Every buffer, stacked and separate."""
         return [*self.fused.buffers(), *self.separate.buffers()]
 
     def all_tensors(self) -> dict[str, Tensor]:

@@ -21,8 +21,6 @@ from hocket.errors import InputError
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.stacked import ModelValues, as_type_of, is_same, joined
 
-__all__ = ["RecordedForward", "Traced", "merged"]
-
 
 @dataclass(frozen=True)
 class Traced:

@@ -25,8 +25,6 @@ from hocket.pystate.places import ABSENT
 from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import PurityWatch
 
-__all__ = ["ForwardWatch", "Seen"]
-
 # Python and C functions whose effect on torch's generators no walk can see.
 _SEEDING = frozenset(("manual_seed", "manual_seed_all", "set_rng_state", "fork_rng"))
 

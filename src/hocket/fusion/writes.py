@@ -23,9 +23,6 @@ from torch.nn import functional
 from hocket.fusion.known_functions import is_write
 from hocket.fusion.rules.base import IN_PLACE, find, is_watched, op_name
 
-__all__ = ["find_writes", "in_place", "written_by"]
-
-
 VIEWS = frozenset(
     (
         "transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "select", "narrow", "slice", "unsqueeze",

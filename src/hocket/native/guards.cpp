@@ -41,6 +41,7 @@ class Table : public hocket::Condition {
         trees_.push_back(dicts_.size());
         break;
       }
+    if (ordered && made.keys.size() > 1) ordered_.push_back(dicts_.size());
     dicts_.push_back(std::move(made));
     return groups_++;
   }
@@ -134,10 +135,6 @@ class Table : public hocket::Condition {
   }
   bool holds(PyObject*) override { return check() == -1; }
 
-  void finish() {
-    for (size_t i = 0; i < dicts_.size(); i++)
-      if (dicts_[i].ordered && dicts_[i].keys.size() > 1) ordered_.push_back(i);
-  }
   // What a dict holds now is what to expect from now on.
   void accept(int group) {
     for (auto& dict : dicts_) {
@@ -193,7 +190,6 @@ void bind_guards(py::module& module) {
       .def("add_buffer", &Table::add_buffer)
       .def("add_set", &Table::add_set)
       .def("add_test", &Table::add_test)
-      .def("finish", &Table::finish)
       .def("check", &Table::check)
       .def("accept", &Table::accept)
       .def("__len__", &Table::size);

@@ -193,9 +193,6 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     return result;
   }
 
-  // What the last step took, from before the workers were woken to when the last of them had ended.
-  int64_t took_ns() const { return took_ns_; }
-
   // Worker and action of the error that `run` raised last.
   std::pair<int, int> failed() const { return failed_; }
 
@@ -222,7 +219,6 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     for (size_t i = 1; i < workers_.size(); ++i) members_[i - 1]->ring(shared_from_this(), i, epoch);
     run_worker(0, epoch, usual.current, true);
     steps_.join(static_cast<uint32_t>(workers_.size() - 1), spin_ns, [&] { poll(epoch, now_ns()); });
-    took_ns_ = now_ns() - began_ns_;
     raise_failure(epoch);
   }
 
@@ -335,7 +331,6 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
   std::pair<int, int> failed_{-1, -1};
   std::unique_ptr<at::ThreadLocalState> profiled_;  // the caller's, in a step that torch.profiler looks at
   int64_t began_ns_ = 0;
-  int64_t took_ns_ = 0;
   int64_t last_poll_ns_ = 0;
 };
 
@@ -362,7 +357,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def("step", torch::wrap_pybind_function(&Core::step))
       .def("clear", &Core::clear)
       .def("run_begun", torch::wrap_pybind_function(&Core::run_begun))
-      .def("took_ns", &Core::took_ns)
       .def("is_free", &Core::is_free)
       .def("times", &Core::times)
       .def("failed", &Core::failed);

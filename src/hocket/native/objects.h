@@ -215,8 +215,6 @@ class BatchPattern {
  public:
   explicit BatchPattern(PyObject* batch) { add(batch); }
 
-  size_t num_leaves() const { return num_leaves_; }
-
   // False where a batch is put together otherwise, or a leaf is of another type.
   bool read(PyObject* batch, std::vector<PyObject*>& leaves) const {
     leaves.clear();
@@ -249,8 +247,6 @@ class BatchPattern {
                (PyTuple_Check(value) && PyObject_HasAttrString(value, "_fields"))) {
       part.size = PySequence_Fast_GET_SIZE(value);
       for (Py_ssize_t i = 0; i < part.size; i++) items.push_back(PySequence_Fast_GET_ITEM(value, i));
-    } else {
-      num_leaves_++;
     }
     parts_.push_back(std::move(part));
     for (PyObject* item : items) add(item);
@@ -278,7 +274,6 @@ class BatchPattern {
   }
 
   std::vector<Part> parts_;
-  size_t num_leaves_ = 0;
 };
 
 }  // namespace hocket

@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "objects.h"
+#include "shared_memory.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -28,7 +29,6 @@
 
 #include <array>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 namespace {
@@ -144,13 +144,13 @@ class Signature : public hocket::Places, public hocket::Condition {
   Signature(const py::object& batch, const std::vector<bool>& free, bool looks)
       : pattern_(batch.ptr()), switches_(Switches::now()), modes_(function_modes()) {
     if (!pattern_.read(batch.ptr(), now_) || free.size() != now_.size()) throw py::value_error("not this batch");
-    std::unordered_map<PyObject*, size_t> first;
+    seen_.start(now_.size());
     for (size_t i = 0; i < now_.size(); i++) {
       Leaf leaf;
       if (THPVariable_Check(now_[i])) {
         leaf.meta.emplace(THPVariable_Unpack(now_[i]));
         if (looks) leaf.held.emplace(now_[i]);
-        leaf.first = first.try_emplace(now_[i], i).first->second;
+        leaf.first = seen_.add(now_[i], static_cast<int>(i));
       } else if (!free[i]) {
         leaf.value = py::reinterpret_borrow<py::object>(now_[i]);
       }
@@ -194,12 +194,7 @@ class Signature : public hocket::Places, public hocket::Condition {
     std::optional<hocket::Meta> meta;  // of a tensor
     std::optional<Held> held;
     py::object value;                  // of what is none; empty where it does not count
-    size_t first = 0;                  // the first place of this tensor
-  };
-  struct Seen {
-    PyObject* tensor = nullptr;
-    size_t place = 0;
-    uint64_t call = 0;
+    int first = 0;                     // the first place of this tensor
   };
 
   static int state_of(PyObject* parameter) {
@@ -208,20 +203,10 @@ class Signature : public hocket::Places, public hocket::Condition {
   }
 
   // Whether each tensor that stands twice does so at the places at which it did: it is one tensor to the step.
-  //
-  // A hash table that is not emptied between calls: an entry of another call has another number.
   bool places_hold() {
-    size_t bits = 4;
-    while (size_t{1} << bits < 2 * now_.size()) bits++;
-    if (seen_.size() != size_t{1} << bits) seen_.assign(size_t{1} << bits, {});
-    num_calls_++;
-    for (size_t i = 0; i < now_.size(); i++) {
-      if (!leaves_[i].meta) continue;
-      auto at = static_cast<size_t>(reinterpret_cast<uintptr_t>(now_[i]) * 0x9E3779B97F4A7C15u >> (64 - bits));
-      while (seen_[at].call == num_calls_ && seen_[at].tensor != now_[i]) at = (at + 1) & (seen_.size() - 1);
-      if (seen_[at].call != num_calls_) seen_[at] = {now_[i], i, num_calls_};
-      if (seen_[at].place != leaves_[i].first) return false;
-    }
+    seen_.start(now_.size());
+    for (size_t i = 0; i < now_.size(); i++)
+      if (leaves_[i].meta && seen_.add(now_[i], static_cast<int>(i)) != leaves_[i].first) return false;
     return true;
   }
 
@@ -229,8 +214,7 @@ class Signature : public hocket::Places, public hocket::Condition {
   Switches switches_;
   std::vector<py::object> modes_;
   std::vector<Leaf> leaves_;
-  std::vector<Seen> seen_;
-  uint64_t num_calls_ = 0;
+  hocket::AddressTable seen_;
   std::vector<std::pair<int, py::object>> expected_;
   std::vector<std::pair<int, int>> parameters_;
   std::vector<PyObject*> now_;

@@ -85,12 +85,7 @@ for _name in ("__radd__", "__reduce_ex__"):  # what a list does not define itsel
 
 @contextmanager
 def recorded_lists(appended: Sequence[AppendedList], note: Callable[[str], None]) -> Iterator[list[list[Any]]]:
-    """While the block lasts, what is appended to each list is in the lists that are given.
-
-    Args:
-        appended: the lists.
-        note: called with the name of a list that is used for anything else.
-    """
+    """While the block lasts, what is appended to each list is in the lists given. Other uses are noted, by its name."""
     stand_ins = [_Recorded(each.target, partial(note, each.name)) for each in appended]
     sizes = [len(each.target) for each in appended]
     added = [each._added for each in stand_ins]

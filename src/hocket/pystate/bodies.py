@@ -128,9 +128,6 @@ class Body:
         """Divide the last statement that runs ops, an `if`, behind those in its body.
 
         ``if last: optimizer.step(); scheduler.step()`` becomes ``taken = not not last``, and two branches on that.
-
-        Args:
-            places: of the ops.
         """
         positions = [n for n, s in enumerate(self.statements) if s.spans(places) or self.updates(s)]
         node = self.statements[positions[-1]].node if positions else None

@@ -119,14 +119,7 @@ def is_followed(
 
 def containers_at(found: Reachable, rebound: Iterable[Any]) -> frozenset[int]:
     """The addresses of the tuples, lists and dicts at these places (given by their identities), and of those within."""
-    return frozenset(
-        id(container)
-        for kind, owner, key in rebound
-        if (group := found.groups.get((owner, kind))) is not None
-        for each, value in zip(group.keys, group.values, strict=True)
-        if same(each, key)
-        for container in containers_in(value)
-    )
+    return frozenset(id(each) for value in found.values_at(rebound) for each in containers_in(value))
 
 
 def in_words(findings: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hocket.pystate.bodies import Body, Statement, is_plain, names_of
-from hocket.pystate.exchange import exchanged
+from hocket.pystate.exchange import Exchange
 from hocket.pystate.names import SCOPES, bound_names
 from hocket.pystate.op_lines import Place
 from hocket.pystate.places import is_a
@@ -65,9 +65,9 @@ class BodyCut:
 
     def parts(self) -> StepParts | None:
         self._hoist()
-        other = exchanged(self.body, self.nodes)
+        other = Exchange(self.body, self.nodes)
         self.nodes = other.nodes
-        if not (self.drawing or other.are_others or self._is_worth_it()):
+        if not (self.drawing or other.is_other or self._is_worth_it()):
             return None
         passed = names_of(self.after, "loads") & names_of(self.middle, "stores")
         if names_of(self.middle, "captured") & names_of(self.after, "stores"):
@@ -97,7 +97,7 @@ class BodyCut:
             self._lines(other.lines),
             (self.body.function.__code__, *other.codes),
             leaves_draws=self.leaves_draws,
-            is_exchanged=other.are_others,
+            is_exchanged=other.is_other,
             asks=(*other.asks, self.body.is_current),
         )
 
@@ -333,12 +333,7 @@ def _roots(statement: ast.stmt) -> list[ast.expr]:
 
 
 def _calls_in_order(node: ast.AST, is_whole: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, bool]]:
-    """The calls of an expression in their order, each with False if it is made for certain values only, or many times.
-
-    Args:
-        node: the expression.
-        is_whole: true of calls whose arguments are not looked into.
-    """
+    """The calls of an expression in their order, each with False if made for certain values only, or many times."""
     if isinstance(node, ast.Call) and is_whole(node):
         yield node, True
         return

@@ -78,7 +78,6 @@ class Draw:
     kwargs: Mapping[str, Any]
 
     def again(self) -> Any:
-        """Draw the next number."""
         return self.function(*self.args, **self.kwargs)
 
     @property
@@ -101,11 +100,6 @@ class Draw:
 
 class DrawnAhead:
     """The parts of a step of which the middle is given the numbers that it draws. It stands for `StepParts`.
-
-    Args:
-        inner: the parts.
-        watch: of the step, which has seen it draw.
-        num_lists: lists that were made before.
 
     Attributes:
         middle: that of `inner`, with the numbers as a further argument.
@@ -143,7 +137,6 @@ class DrawnAhead:
         return watch
 
     def begin(self, batch: Any) -> tuple[Any, Any]:
-        """Run what comes before, and draw. The rest as well, where it is not known what will be drawn."""
         own, kept = self._inner.begin(batch)
         if is_end(kept):
             return own, kept
@@ -250,7 +243,6 @@ class _Turn:
         self._is_drawing = False
 
     def begin(self, drawn: Sequence[Any]) -> None:
-        """The step runs, with these numbers."""
         self._drawn, self._num, self.gives = drawn, 0, True
 
     def end(self) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -26,48 +25,29 @@ from hocket.pystate.outputs import sink_for
 from hocket.pystate.places import Followed, is_a
 
 
-@dataclass(frozen=True)
-class OtherStatements:
-    """Statements in which some were exchanged.
+class Exchange(ast.NodeTransformer):
+    """Statements of a function, and of functions that these call, in which some are exchanged for others.
+
+    Args:
+        body: of the function. What the statements name, its `given` has.
+        statements: of the body.
+        within: code of the functions that call it.
 
     Attributes:
-        nodes: the statements. What they name, `Body.given` has.
+        nodes: the statements.
         codes: of called functions that others take the place of.
         asks: each asks whether the function still calls such a function.
         lines: of statements that run after the ops, each with its file.
-        are_others: any of them differs.
+        is_other: any of them differs.
     """
 
-    nodes: list[ast.stmt]
-    codes: tuple[CodeType, ...]
-    asks: tuple[Callable[[], bool], ...]
-    lines: frozenset[tuple[str, int]]
-    are_others: bool
-
-
-def exchanged(body: Body, nodes: Iterable[ast.stmt]) -> OtherStatements:
-    """Exchange what can be, in statements of the body and in functions that these call."""
-    exchange = _Exchanging(body, (body.function.__code__,))
-    made = [exchange.visit(node) for node in nodes]
-    return OtherStatements(
-        made, tuple(exchange.codes), tuple(exchange.asks), frozenset(exchange.lines), exchange.is_other
-    )
-
-
-class _Exchanging(ast.NodeTransformer):
-    """Exchanges statements of one function.
-
-    Args:
-        body: of the function.
-        within: its code, and that of the functions that call it.
-    """
-
-    def __init__(self, body: Body, within: tuple[CodeType, ...]) -> None:
-        self.body, self.within = body, within
+    def __init__(self, body: Body, statements: Iterable[ast.stmt], within: tuple[CodeType, ...] = ()) -> None:
+        self.body, self.within = body, (*within, body.function.__code__)
         self.codes: list[CodeType] = []
         self.asks: list[Callable[[], bool]] = []
         self.lines: set[tuple[str, int]] = set()
         self.is_other = False
+        self.nodes: list[ast.stmt] = [self.visit(each) for each in statements]
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, SCOPES):
@@ -114,11 +94,10 @@ class _Exchanging(ast.NodeTransformer):
         body = parsed(function, owner) if _is_opened(code.co_filename) else None
         if body is None:
             return
-        exchange = _Exchanging(body, (*self.within, code))
-        nodes = [exchange.visit(statement.node) for statement in body.statements]
+        exchange = Exchange(body, [each.node for each in body.statements], self.within)
         if exchange.is_other:
             self.is_other = True
-            made: Any = body.compiled(nodes, ())
+            made: Any = body.compiled(exchange.nodes, ())
             made = made if owner is None else MethodType(made, owner)
             node.func = ast.copy_location(self.body.give(made if module is None else _Through(module, made)), asked)
             self.lines |= exchange.lines
@@ -131,12 +110,7 @@ class _Exchanging(ast.NodeTransformer):
 
 
 class _Through:
-    """Calls a module, which calls another function for its `forward`.
-
-    Args:
-        module: the user's.
-        forward: bound to it.
-    """
+    """Calls a module, which calls another function for its `forward`."""
 
     def __init__(self, module: torch.nn.Module, forward: MethodType) -> None:
         self.module, self.forward = module, forward

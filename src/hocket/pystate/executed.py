@@ -1,7 +1,6 @@
-"""Notes which code a step runs: the names by which it can read and write state, and what it asks of the world outside.
+"""Notes which code a step runs (see `code_names`), what it asks of the world outside, and which objects it meets.
 
-State is reached by names: of closures, globals and attributes. Only attributes that executed code names are watched
-(all where names are computed, see `ExecutedCode.dynamic`). Two of Python's own hooks report which code runs:
+Two of Python's own hooks report it:
 
 - `sys.setprofile` reports calls of Python and of C functions. Among the latter are clocks, files and sockets: what
   they return is no state that could be watched, so a step that asks them is refused by name. And it reports returns:
@@ -18,14 +17,12 @@ import ctypes
 import gc
 import os
 import random
-import re
 import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -34,28 +31,22 @@ import torch
 from hocket.errors import CaptureError
 from hocket.function_like import keep_from_dynamo
 from hocket.heap import collections_held
-from hocket.pystate import bytecode, settings
+from hocket.pystate import settings
+from hocket.pystate.code_names import LOOKING_ON, CodeNames, file_of
 from hocket.pystate.layout import weakly
 from hocket.pystate.op_lines import OpLines, watching_frame
 from hocket.pystate.origins import OURS, TORCH, origin, user_line
-from hocket.pystate.strict import is_strict, reads_text, reads_text_by, strict_function, strict_names
+from hocket.pystate.strict import is_strict, reads_text, strict_function
 from hocket.pystate.world import as_called, asked_of_the_world, is_quiet
 from hocket.sinks import Sink
 
 _SINK = Sink.__call__.__code__  # what it calls is not looked at
 _SHOWS = vars(warnings)["_showwarnmsg"].__code__
 _DISPATCH = os.path.join(TORCH, "_ops.py")
-# What records and walks is no part of the step.
-_LOOKING_ON = tuple(OURS + name + os.sep for name in ("tracing", "pystate"))
 _IMPORTS = ("<frozen importlib", os.path.join("importlib", ""))
-# Python takes plain numbers from them.
-_CONVERSIONS = frozenset(("__float__", "__int__", "__index__", "__complex__", "__hash__"))
-_OF_TORCH = re.compile(r"torch(?!\._dynamo)")
-_EXCHANGED = re.compile("has_torch_function|[gs]et_rng_state")  # while another thread records
 
-# They set the state of a generator of `random`. Nothing sees numpy do so: there the names count.
+# They set the state of a generator of `random`.
 _SEEDING = (random.Random.seed.__code__, random.Random.setstate.__code__)
-_SEEDS = frozenset(("seed", "set_state", "bit_generator"))
 
 # Values that are not worth a look: they cannot change, or are looked at otherwise.
 _UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes, CodeType, FrameType)
@@ -78,9 +69,9 @@ class _CodeFacts:
     def __init__(self, code: CodeType, namespace: dict[str, Any]) -> None:
         self.code = code
         self.owner = origin(code.co_filename)
-        self.of_user = origin(_file_of(code, namespace)) in ("user", "library")
+        self.of_user = origin(file_of(code, namespace)) in ("user", "library")
         self.is_added = False
-        self.looks_on = code.co_filename.startswith(_LOOKING_ON)
+        self.looks_on = code.co_filename.startswith(LOOKING_ON)
         self.seeds = code in _SEEDING
 
 
@@ -105,50 +96,28 @@ class NamesKnown:
         return self.is_wide or key in self.attributes
 
 
-class ExecutedCode:
+class ExecutedCode(CodeNames):
     """The code that ran while `watching`, over all watched steps.
 
     Attributes:
         calls_sinks: a watched step has called a sink.
-        reads_text: code of the step may read text without calling a method of it.
         lines: where ops ran.
-        names: every name and attribute in that code, user code that it refers to included.
-        user_names: those of code that is neither torch's nor Python's own.
-        user_strings: names that such code spells as strings.
-        global_names: for each module (by its ``__dict__``), the global names that such code uses.
-        torchs_names: for each module, the names in it that torch's own code calls.
-        imports: names of modules, perhaps, that code of the user's imports or looks up.
         world: clocks, files and the like that the last watched step asked, with the user's line.
-        dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
-        asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
-        strict: callables that take plain numbers only, with the line: they would refuse a live one.
         persistent: objects that code met in two watched steps running, and so outlive a step.
         met_before: by its address what the last watched step has met, lists and the like by strong references.
         divided: code of which the watched step is a part, which counts only if it runs.
-        seeds: code of the user's sets the state of a generator. A step may leave it as the step before has left it.
         restored: generators of which it was seen that the step leaves them as it finds them, by their address.
         asks_draws: what draws or seeds is asked otherwise (see `hocket.pystate.drawn`).
-        num_new, num_new_of_user: pieces of code that the last watched step ran for the first time, all and the user's.
-        newest: the last such piece of the user's, in words.
+        num_new: pieces of code that the last watched step ran for the first time.
     """
 
     def __init__(self, divided: tuple[CodeType, ...] = ()) -> None:
+        super().__init__()
         self.divided = divided
-        self.names: set[str] = set()
-        self.user_names: set[str] = set()
-        self.user_strings: set[str] = set()
-        self.imports: set[str] = set()
-        self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        self.torchs_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
         self.world: dict[str, None] = {}
-        self.dynamic: dict[str, None] = {}
-        self.asks_types: dict[str, None] = {}
-        self.strict: dict[str, None] = {}
         self.persistent: dict[int, Any] = {}
-        self.codes: set[CodeType] = set()
-        self.num_new = self.num_new_of_user = 0
-        self.newest = ""
-        self.calls_sinks = self.reads_text = self.seeds = self.asks_draws = False
+        self.num_new = 0
+        self.calls_sinks = self.asks_draws = False
         self.restored: set[int] = set()
         self.lines = OpLines()
         self._met, self.met_before = dict[int, Any](), dict[int, Any]()
@@ -168,7 +137,7 @@ class ExecutedCode:
         self._warned, self._warned_before = set(), self._warned
         self.reads_text = self.reads_text or set_hook is sys.settrace  # which sees no C functions
         self.num_new_of_user = 0
-        self.lines.begin(watching_frame())
+        self.lines.outside = watching_frame()
         known = len(self.codes)
         with collections_held():
             set_hook(hook)
@@ -181,7 +150,7 @@ class ExecutedCode:
     def _noted(self, num_known: int) -> None:
         """Sum up a watched step."""
         self._skipped = None
-        self.lines.end()
+        self.lines.outside = None
         self.num_new = len(self.codes) - num_known
         for address, held in self._met.items():
             value = held() if type(held) is weakref.ref and id(held) != address else held
@@ -201,59 +170,10 @@ class ExecutedCode:
         """Tables that hold objects of the step because they were met."""
         return self._met, self.met_before, self.persistent
 
-    @property
-    def follows_numbers(self) -> bool:
-        """False if the step could tell a live number from a plain one."""
-        return not self.asks_types and not self.strict
-
     def names_now(self) -> NamesKnown:
         """The names that count so far."""
         spaces = {address: frozenset(names) for address, (_, names) in self.global_names.items()}
         return NamesKnown(frozenset(self.names & self.user_names), spaces, bool(self.dynamic))
-
-    def add(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        """Count the names of `code`, which runs with these globals."""
-        file = _file_of(code, namespace)
-        if code in self.codes or code.co_name == "<module>" or file.startswith(_LOOKING_ON):
-            return  # a module's own code runs when it is imported
-        self.codes.add(code)
-        self.user_names |= settings.NAMES & {code.co_name}
-        whose = origin(file)
-        if whose in ("user", "library"):
-            self.num_new_of_user += 1
-            self.newest = f"{code.co_qualname} at {Path(file).name}:{code.co_firstlineno}"
-            if code.co_name in _CONVERSIONS and "hash" not in code.co_names:
-                self.strict[f"{code.co_qualname} at {user_line()}"] = None
-        if whose == "stdlib" and is_strict(sys.modules.get(namespace.get("__name__", ""))):
-            self.strict[f"{namespace['__name__']}.{code.co_qualname} at {user_line()}"] = None
-        for part in bytecode.with_nested(code):
-            self.names.update(part.co_names)
-            if whose == "torch":
-                self._note_calls(part, namespace)
-            if whose == "stdlib" or (whose == "torch" and bytecode.DYNAMIC.isdisjoint(part.co_names)):
-                continue
-            self.names |= bytecode.strings_of(part)  # torch's optimizers ask for `found_inf` so
-            if whose == "torch":
-                continue
-            self.user_names.update(part.co_names)
-            self.user_strings |= bytecode.strings_of(part)
-            self.reads_text = self.reads_text or reads_text_by(part)
-            self.imports |= bytecode.imports_of(part, namespace)
-            if whose == "user" and bytecode.computes_names(part):
-                self.dynamic[code.co_qualname] = None
-            if whose == "user":
-                self.strict |= dict.fromkeys(strict_names(part, namespace))
-                if "type" in part.co_names and bytecode.compares_types(part):
-                    self.asks_types[code.co_qualname] = None
-            self.seeds = self.seeds or ("random" in part.co_names and not _SEEDS.isdisjoint(part.co_names))
-            used = self.global_names.setdefault(id(namespace), (namespace, set()))[1]
-            used.update(bytecode.globals_of(part))
-
-    def _note_calls(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        """Functions that torch's code calls by the names of modules may be exchanged for others."""
-        for table, name in bytecode.names_in_modules(code, namespace):
-            if _OF_TORCH.match(str(table.get("__name__"))) and not _EXCHANGED.match(name):
-                self.torchs_names.setdefault(id(table), (table, set()))[1].add(name)
 
     def _profiled(self, frame: FrameType, event: str, arg: Any) -> None:
         # It runs at each event, thousands of times a step: what is rare comes last, and what is known is not asked.
@@ -349,16 +269,6 @@ class ExecutedCode:
     def _meet_function(self, code: CodeType) -> None:
         """A function that the dispatcher holds, where no walk over objects would find it."""
         self.persistent |= {id(each): each for each in gc.get_referrers(code) if isinstance(each, FunctionType)}
-
-
-def _file_of(code: CodeType, namespace: dict[str, Any]) -> str:
-    """The file of a piece of code, or of the module of generated code (methods of a dataclass)."""
-    file = code.co_filename
-    if not file.startswith("<string"):
-        return file
-    if str(namespace.get("__name__")).startswith("namedtuple_"):
-        return "<frozen collections>"
-    return namespace.get("__file__") or file  # text that the user runs, where it belongs to no module
 
 
 def _counts(facts: _CodeFacts, caller: FrameType) -> bool:

@@ -76,9 +76,6 @@ class PythonTable:
         self._tests.append(test)
         return len(self._tests) - 1
 
-    def finish(self) -> None:
-        """Nothing: every question is asked each time."""
-
     def check(self) -> int:
         return next((number for number, test in enumerate(self._tests) if not test()), -1)
 

@@ -53,11 +53,6 @@ class Guards:
         watch: knows how to look again, what the step binds anew and which numbers are read anew. What it finds out
             later is no concern of these guards.
         effects: what the step sets, by place: plain values, or `A_TENSOR` where there was none before.
-
-    Example:
-        >>> guards = Guards(watch.look(), watch)  # doctest: +SKIP
-        >>> guards.hold()  # doctest: +SKIP
-        True
     """
 
     def __init__(self, found: Reachable, watch: PurityWatch, effects: dict[Any, Any] | None = None) -> None:
@@ -86,7 +81,6 @@ class Guards:
         # One counter for all hook tables that are empty: torch numbers the hooks of a process one by one.
         self._groups.append(Group("hooks", RemovableHandle, (None, "", "hooks"), (), ()))
         self._hooks = self._table.add_class(RemovableHandle, ["next_id"], [RemovableHandle.next_id], [EQUAL])
-        self._table.finish()
         self._check: Callable[[], int] = self._table.check
 
     def __len__(self) -> int:
@@ -176,14 +170,8 @@ class Guards:
         if kind == "dict" and not group.keys and group.path[2] in HOOK_TABLES:
             self._empty_hooks.append(owner)
             return
-        if kind == "tensor":
-            number = table.add_tensor(owner)
-        elif kind == "type":
-            number = table.add_type(owner)
-        elif kind == "function":
-            number = table.add_function(owner)
-        elif kind == "buffer":
-            number = table.add_buffer(owner)
+        if kind in ("tensor", "type", "function", "buffer"):
+            number = getattr(table, f"add_{kind}")(owner)
         elif kind == "cell":
             number = table.add_cell(owner, group.values[0], self._how(group, 0))
         elif kind == "list":
@@ -234,13 +222,7 @@ class Guards:
 
 def _refilled(found: Reachable, rebound: Iterable[Any]) -> tuple[Any, ...]:
     """The groups of empty lists and dicts that a step replaces by others, and may fill before."""
-    replaced = {
-        id(value)
-        for kind, owner, key in rebound
-        if (group := found.groups.get((owner, kind))) is not None
-        for each, value in zip(group.keys, group.values, strict=True)
-        if type(value) in EMPTY_KINDS and same(each, key)
-    }
+    replaced = {id(value) for value in found.values_at(rebound) if type(value) in EMPTY_KINDS}
     return tuple(key for key, group in found.groups.items() if key[0] in replaced and not group.keys)
 
 

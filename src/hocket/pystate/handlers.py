@@ -26,12 +26,7 @@ _UNKNOWN = object()
 
 
 def may_catch(frame: FrameType | None, outside: FrameType | None) -> bool:
-    """Return whether a frame of the user's, or of a library's, may catch what is raised in `frame`.
-
-    Args:
-        frame: the innermost one.
-        outside: the frame at which to stop.
-    """
+    """Return whether a frame of the user's or a library's, from this one out to `outside`, may catch its error."""
     while frame is not None and frame is not outside:
         if origin(frame.f_code.co_filename) in ("user", "library") and _catches(frame):
             return True

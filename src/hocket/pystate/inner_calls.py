@@ -50,15 +50,7 @@ def call_of(body: Body, runs_op: Sequence[bool]) -> tuple[int, Callable[[], Any]
 
 
 def opened(body: Body, place: int, runs_op: Sequence[bool], parts: StepParts, unseen: set[Place]) -> StepParts | None:
-    """The parts of a body in which a call is divided.
-
-    Args:
-        body: of the function. Its statements are put into the form above.
-        place: of the statement that calls.
-        runs_op: of each statement, whether it does. None does behind `place`.
-        parts: of the called function.
-        unseen: where functions are called by what is no call (see `OpLines`).
-    """
+    """The parts of a body in which a call is divided: its statements are put into the form above."""
     node: Any = body.statements[place].node
     given = _evaluated_once(body, node.value)
     middle, first = parts.middle, parts.before

@@ -144,7 +144,7 @@ class Kinds(TorchKinds):
             self.found.opaque[told] = None
 
     def coroutine(self, value: Any, path: Path) -> None:
-        self.found.opaque[f"{describe(path)} is a {type(value).__name__}, whose state cannot be seen"] = None
+        self.refuse(path, f"is a {type(value).__name__}, whose state cannot be seen")
 
     # ---------------------------------------------------------------------------------------- modules and streams
 
@@ -177,9 +177,6 @@ class Kinds(TorchKinds):
     def logger(self, value: Any, path: Path) -> None:
         self.attributes_of_user(value, path, _LOGGING_SLOTS)
 
-    def loader(self, value: Any, path: Path) -> None:
-        self.attributes_of_user(value, path)
-
     def stream(self, value: Any, path: Path) -> None:
         try:
             position: Any = value.tell()
@@ -189,11 +186,9 @@ class Kinds(TorchKinds):
             position = (position, value.getvalue())
         self.state(value, path, position)
 
-    def lock(self, value: Any, path: Path) -> None:
+    def shown(self, value: Any, path: Path) -> None:
+        """An object whose text, up to its address, is its state."""
         self.setting(value, path, lambda: repr(value).split(" at ")[0])
-
-    def decimals(self, value: decimal.Context, path: Path) -> None:
-        self.setting(value, path, lambda: repr(value))
 
     # ------------------------------------------------------------------------------------------ numbers and memory
 
@@ -205,8 +200,7 @@ class Kinds(TorchKinds):
         plain = np.ndarray.view(value, np.ndarray)  # no code of a class that is derived from it
         if plain.nbytes > MAX_ARRAY_BYTES:
             size = plain.nbytes >> 20
-            found = f"{describe(path)} is an array of {size} MiB, too large to watch; make it a tensor"
-            self.found.opaque[found] = None
+            self.refuse(path, f"is an array of {size} MiB, too large to watch; make it a tensor")
         elif plain.dtype.hasobject:
             items = list(plain.flatten()) if plain.dtype == object else []
             if not items and plain.size:
@@ -218,7 +212,7 @@ class Kinds(TorchKinds):
     def buffer(self, value: Any, path: Path) -> None:
         with memoryview(value) as view:
             if view.nbytes > MAX_ARRAY_BYTES:
-                self.found.opaque[f"{describe(path)} has {view.nbytes >> 20} MiB, too large to watch"] = None
+                self.refuse(path, f"has {view.nbytes >> 20} MiB, too large to watch")
             else:
                 self.add("buffer", value, path, ("",), (view.tobytes(),))
 
@@ -232,8 +226,7 @@ class Kinds(TorchKinds):
         try:
             self.state(value, path, iterator_state(value))
         except (TypeError, ValueError, RecursionError):
-            found = f"{describe(path)} is a {type(value).__name__}, whose place cannot be read"
-            self.found.opaque[found] = None
+            self.refuse(path, f"is a {type(value).__name__}, whose place cannot be read")
 
     # ---------------------------------------------------------------------------------------------------- containers
 
@@ -245,25 +238,19 @@ class Kinds(TorchKinds):
     def weak_proxy(self, value: Any, path: Path) -> None:
         target = getattr(object.__repr__(value), "__self__", None)
         if target is None:
-            self.found.opaque[f"{describe(path)} is a weak proxy, whose object cannot be seen"] = None
+            self.refuse(path, "is a weak proxy, whose object cannot be seen")
 
     def context(self, value: ContextVar[Any], path: Path) -> None:
         self.add("context", value, path, (value.name,), (value.get(None),))
 
-    def contexts(self, value: Context, path: Path) -> None:
-        self.add("sequence", value, path, list(value), list(value.values()), "[]")
-
-    def mapping(self, value: dict[Any, Any], path: Path) -> None:
-        self.table(value, path)
-
-    def proxy(self, value: types.MappingProxyType[Any, Any], path: Path) -> None:
+    def entries(self, value: Context | types.MappingProxyType[Any, Any], path: Path) -> None:
         self.add("sequence", value, path, list(value), list(value.values()), "[]")
 
     def sequence(self, value: Any, path: Path) -> None:
         kind = "list" if is_a(value, list) else "sequence"
         base: Any = next(each for each in (list, tuple, collections.deque) if is_a(value, each))
         if base.__len__(value) > MAX_ITEMS:
-            self.found.opaque[f"{describe(path)} has {base.__len__(value)} items, too many to watch"] = None
+            self.refuse(path, f"has {base.__len__(value)} items, too many to watch")
             return
         items = list(base.__iter__(value))
         self.add(kind, value, path, range(len(items)), items, "[]")
@@ -272,7 +259,7 @@ class Kinds(TorchKinds):
         base: Any = set if is_a(value, set) else frozenset
         items = list(base.__iter__(value))
         if len(items) > MAX_ITEMS:
-            self.found.opaque[f"{describe(path)} has {len(items)} members, too many to watch"] = None
+            self.refuse(path, f"has {len(items)} members, too many to watch")
             return
         self.found.groups[id(value), "set"] = Group("set", value, path, ("",), (members_of(items),))
         self.found.num_values += len(items)
@@ -287,7 +274,7 @@ class Kinds(TorchKinds):
 
     def opaque(self, value: Any, path: Path) -> None:
         kind = type(value)
-        self.found.opaque[f"{describe(path)} is a {kind.__module__}.{kind.__name__}, whose state cannot be seen"] = None
+        self.refuse(path, f"is a {kind.__module__}.{kind.__name__}, whose state cannot be seen")
 
 
 def _or_data(one: Callable[[str], bool], other: Callable[[str], bool], table: dict[str, Any]) -> Callable[[str], bool]:
@@ -307,7 +294,7 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     ((staticmethod, classmethod, property, functools.cached_property), Kinds.descriptor),
     ((operator.attrgetter, operator.methodcaller), Kinds.getter),
     (functools._lru_cache_wrapper, Kinds.cached),
-    (torch.utils.data.DataLoader, Kinds.loader),
+    (torch.utils.data.DataLoader, Kinds.attributes_of_user),
     (_UNSEEN, Kinds.opaque),
     (nn.Module, Kinds.module),
     (torch.optim.Optimizer, Kinds.optimizer),
@@ -323,13 +310,11 @@ _RULES: tuple[tuple[Any, Callable[[Kinds, Any, Path], None]], ...] = (
     (io.IOBase, Kinds.stream),
     (weakref.ref, Kinds.weak),
     (ContextVar, Kinds.context),
-    (Context, Kinds.contexts),
     ((logging.Logger, logging.Handler), Kinds.logger),
-    ((type(threading.Lock()), type(threading.RLock())), Kinds.lock),
-    (decimal.Context, Kinds.decimals),
+    ((type(threading.Lock()), type(threading.RLock()), decimal.Context), Kinds.shown),
     (types.CellType, Kinds.cell),
-    (dict, Kinds.mapping),
-    (types.MappingProxyType, Kinds.proxy),
+    (dict, Kinds.table),
+    ((types.MappingProxyType, Context), Kinds.entries),
     ((list, tuple, collections.deque), Kinds.sequence),
     ((set, frozenset), Kinds.members),
     (BaseException, Kinds.exception),
@@ -378,12 +363,7 @@ def reachable(step: Any, roots: Iterable[Any], executed: ExecutedCode) -> Reacha
 
     Left out, because a captured step handles it itself: gradients, the optimizer's state, the numbers of its parameter
     groups, and which tensor a buffer is. Left out by trust: the insides of torch, numpy and Python's own library, but
-    for their switches and random generators.
-
-    Args:
-        step: what the user calls.
-        roots: models and optimizers.
-        executed: the code that ran. User functions that the walk meets are added to it.
+    for their switches and random generators. User functions that the walk meets are added to `executed`.
     """
     while True:
         known = len(executed.codes), len(executed.names)

@@ -6,7 +6,6 @@ import functools
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -42,19 +41,14 @@ def _own_slots(kind: type) -> tuple[str, ...]:
 
 def slots_of(kind: type) -> tuple[str, ...]:
     """The slots of a class and its bases."""
-    found = _SLOTS.get(kind)
-    if found is None:
-        found = _SLOTS[kind] = tuple(_slots(kind))
-    return found
-
-
-def _slots(kind: type) -> Iterator[str]:
-    yield from (
-        slot
-        for base in kind.__mro__
-        for slot in _own_slots(base)
-        if type(vars(base).get(slot)) is types.MemberDescriptorType
-    )
+    if kind not in _SLOTS:
+        _SLOTS[kind] = tuple(
+            slot
+            for base in kind.__mro__
+            for slot in _own_slots(base)
+            if type(vars(base).get(slot)) is types.MemberDescriptorType
+        )
+    return _SLOTS[kind]
 
 
 def slot_value(value: Any, slot: str) -> tuple[Any, ...]:

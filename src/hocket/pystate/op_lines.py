@@ -21,31 +21,11 @@ from hocket.pystate.origins import OPTIM, OURS, TORCH, origin
 # Methods of tensors that look at one, and are no work.
 _LOOKS = frozenset(
     (
-        *(
-            "item",
-            "tolist",
-            "numpy",
-            "detach",
-            "cpu",
-            "size",
-            "dim",
-            "numel",
-            "stride",
-            "is_floating_point",
-            "data_ptr",
-        ),
-        *(
-            "is_complex",
-            "element_size",
-            "storage_offset",
-            "untyped_storage",
-            "requires_grad_",
-            "is_contiguous",
-            "get_device",
-        ),
-        *("__format__", "__repr__", "__len__", "__float__", "__int__", "__bool__"),
+        "item", "tolist", "numpy", "detach", "cpu", "size", "dim", "numel", "stride", "is_floating_point", "data_ptr",
+        "is_complex", "element_size", "storage_offset", "untyped_storage", "requires_grad_", "is_contiguous",
+        "get_device", "__format__", "__repr__", "__len__", "__float__", "__int__", "__bool__",
     )
-)
+)  # fmt: skip
 # Methods of torch's that call the user's: of data sets and loaders.
 _LOADING = frozenset(("__getitem__", "__iter__", "__next__"))
 _CACHE = dis.opmap["CACHE"]
@@ -89,7 +69,7 @@ class OpLines:
         ops: of each function of the user's or a library's that was on the stack when an op ran.
         unseen: of each function of the user's or a library's, those that are no call and have called a function that
             is written in Python: a property, an operator, an iterator.
-        outside: the frame within which the watched step runs.
+        outside: the frame within which the watched step runs. None where none does.
     """
 
     def __init__(self) -> None:
@@ -98,15 +78,7 @@ class OpLines:
         self.calls: set[tuple[CodeType, int]] = set()
         self.bound: dict[CodeType, dict[str, Reach]] = {}
         self.unseen: set[tuple[CodeType, int]] = set()
-        self.begin()
-
-    def begin(self, outside: FrameType | None = None) -> None:
-        """A step begins, within this frame."""
-        self.outside = outside
-
-    def end(self) -> None:
-        """The step has ended."""
-        self.outside = None
+        self.outside: FrameType | None = None
 
     def entered(self, frame: FrameType, of_user: bool) -> None:
         """A function that is written in Python is called, one of the user's or of a library's perhaps."""

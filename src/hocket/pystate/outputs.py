@@ -70,12 +70,9 @@ _PACKAGES = frozenset(("rich", "_pytest", *(module.partition(".")[0] for module,
 
 
 def sink_for(body: Body, node: ast.Expr, asks: list[Callable[[], bool]]) -> ast.stmt | None:
-    """A call of a sink in place of a statement that only shows something, or None.
+    """A call of a sink, which the body is given, in place of a statement that only shows something, or None.
 
-    Args:
-        body: with the statement. It is given the sink.
-        node: the statement.
-        asks: gets what asks whether the statement still only shows something.
+    `asks` gets what asks whether the statement still only shows something.
     """
     call = node.value
     if not isinstance(call, ast.Call) or not _shows(body, call):
@@ -86,18 +83,13 @@ def sink_for(body: Body, node: ast.Expr, asks: list[Callable[[], bool]]) -> ast.
     shown = _Called(body, values).of(call)
     names = [_VALUE.format(place) for place in range(len(values))]
     function = body.function_of(names, ast.copy_location(ast.Expr(shown), node))
-    body.given |= {_NUMBER: _number, _WHOLE: _whole, _POSITIVE: _positive, _SMALL: _small}
+    body.given |= _GIVEN
     may_raise = body.value_of(call.func) is not print or any(each.arg == "file" for each in call.keywords)
     return ast.Expr(ast.Call(body.give(Sink(function, may_raise=may_raise)), values, []))
 
 
 class _Called:
-    """Finds what a call shows.
-
-    Args:
-        body: of the function with the call.
-        values: gets the expressions to evaluate where the call stands, in order.
-    """
+    """Finds what a call shows. `values` gets the expressions to evaluate where the call stands, in order."""
 
     def __init__(self, body: Body, values: list[ast.expr]) -> None:
         self.body, self.values = body, values
@@ -229,26 +221,23 @@ def _number(value: Any) -> Any:
     return value.item() if is_a(value, torch.Tensor) and type(value) is torch.Tensor and value.dim() == 0 else value
 
 
-def _whole(value: Any) -> Any:
-    """The number, which is checked where it becomes a whole one: another one may raise there."""
-    number = _number(value)
-    if isinstance(number, float):
-        math.isfinite(number)
-    return number
+def _checked(asks: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """The same, of a number that is asked where it is shown, since what shows it raises for others."""
+
+    def checked(value: Any) -> Any:
+        number = _number(value)
+        asks(number)
+        return number
+
+    return checked
 
 
-def _positive(value: Any) -> Any:
-    """The number, which a step checks where its logarithm is shown."""
-    number = _number(value)
-    _ = number > 0
-    return number
-
-
-def _small(value: Any) -> Any:
-    """The number, which a step checks where its exponential is shown."""
-    number = _number(value)
-    _ = number < _MAX_EXPONENT
-    return number
+_GIVEN: dict[str, Callable[[Any], Any]] = {
+    _NUMBER: _number,
+    _WHOLE: _checked(lambda number: isinstance(number, float) and math.isfinite(number)),
+    _POSITIVE: _checked(lambda number: number > 0),
+    _SMALL: _checked(lambda number: number < _MAX_EXPONENT),
+}
 
 
 def _is_text(node: ast.expr) -> bool:

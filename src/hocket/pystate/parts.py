@@ -49,12 +49,9 @@ def split(step: Any, lines: OpLines, trained: Collection[int] = ()) -> list[Step
 
     All ops are in the middle, or all but those after the training, or but statements that may come after it. What comes
     before are draws, or all up to an op, or all that makes the batch.
-    Empty where a step has no Python but in between its ops, or where its source is not at hand.
 
-    Args:
-        step: a function, a method, a partial, or an object with a `__call__` of the user's.
-        lines: where ops ran.
-        trained: addresses of the memory of models, gradients and optimizers.
+    Empty where a step has no Python but in between its ops, or where its source is not at hand. `trained` are addresses
+    of the memory of models, gradients and optimizers.
     """
     if isinstance(step, functools.partial):
         return [
@@ -139,13 +136,7 @@ def _asking(ask: Callable[[], Any], called: Any) -> Callable[[], bool]:
 
 
 def _split_body(body: Body, lines: OpLines, moved: Sunk) -> Iterator[StepParts]:
-    """The parts of a body whose last branch is divided already.
-
-    Args:
-        body: of the function.
-        lines: where ops ran.
-        moved: statements that come after the middle. Without any, it ends after the last op, or after the training.
-    """
+    """The parts of a body whose last branch is divided already."""
     runs_op, trains = (_spanned(body, instructions) for instructions in (lines.ops, lines.trains))
     if trains[-1] and isinstance(body.statements[-1].node, ast.Return):  # ``return update(optimizer, loss)``
         body.name_result()

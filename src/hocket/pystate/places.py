@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import struct
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -89,9 +90,7 @@ def is_empty(value: Any) -> bool:
 def as_it_stands(value: Any, made: dict[int, Any] | None = None) -> Any:
     """The value, or a copy of an empty list or dict, which a step may fill before it makes another.
 
-    Args:
-        value: of a place.
-        made: the copies of other places so far, by the address of the original. What is one object stays one.
+    `made` has the copies of other places so far, by the address of the original: what is one object stays one.
     """
     if not is_empty(value):
         return value
@@ -324,43 +323,30 @@ class Place:
 
     def get(self) -> Any:
         """Return the value at this place, or `ABSENT` (a name was deleted, a cell is empty, a list is shorter)."""
+        read, _, _ = _ACCESS.get(self.kind, _ITEM)
         try:
-            return self._value()
+            return read(self.owner, self.key)
         except (LookupError, AttributeError, ValueError):
             return ABSENT
 
-    def _value(self) -> Any:
-        if self.kind == "cell":
-            return self.owner.cell_contents
-        if self.kind == "slots":
-            return object.__getattribute__(self.owner, self.key)
-        if self.kind == "class":
-            return vars(self.owner)[self.key]
-        return self.owner.get() if self.kind == "context" else self.owner[self.key]
-
     def set(self, value: Any) -> None:
         """Set the value at this place, or delete it if the new value is `ABSENT`."""
-        if value is ABSENT:
-            self._delete()
-        elif self.kind == "cell":
-            self.owner.cell_contents = value
-        elif self.kind == "slots":
-            setattr(self.owner, self.key, value)
-        elif self.kind == "class":
-            type.__setattr__(self.owner, self.key, value)
-        elif self.kind == "context":
-            self.owner.set(value)
-        else:
-            self.owner[self.key] = value
+        _, write, delete = _ACCESS.get(self.kind, _ITEM)
+        if value is not ABSENT:
+            write(self.owner, self.key, value)
+        elif self.get() is not ABSENT:
+            delete(self.owner, self.key)
 
-    def _delete(self) -> None:
-        if self.get() is ABSENT:
-            return
-        if self.kind == "cell":
-            del self.owner.cell_contents
-        elif self.kind == "slots":
-            delattr(self.owner, self.key)
-        elif self.kind == "class":
-            type.__delattr__(self.owner, self.key)
-        elif self.kind != "context":
-            del self.owner[self.key]
+
+# By the kind of a place how it is read, written and emptied.
+_ITEM = (operator.getitem, operator.setitem, operator.delitem)
+_ACCESS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+    "slots": (object.__getattribute__, setattr, delattr),
+    "class": (lambda kind, name: vars(kind)[name], type.__setattr__, type.__delattr__),
+    "cell": (
+        lambda cell, _: cell.cell_contents,
+        lambda cell, _, value: setattr(cell, "cell_contents", value),
+        lambda cell, _: delattr(cell, "cell_contents"),
+    ),
+    "context": (lambda variable, _: variable.get(), lambda variable, _, value: variable.set(value), lambda *_: None),
+}

@@ -47,10 +47,6 @@ def _precisions() -> tuple[str, ...]:
     return tuple([torch._C._get_fp32_precision_getter(backend, op) for backend, op in _PRECISIONS])
 
 
-def _attentions() -> tuple[bool, ...]:
-    return tuple([getattr(torch.backends.cuda, f"{name}_enabled")() for name in _ATTENTIONS])
-
-
 def _enabled() -> tuple[Any, ...]:
     return torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled(), torch.backends.cudnn.enabled
 
@@ -74,7 +70,7 @@ KERNELS = (
     ProcessSetting("torch.backends.quantized.engine", lambda: torch.backends.quantized.engine),
     ProcessSetting(
         "torch.backends.cuda.flash_sdp_enabled",
-        _attentions,
+        lambda: tuple([getattr(torch.backends.cuda, f"{name}_enabled")() for name in _ATTENTIONS]),
         tuple([form for name in _ATTENTIONS for form in (f"{name}_enabled", f"enable_{name}")]),
     ),
 )

@@ -55,14 +55,7 @@ class Sunk:
 
 
 def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collection[int]) -> Sunk | None:
-    """Move statements behind the last one that runs an op, where they may come. None if there are none.
-
-    Args:
-        body: its statements are put into another order.
-        runs_op: of each statement, whether it does.
-        lines: where ops ran, and what local names were bound to.
-        trained: addresses of the memory of models, gradients and optimizers.
-    """
+    """Move statements behind the last one that runs an op, where they may come. None if there are none."""
     code = body.function.__code__
     calling = places(lines.calls, code)
     bound = lines.bound.get(code, {})

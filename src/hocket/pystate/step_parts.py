@@ -49,16 +49,12 @@ class StepParts:
     asks: tuple[Callable[[], bool], ...] = ()
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:
-        """A watch of the middle."""
         return PurityWatch(self.watched or self.middle, roots, self.codes)
 
     def begin(self, batch: Any) -> tuple[Any, tuple[Any, ...]]:
         """Run what comes before: the batch of the middle, and what the last part gets.
 
         The step's result and `RETURNED` where the step ends there.
-
-        Args:
-            batch: the arguments of the step, as `hocket.arguments.packed` makes them.
         """
         if self.before is None:
             return batch, ()
@@ -95,11 +91,7 @@ class StepParts:
         return False
 
     def runs_users(self, calls: Collection[tuple[CodeType, int]]) -> bool:
-        """True if code of the user's runs in a statement that other ones have passed: a hook, say.
-
-        Args:
-            calls: code and offset of each call of such code.
-        """
+        """True if one of these calls of the user's code is in a statement that others have passed: a hook's, say."""
         files = [code.co_filename for code in self.codes] if self.passed else []
         own = {code for code, _ in calls if code.co_filename in files}
         return any(span.covers(place) for code in own for place in places(calls, code) for span in self.passed)

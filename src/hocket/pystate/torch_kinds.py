@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.pystate.layout import instance_dict, origin_of
 from hocket.pystate.origins import origin
-from hocket.pystate.places import KIND_NAMES, Path, describe, is_a, is_number, kind_of
+from hocket.pystate.places import KIND_NAMES, Path, is_a, is_number, kind_of
 from hocket.pystate.walk import Walk
 
 HOOK_TABLES = frozenset(
@@ -42,7 +42,7 @@ class TorchKinds(Walk):
     def tensor(self, value: torch.Tensor, path: Path) -> None:
         hooks = [_hooks_of(value, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
         names = (*KIND_NAMES, "hooks", "post-accumulate hooks")
-        self.add("tensor", value, path, names, (*kind_of(value), *map(_ids, hooks)), ".")
+        self.add("tensor", value, path, names, (*kind_of(value), *(tuple(map(id, each)) for each in hooks)), ".")
         for found in hooks:
             for hook in found:
                 self.todo.append((hook, (path, "hook of {}", None)))
@@ -63,8 +63,8 @@ class TorchKinds(Walk):
 
     def module(self, value: nn.Module, path: Path) -> None:
         if type(value).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
-            found = f"{describe(path)} is a {type(value).__name__}, whose communication cannot be captured"
-            self.found.opaque[f'{found}: compile the model with backend="hocket" instead'] = None
+            found = f"is a {type(value).__name__}, whose communication cannot be captured"
+            self.refuse(path, f'{found}: compile the model with backend="hocket" instead')
         is_own = id(value) in self.own
         if is_ours(value):
             self.names(vars(value), path, _MODULE_SLOTS.__contains__)
@@ -121,10 +121,6 @@ def is_ours(value: Any) -> bool:
 def _hooks_of(tensor: torch.Tensor, name: str) -> list[Any]:
     found = getattr(tensor, name, None)
     return list(found.values()) if found else []
-
-
-def _ids(values: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(map(id, values))
 
 
 def _is_not_in(keys: frozenset[str]) -> Callable[[str], bool]:

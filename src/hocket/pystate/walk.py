@@ -26,7 +26,7 @@ from hocket.pystate import settings
 from hocket.pystate.executed import ExecutedCode
 from hocket.pystate.layout import instance_dict, is_changeable, origin_of, slot_value, slots_of
 from hocket.pystate.origins import is_user_code
-from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, is_number
+from hocket.pystate.places import ABSENT, Group, Path, describe, is_a, is_immutable, is_number, same
 from hocket.pystate.tokens import generator_of, generator_state
 
 # Beyond these, watching a step would cost more than planning could win.
@@ -62,6 +62,12 @@ class Reachable:
         self.opaque: dict[str, None] = {}
         self.num_values = 0
 
+    def values_at(self, identities: Iterable[Any]) -> Iterator[Any]:
+        """The values at the places of these identities."""
+        for kind, owner, key in identities:
+            if (group := self.groups.get((owner, kind))) is not None:
+                yield from (value for each, value in zip(group.keys, group.values, strict=True) if same(each, key))
+
 
 class Walk(ABC):
     """Visits everything once, breadth first, so that a value is named by its shortest path.
@@ -95,7 +101,8 @@ class Walk(ABC):
             self.own.update([id(root)] if kind == "optimizer" else map(id, root.modules()))
         for namespace, names in list(self.executed.global_names.values()):
             self._globals(namespace, names)
-        self._generators()
+        for source in (random, np.random):
+            self.generator(source, (None, "", f"the state of {source.__name__}"))
         for name in self.executed.imports:
             if type(module := sys.modules.get(name)) is types.ModuleType:
                 self.todo.append((module, (None, "", name)))
@@ -127,11 +134,7 @@ class Walk(ABC):
     def _check_weak(self) -> None:
         for target, path in self.weakly:
             if id(target) not in self.done:
-                self.found.opaque[f"{describe(path)} is a weak reference, whose object may go at any time"] = None
-
-    def _generators(self) -> None:
-        for module in (random, np.random):
-            self.generator(module, (None, "", f"the state of {module.__name__}"))
+                self.refuse(path, "is a weak reference, whose object may go at any time")
 
     def _settings(self) -> None:
         """Settings of the process, where code of the user's names them."""
@@ -173,6 +176,10 @@ class Walk(ABC):
             if not issubclass(kind_of_value, but) or _is_users(value):  # who may have put it in the place of torch's
                 self.todo.append((value, group.path_of(keys[position])))
 
+    def refuse(self, path: Path, why: str) -> None:
+        """Note an object for which the step stays eager."""
+        self.found.opaque[f"{describe(path)} {why}"] = None
+
     def state(self, owner: Any, path: Path, token: Any) -> None:
         """State that advances when it is read: compared, and never guarded."""
         self.found.groups[id(owner), "state"] = Group("state", owner, path, ("",), (token,))
@@ -195,7 +202,7 @@ class Walk(ABC):
             self.names(table, (None, "", "builtins"), self.executed.user_names.__contains__, but=_CODE)
             return
         if dict.__len__(table) > MAX_ITEMS:
-            self.found.opaque[f"{describe(path)} has {dict.__len__(table)} entries, too many to watch"] = None
+            self.refuse(path, f"has {dict.__len__(table)} entries, too many to watch")
             return
         ordered = is_a(table, collections.OrderedDict)
         keys = list((collections.OrderedDict if ordered else dict).__iter__(table))
@@ -322,8 +329,9 @@ class Walk(ABC):
         try:
             self.visit(value, path)
         except Exception as error:  # noqa: BLE001  # code of an object's own class may do anything
-            found = f"{describe(path)} cannot be looked into ({type(error).__name__}: {error})"
-            self.found.opaque[f"{found}: keep it out of the step's reach"] = None
+            self.refuse(
+                path, f"cannot be looked into ({type(error).__name__}: {error}): keep it out of the step's reach"
+            )
 
     @abstractmethod
     def visit(self, value: Any, path: Path) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -138,7 +138,12 @@ class PurityWatch:
         held = list(map(held_by, leaves))
 
         def watched(batch: Any) -> Any:
-            with self._watching(counts):
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(self.executed.watching())
+                except CaptureError:
+                    if counts:
+                        raise
                 return step(batch)
 
         functools.update_wrapper(watched, step)  # whose lines a reason names
@@ -157,16 +162,6 @@ class PurityWatch:
         if asked := reads_out_of_sight(batch, self.executed.codes):
             findings.append(f"it calls {asked} of its batch, which reads what cannot be seen: call it outside the step")
         return Watched(result, tuple(dict.fromkeys(findings)), settled, before, after)
-
-    @contextmanager
-    def _watching(self, counts: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(self.executed.watching())
-            except CaptureError:
-                if counts:
-                    raise
-            yield
 
     def note_moving(self, changes: Iterable[Change], before: Reachable) -> list[Change]:
         """Numbers and tensors that changed since `before` are read anew from now on. Return the other changes."""

@@ -8,15 +8,7 @@ from hocket.tracing.sources import Entry, Gradient, GroupOf, StateOf, ValueOf
 
 
 class BoundPlaces:
-    """Adds places to a native table (see ``native/objects.h``), each container once.
-
-    Args:
-        table: a native `Places`, or what is derived from it.
-
-    Example:
-        >>> places = BoundPlaces(core.Binding(slots, batch))  # doctest: +SKIP
-        >>> number = places.add(entry)  # doctest: +SKIP
-    """
+    """Adds places to a native table (see ``native/objects.h``), each container once."""
 
     def __init__(self, table: Any) -> None:
         self._table = table

@@ -195,15 +195,7 @@ class Captured:
         late = self.late_values(found)
         for entry, reference in self.trace.late_numbers.items():
             entry.set(late[reference.index])
-        following = iter(found)
-        leaves: list[Any] = []
-        for kind, leaf in self.trace.result.leaves:
-            if kind == "place":
-                leaves.append(leaf.get())
-            elif kind == "late":
-                leaves.append(late[leaf.index])
-            else:
-                leaves.append(leaf if kind == "value" else next(following))
+        leaves = self.trace.result.filled(found, late, lambda source: source.get())
         result, added, *further = tree_unflatten(leaves, self.trace.result.spec)
         for each, new in zip(self.trace.appended, added, strict=True):
             each.target.extend(new)
@@ -353,17 +345,7 @@ def captured_from(
     pays: Callable[[str, str], bool] | None = None,
     made: Mapping[Any, torch.Tensor] | None = None,
 ) -> Captured:
-    """The captured step of a trace.
-
-    Args:
-        trace: the recorded step.
-        signature: of the call that was recorded, as it was before the call.
-        step: the user's own.
-        batch: what it was called with.
-        split: as for `hocket.capture`.
-        pays: as for `hocket.capture`.
-        made: state that was not there yet, by its source.
-    """
+    """The captured step of a trace, with the signature from before the call. `made` is state that was not there yet."""
     lowered = lower(trace, split_backward=split, pays=pays)
     made = made or {}
     stand_ins = {slot: made[source] for slot, source in lowered.program.inputs.items() if source in made}

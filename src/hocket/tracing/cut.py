@@ -24,7 +24,7 @@ from torch import fx
 from hocket.errors import InputError
 from hocket.ir import Carried, Edge, Graph, Op
 from hocket.tracing.captured import Captured
-from hocket.tracing.division import Arrival, Departure, Division, is_of_batch, references, restricted
+from hocket.tracing.division import Arrival, Departure, Division, is_of_batch, restricted
 from hocket.tracing.program import Action, Program, Transfer
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.trace import Trace
@@ -82,10 +82,7 @@ class _Cut(Division):
 
     @cached_property
     def _batch_slots(self) -> set[int]:
-        found = {slot for slot, source in self.old.inputs.items() if isinstance(source, BatchLeaf)}
-        for call in self.old.prologue.calls:
-            found.update(call.outs.values() if found.intersection(call.reads) else ())
-        return found
+        return self.with_views({slot for slot, source in self.old.inputs.items() if isinstance(source, BatchLeaf)})
 
     def _transfer(self, one: Arrival | Departure, sends: bool) -> Transfer:
         slot = self.slots[one.buffer]
@@ -150,7 +147,7 @@ def _restricted(made: _Cut) -> Trace:
         leaf if leaf[0] in ("value", "number", "place") or stays(leaf[1]) else ("value", None)
         for leaf in trace.result.leaves
     )
-    used = {ref.index for action in made.actions for call in action.calls for ref in references(call)}
+    used = {number for action in made.actions for call in action.calls for number in call.numbers}
     used |= {leaf.index for kind, leaf in leaves if kind == "number"}
     numbers, tape, with_batch = _numbers(made, used)
     return replace(
@@ -211,7 +208,7 @@ def _guards(made: _Cut, needed: Collection[int], with_batch: bool) -> list[tuple
             needed = {*needed, index}
     for index in needed:
         for number in away.keys() & set(tape.leaves_of(index)):
-            users = [a.name for a in made.actions for c in a.calls if index in (r.index for r in references(c))]
+            users = [a.name for a in made.actions for c in a.calls if index in c.numbers]
             raise InputError(
                 f"cut: {users[0] if users else 'the step'!r} reads the number in {tape.leaves[number].source.name!r}, "
                 f"which {away[number]!r}, which is not kept, writes"

@@ -13,7 +13,7 @@ that sends has to have that very value.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from hocket.errors import InputError
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call
 from hocket.tracing.recording.batch_reads import BatchNumber
-from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.sources import LiveLeaf
 
 
@@ -74,6 +74,7 @@ class Division:
     ) -> None:
         self.captured, self.whole, self.old = captured, captured.graph, captured.program
         self.keep, self.arrivals, self.departures = keep, arrivals, departures
+        self.moved: list[Arrival | Departure] = [*arrivals, *departures]
         self.maker = {slot: action.name for action in self.old.actions for slot in action.fills}
         self.buffers = {buffer.name: buffer for buffer in self.whole.buffers}
         self.slots = self._slots()
@@ -102,10 +103,17 @@ class Division:
             return ()
         known, found = {slot}, []
         for call in self.old.by_name[self.maker[slot]].calls[1:]:
-            if call.reads and known.issuperset(call.reads) and next(references(call), None) is None:
+            if call.reads and known.issuperset(call.reads) and not call.numbers:
                 known.update(call.outs.values())
                 found.append(call)
         return tuple(found)
+
+    def with_views(self, slots: set[int]) -> set[int]:
+        """These slots, and those of views that the prologue takes of them."""
+        found = set(slots)
+        for call in self.old.prologue.calls:
+            found.update(call.outs.values() if found.intersection(call.reads) else ())
+        return found
 
     @cached_property
     def examples(self) -> dict[int, Any]:
@@ -163,8 +171,7 @@ class Division:
             if name not in self.whole.by_name:
                 raise InputError(f"cut: the step has no op {name!r}")
         names = set(self.keep)
-        moved: list[Arrival | Departure] = [*self.arrivals, *self.departures]
-        for one in moved:
+        for one in self.moved:
             if one.name in names or one.name in self.whole.by_name or one.name.split() != [one.name]:
                 raise InputError(f"cut: expected a name of its own without white space, got {one.name!r}")
             names.add(one.name)
@@ -238,8 +245,7 @@ class Division:
         trace, slot_of = self.captured.trace, self.captured.lowered.slot_of
         given = [node for node in trace.graph.nodes if node.op == "placeholder"]
         inputs = {slot_of[node]: node for node in given if slot_of.get(node) in self.old.inputs}
-        moved: list[Arrival | Departure] = [*self.arrivals, *self.departures]
-        for one in moved:
+        for one in self.moved:
             mine = inputs.get(self.slots[one.buffer])
             if mine is None:
                 continue
@@ -253,8 +259,7 @@ class Division:
         """A place that holds another tensor after each step is not what this part has there, nor is its old memory."""
         trace, slot_of = self.captured.trace, self.captured.lowered.slot_of
         slot_at = {source: slot for slot, source in self.old.inputs.items()}
-        crossing: list[Arrival | Departure] = [*self.arrivals, *self.departures]
-        moved = {self.slots[one.buffer]: one.name for one in crossing}
+        moved = {self.slots[one.buffer]: one.name for one in self.moved}
         replaced: dict[Any, fx.Node | None] = {**trace.rebound, **trace.gradients}
         for source, node in replaced.items():
             if node is None or source not in slot_at:
@@ -264,9 +269,7 @@ class Division:
                 continue
             if slot in moved:
                 raise InputError(f"cut: {moved[slot]!r} is to carry {source.name!r}, which each step binds anew")
-            seen = {slot}
-            for call in self.old.prologue.calls:
-                seen.update(call.outs.values() if seen.intersection(call.reads) else ())
+            seen = self.with_views({slot})
             readers = [action.name for action in self.actions if seen.intersection(action.reads)]
             if readers and not self.stays(made):
                 raise InputError(
@@ -283,14 +286,7 @@ def _extent(node: Any) -> tuple[Any, ...]:
 
 def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]]) -> Tape:
     """The tape with what `used` entries and those `guards` need. Every entry keeps its number."""
-    needed: set[int] = set()
-    waiting = [*used, *(index for index, _ in guards)]
-    while waiting:
-        index = waiting.pop()
-        if index not in needed:
-            needed.add(index)
-            function, operands = tape.entries[index]
-            waiting += [o.index for o in operands if type(o) is TapeRef] if function is not None else []
+    needed = tape.needed([*used, *(index for index, _ in guards)])
     read = sorted({tape.entries[index][1] for index in needed if tape.entries[index][0] is None})
     number = {leaf: at for at, leaf in enumerate(read)}
     entries: list[Any] = []
@@ -308,16 +304,3 @@ def restricted(tape: Tape, used: Iterable[int], guards: Sequence[tuple[int, Any]
 def is_of_batch(tape: Tape, index: int) -> bool:
     """Return whether an entry is computed from numbers of the batch."""
     return any(isinstance(tape.leaves[leaf], (LiveLeaf, BatchNumber)) for leaf in tape.leaves_of(index))
-
-
-def references(call: Call) -> Iterator[TapeRef]:
-    """Every number of the tape that a call takes."""
-    waiting: list[Any] = [call.args, call.kwargs]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, TapeRef):
-            yield value
-        elif isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, (tuple, list)):
-            waiting += value

@@ -139,17 +139,8 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
     results = [numbers[at] if kind == "number" else values[at] for kind, at, _ in captured.results]
     late = captured.late_values([x.item() if isinstance(x, torch.Tensor) and x.numel() == 1 else x for x in results])
     places |= {entry: late[reference.index] for entry, reference in captured.trace.late_numbers.items()}
-    returned = iter(results)
-    result = [_leaf(kind, leaf, places, late, returned) for kind, leaf in captured.trace.result.leaves]
+    result = captured.trace.result.filled(results, late, places.get)
     return Left(tuple(places.items()), tuple(result), memory)
-
-
-def _leaf(kind: str, leaf: Any, places: Mapping[Any, Any], late: Sequence[Any], returned: Iterator[Any]) -> Any:
-    if kind == "place":
-        return places.get(leaf)
-    if kind == "late":
-        return late[leaf.index]
-    return leaf if kind == "value" else next(returned)
 
 
 def _uses(captured: Captured) -> tuple[list[Call], dict[int, list[int]], set[int]]:
@@ -170,7 +161,7 @@ def _run(call: Call, values: dict[int, Any], numbers: Sequence[Any], dtypes: dic
     arguments = _Arguments(values, numbers, dtypes if is_random else None, is_wide=not is_random and dtypes is not None)
     args = tuple(map(arguments, call.args))
     kwargs = {key: arguments(value) for key, value in call.kwargs.items()}
-    run = None if kwargs else convolution_in_parts(call.func)
+    run = None if kwargs else IN_PARTS.get(call.func)
     result = (run or call.func)(*args, **kwargs)
     if is_random:
         result = tree_map(_wide, result)
@@ -225,18 +216,6 @@ def _copied(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=copy.dtype, device=copy.device).copy_(copy)
 
 
-def convolution_in_parts(func: Any) -> Callable[..., Any] | None:
-    """Return a function that computes this ATen op some images at a time, or None if it is not a convolution.
-
-    The function has the arguments, the result and the layout of the op. Sums over images are added in another order.
-
-    Example:
-        >>> convolution_in_parts(torch.ops.aten.relu.default) is None
-        True
-    """
-    return _IN_PARTS.get(func)
-
-
 def _forward(x: Any, weight: Any, bias: Any, *options: Any) -> Any:
     result: Any = None
     for begin, size in _parts(x, weight):
@@ -261,7 +240,8 @@ def _backward(gradient: Any, x: Any, weight: Any, *options: Any) -> Any:
     return images, *sums
 
 
-_IN_PARTS: dict[Any, Callable[..., Any]] = {
+# What computes an op some images at a time, with its arguments, result and layout. Sums over images have another order.
+IN_PARTS: dict[Any, Callable[..., Any]] = {
     _aten.convolution.default: _forward,
     _aten.convolution_backward.default: _backward,
 }

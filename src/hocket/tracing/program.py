@@ -38,6 +38,11 @@ class Call:
     def reads(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(slots_in((self.args, self.kwargs))))
 
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """The entries of the tape that it takes."""
+        return tuple(leaf.index for leaf in leaves_in((self.args, self.kwargs)) if isinstance(leaf, TapeRef))
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -120,16 +125,27 @@ class Program:
         return found
 
 
+def leaves_in(value: Any) -> Iterator[Any]:
+    """Everything in nested lists, tuples and dicts, as an op has them among its arguments."""
+    if isinstance(value, (tuple, list, dict)):
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from leaves_in(element)
+    else:
+        yield value
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same lists, tuples and dicts with other leaves."""
+    if isinstance(value, dict):
+        return {key: map_leaves(element, change) for key, element in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)([map_leaves(element, change) for element in value]) if value else value
+    return change(value)
+
+
 def slots_in(value: Any) -> Iterator[int]:
     """Every slot named anywhere in `value`."""
-    if isinstance(value, Slot):
-        yield value.index
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from slots_in(element)
-    elif isinstance(value, dict):
-        for element in value.values():
-            yield from slots_in(element)
+    return (leaf.index for leaf in leaves_in(value) if isinstance(leaf, Slot))
 
 
 def compile_action(action: Action, frees: tuple[int, ...] = ()) -> Callable[[list[Any], list[Any]], None]:

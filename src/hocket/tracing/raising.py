@@ -51,10 +51,7 @@ def is_other_branch(args: Sequence[Any]) -> bool:
 
 
 def may_raise(kernel: str) -> bool:
-    """Return whether an op may raise for its values.
-
-    Args:
-        kernel: the last part of its name, such as ``nll_loss_forward``.
+    """Return whether an op may raise for its values, by the last part of its name.
 
     Example:
         >>> may_raise("nll_loss_forward"), may_raise("index_put_"), may_raise("linalg_cholesky_ex"), may_raise("addmm")

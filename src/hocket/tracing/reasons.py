@@ -184,18 +184,7 @@ class Reason:
 
 
 class Reasons:
-    """Collects the reasons of one recording. The first one counts.
-
-    Args:
-        raises: raise a `CaptureError` with each reason, so that the step ends there.
-
-    Example:
-        >>> reasons = Reasons()
-        >>> reasons.add("runs no ops", line="train.py:12"); reasons.add("makes state", "momentum"); bool(reasons)
-        True
-        >>> print(reasons.first)
-        the step at train.py:12 runs no ops; schedule the function that trains
-    """
+    """Collects the reasons of one recording. The first one counts. With `raises` it is a `CaptureError` at once."""
 
     def __init__(self, *, raises: bool = False) -> None:
         self.first: Reason | None = None

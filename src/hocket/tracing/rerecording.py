@@ -58,10 +58,6 @@ def has_images(captured: Captured) -> bool:
 def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:
     """The captured step in another form.
 
-    Args:
-        captured: as it was recorded.
-        rewrites: of `CHANNELS_LAST` and `FUSED_UPDATE`.
-
     Raises:
         CaptureError: an op cannot be run in this form. The message says why.
     """
@@ -107,7 +103,10 @@ class _Again:
         self.updates = {
             update.first: update
             for update in self.trace.updates
-            if FUSED_UPDATE in rewrites and update.end > update.first and _can_fuse(update.optimizer)
+            if FUSED_UPDATE in rewrites
+            and update.end > update.first
+            and has_fused_kernels(update.optimizer)
+            and not runs_hooks(update.optimizer)  # which fused kernels would leave out
         }
         self.drawn = {root for note in self.trace.notes.values() if note.random for root in note.writes}
         self.left = _left_behind(self.trace)
@@ -278,21 +277,15 @@ class _Again:
         self.tape.close()
         self.tape.unproven = self.trace.tape.unproven  # what is proven of the plain form holds for this one
         self.ops.finish()
-        result = self.trace.result
-        leaves = tuple((kind, self._node(leaf) if kind in ("tensor", "item") else leaf) for kind, leaf in result.leaves)
-        return replace(
-            self.trace,
+        return self.trace.moved_to(
+            self._node,
             graph=self.ops.graph,
             sources=tuple(self.ops.sources),
             notes=self.ops.notes,
             tape=self.tape,
-            result=replace(result, leaves=leaves),
-            gradients={g: None if node is None else self._node(node) for g, node in self.trace.gradients.items()},
-            rebound={entry: self._node(node) for entry, node in self.trace.rebound.items()},
             roots=self.ops.roots,
             kinds={s: self.trace.kinds.get(s) or TensorKind.of(s.value) for s in self.ops.sources},
             order=tuple(self.ops.order),
-            updates=(),
         )
 
     def _node(self, node: fx.Node) -> fx.Node:
@@ -356,12 +349,7 @@ def has_fused_kernels(optimizer: torch.optim.Optimizer) -> bool:
     return True
 
 
-def _can_fuse(optimizer: torch.optim.Optimizer) -> bool:
-    """True if an update by these kernels leaves out nothing: no hook runs at its beginning or end."""
-    hooks = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks,
-        torch_optimizer._global_optimizer_post_hooks,
-    )
-    return has_fused_kernels(optimizer) and not any(hooks)
+def runs_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """True if a hook, of this optimizer or of all, runs at the beginning or the end of an update."""
+    own = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return any((*own, torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks))

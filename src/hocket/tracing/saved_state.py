@@ -86,10 +86,6 @@ class Saved:
     Raises:
         CaptureError: a gradient has another type than its parameter (whose `data` was exchanged), and torch would not
             take it back. Nothing has changed.
-
-    Example:
-        >>> saved = Saved(inventory(model, optimizer))  # doctest: +SKIP
-        >>> step(batch); saved.restore()  # doctest: +SKIP
     """
 
     def __init__(self, places: Inventory, further: Sequence[torch.Tensor] = ()) -> None:

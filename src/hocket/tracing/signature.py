@@ -132,11 +132,6 @@ class Signatures:
 
     Attributes:
         recognised: the native check that recognised the last call, or None if Python had to describe it.
-
-    Example:
-        >>> signatures = Signatures()  # doctest: +SKIP
-        >>> signatures.of(places, batch) is signatures.of(places, batch)  # doctest: +SKIP
-        True
     """
 
     def __init__(self) -> None:

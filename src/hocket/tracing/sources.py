@@ -149,10 +149,6 @@ class Gradient:
     def owner(self) -> str:
         return self.parameter.name
 
-    @property
-    def layer(self) -> str:
-        return self.parameter.layer
-
     def get(self) -> Any:
         return self.parameter.get().grad
 
@@ -185,7 +181,6 @@ class BatchLeaf:
     index: int
     kind: str = "batch"
     owner: str = ""
-    layer: str = ""
 
     @property
     def name(self) -> str:
@@ -207,7 +202,6 @@ class Constant:
     value: Any
     kind: str = "constant"
     owner: str = ""
-    layer: str = ""
 
     def get(self) -> Any:
         return self.value

@@ -36,11 +36,6 @@ def with_spent_graph(tensor: torch.Tensor, name: str) -> torch.Tensor:
     Args:
         tensor: detached, and not used elsewhere.
         name: name of its autograd node in eager, such as ``NllLossBackward0``, empty for a leaf.
-
-    Example:
-        >>> loss = with_spent_graph(torch.zeros(()), "MeanBackward0")
-        >>> loss.requires_grad, loss.is_leaf
-        (True, False)
     """
     if not name:
         return tensor.requires_grad_()

@@ -73,7 +73,6 @@ class ValueMemory:
         self._file: Any = None
 
     def add(self, slot: int, value: Any) -> None:
-        """A slot has this value from now on."""
         self.drop(slot)
         if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or value.layout is not torch.strided:
             return
@@ -88,7 +87,6 @@ class ValueMemory:
         self._block_of[slot] = block
 
     def drop(self, slot: int) -> None:
-        """Nothing needs the value of this slot any more."""
         block = self._block_of.pop(slot, None)
         if block is None:
             return
@@ -100,7 +98,6 @@ class ValueMemory:
                 self._places.setdefault(block.size_bytes, []).append(block.offset)
 
     def load(self, slots: Iterable[int]) -> None:
-        """Have the values of these slots in memory."""
         for slot in slots:
             block = self._block_of.get(slot)
             if block is not None and block.is_out:

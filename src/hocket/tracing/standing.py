@@ -69,7 +69,7 @@ class Standing:
     kinds: Mapping[int, TensorKind | None]
     slots: tuple[int, ...]
     first: tuple[int, ...]
-    twins: tuple[tuple[Entry | Gradient, Entry | Gradient], ...]
+    twins: Sequence[tuple[Entry | Gradient, Entry | Gradient]]
 
     @staticmethod
     def of(trace: Trace, inputs: Sequence[tuple[int, Any]], slot_of: Mapping[fx.Node, int]) -> Standing:

@@ -6,7 +6,8 @@ Each is a source (see `hocket.tracing.sources`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,28 +24,32 @@ class Inventory:
     """All places of one model (or several) and its optimizers.
 
     Attributes:
+        further: places outside of models and optimizers that a step writes, or whose number changes between steps.
+        follows: numbers of further places are among `numbers`, else among `plain`.
+        plain: those of the further places that hold any other value now, or none (`ABSENT`).
+        twins: pairs of places that hold the same tensor object.
+        leaves: those of `parameters` that belong to no model and no optimizer. The step gives them gradients.
+        paths: the path of each module.
         versioned: the dicts of those that count in ``_hocket_version`` how often something changed that no tensor shows
             (fused models do, and their optimizers: a model left, came, or is frozen).
-        further: places outside of models and optimizers that a step writes, or whose number changes between steps.
-        plain: those of them that hold any other value now, or none (`ABSENT`).
-        twins: pairs of places that hold the same tensor object.
-        follows: numbers of further places are among `numbers`, else among `plain`.
-        leaves: those of `parameters` that belong to no model and no optimizer. The step gives them gradients.
     """
 
     models: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
-    parameters: tuple[Entry, ...]
-    tensors: tuple[Entry, ...]
-    numbers: tuple[Entry, ...]
-    modules: tuple[nn.Module, ...]
-    paths: dict[nn.Module, str]
-    versioned: tuple[dict[str, Any], ...]
     further: tuple[Place, ...] = ()
-    plain: tuple[Entry, ...] = ()
-    twins: tuple[tuple[Entry | Gradient, Entry | Gradient], ...] = ()
     follows: bool = True
-    leaves: tuple[Entry, ...] = ()
+    parameters: list[Entry] = field(default_factory=list)
+    tensors: list[Entry] = field(default_factory=list)
+    numbers: list[Entry] = field(default_factory=list)
+    plain: list[Entry] = field(default_factory=list)
+    twins: list[tuple[Entry | Gradient, Entry | Gradient]] = field(default_factory=list)
+    leaves: list[Entry] = field(default_factory=list)
+    paths: dict[nn.Module, str] = field(default_factory=dict)
+    versioned: list[dict[str, Any]] = field(default_factory=list)
+
+    @cached_property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(self.paths)
 
     def again(self, leaves: Sequence[Entry] | None = None) -> Inventory:
         """The places of the same models and optimizers as they are now, and of the leaves."""
@@ -52,11 +57,85 @@ class Inventory:
         return inventory(self.models, self.optimizers, self.further, self.follows, kept)
 
     def versions(self) -> tuple[int, ...]:
-        """How often each of those that count has changed."""
         return tuple([attributes["_hocket_version"] for attributes in self.versioned])
 
     def state_keys(self) -> frozenset[tuple[str, Any]]:
         return frozenset((entry.name, entry.key) for entry in (*self.tensors, *self.numbers))
+
+    def _add_models(self) -> None:
+        """Add the parameters and buffers of all modules."""
+        seen: dict[int, Entry] = {}
+        for number, root in enumerate(self.models):
+            prefix = f"model{number}" if len(self.models) > 1 else ""
+            for path, module in root.named_modules():
+                if module in self.paths:
+                    continue
+                self.paths[module] = full = _joined(prefix, path)
+                for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
+                    for key, value in table.items():
+                        if value is None:
+                            continue
+                        name = _joined(full, key)
+                        entry = Entry(kind, name, table, key, name if kind == "parameter" else "", full)
+                        if id(value) in seen:
+                            self.twins.append((seen[id(value)], entry))
+                            continue
+                        seen[id(value)] = entry
+                        (self.parameters if kind == "parameter" else self.tensors).append(entry)
+
+    def _add_optimizers(self) -> None:
+        """Add what optimizers train besides the models' parameters, their groups' options and their state."""
+        named = {id(entry.get()): entry for entry in self.parameters}
+        for number, optimizer in enumerate(self.optimizers):
+            prefix = f"optimizer{number}" if len(self.optimizers) > 1 else "optimizer"
+            for position, group in enumerate(optimizer.param_groups):
+                for place, parameter in enumerate(group["params"]):
+                    if id(parameter) not in named:
+                        # Trained, but in no model: a temperature, a latent code.
+                        name = f"{prefix}.group{position}.{place}"
+                        named[id(parameter)] = Entry("parameter", name, group["params"], place, name)
+                        self.parameters.append(named[id(parameter)])
+                self._sort_in(group, Entry("group", f"{prefix}.group{position}", GroupOf(optimizer, position), ""))
+            for parameter, state in optimizer.state.items():
+                if isinstance(state, dict):
+                    owner = named.get(id(parameter))
+                    name, layer = (owner.name, owner.layer) if owner else (prefix, "")
+                    table = StateOf(optimizer, parameter)
+                    self._sort_in(state, Entry("state", f"{prefix}.{name}", table, "", name, layer))
+
+    def _add_further(self) -> None:
+        """Add places outside of models and optimizers, by their elements where these hold tensors or numbers."""
+        known = {id(entry.get()): entry for entry in (*self.parameters, *self.tensors)}
+        inner = {id(container) for each in self.further for container in containers_in(each.get())}
+        for each in self.further:
+            if id(each.owner) in inner:
+                continue  # a part of what stands at another one
+            value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
+            for path, element in [((), value)] if each.is_whole else _leaves(value, self.follows):
+                one = replace(entry, name=entry.name + "".join(f"[{part!r}]" for part in path), path=path)
+                if isinstance(element, torch.Tensor):
+                    if id(element) in known:
+                        self.twins.append((known[id(element)], one))
+                    else:
+                        known[id(element)] = one
+                        self.tensors.append(one)
+                elif self.follows and _is_number(element):
+                    self.numbers.append(one)  # in a recording it is a live number
+                elif not path:
+                    self.plain.append(one)
+
+    def _sort_in(self, values: dict[Any, Any], of: Entry) -> None:
+        """Add the tensors and numbers of a group or a state, whose entries are as `of`, with keys and paths."""
+        for key, value in values.items():
+            if key == "params" and of.kind == "group":
+                continue
+            for path, element in _elements(value):
+                entry = replace(of, name=f"{of.name}.{key}", key=key, path=path)
+                if isinstance(element, torch.Tensor):
+                    self.tensors.append(entry)
+                elif _is_number(element):
+                    # `foreach`, `maximize` and their like are bool or None and choose code, not values.
+                    self.numbers.append(entry)
 
 
 def as_tuple(value: Any, kind: type, what: str) -> tuple[Any, ...]:
@@ -99,121 +178,16 @@ def inventory(
         InputError: something that is not a module or not an optimizer.
     """
     given = as_tuple(optimizer, torch.optim.Optimizer, "optimizer")
-    found = _Found(as_tuple(model, nn.Module, "model"), tuple(map(_inner, given)))
-    found.add_models()
-    found.add_optimizers()
-    kept = tuple([leaf for leaf in leaves if id(leaf.get()) not in found.named])
-    found.parameters += kept
-    found.add_further(further, follows)
-    versioned = tuple(vars(each) for each in (*found.paths, *found.optimizers) if "_hocket_version" in vars(each))
-    return Inventory(
-        found.models,
-        found.optimizers,
-        tuple(found.parameters),
-        tuple(found.tensors),
-        tuple(found.numbers),
-        tuple(found.paths),
-        found.paths,
-        versioned,
-        tuple(further),
-        tuple(found.plain),
-        tuple(found.twins),
-        follows,
-        kept,
-    )
-
-
-class _Found:
-    """The places that were found so far, as in `Inventory`.
-
-    Attributes:
-        named: the place of each parameter of a model or an optimizer, by its address.
-    """
-
-    def __init__(self, models: tuple[nn.Module, ...], optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
-        self.models, self.optimizers = models, optimizers
-        self.parameters: list[Entry] = []
-        self.tensors: list[Entry] = []
-        self.numbers: list[Entry] = []
-        self.plain: list[Entry] = []
-        self.twins: list[tuple[Entry, Entry]] = []
-        self.paths: dict[nn.Module, str] = {}
-        self.named: dict[int, Entry] = {}
-
-    def add_models(self) -> None:
-        """Add the parameters and buffers of all modules."""
-        seen: dict[int, Entry] = {}
-        for number, root in enumerate(self.models):
-            prefix = f"model{number}" if len(self.models) > 1 else ""
-            for path, module in root.named_modules():
-                if module in self.paths:
-                    continue
-                self.paths[module] = full = _joined(prefix, path)
-                for kind, table in (("parameter", module._parameters), ("buffer", module._buffers)):
-                    for key, value in table.items():
-                        if value is None:
-                            continue
-                        name = _joined(full, key)
-                        entry = Entry(kind, name, table, key, name if kind == "parameter" else "", full)
-                        if id(value) in seen:
-                            self.twins.append((seen[id(value)], entry))
-                            continue
-                        seen[id(value)] = entry
-                        (self.parameters if kind == "parameter" else self.tensors).append(entry)
-        self.named = {id(entry.get()): entry for entry in self.parameters}
-
-    def add_optimizers(self) -> None:
-        """Add what optimizers train besides the models' parameters, their groups' options and their state."""
-        for number, optimizer in enumerate(self.optimizers):
-            prefix = f"optimizer{number}" if len(self.optimizers) > 1 else "optimizer"
-            for position, group in enumerate(optimizer.param_groups):
-                for place, parameter in enumerate(group["params"]):
-                    if id(parameter) not in self.named:
-                        # Trained, but in no model: a temperature, a latent code.
-                        name = f"{prefix}.group{position}.{place}"
-                        self.named[id(parameter)] = Entry("parameter", name, group["params"], place, name)
-                        self.parameters.append(self.named[id(parameter)])
-                self._sort_in(group, Entry("group", f"{prefix}.group{position}", GroupOf(optimizer, position), ""))
-            for parameter, state in optimizer.state.items():
-                if isinstance(state, dict):
-                    owner = self.named.get(id(parameter))
-                    name, layer = (owner.name, owner.layer) if owner else (prefix, "")
-                    table = StateOf(optimizer, parameter)
-                    self._sort_in(state, Entry("state", f"{prefix}.{name}", table, "", name, layer))
-
-    def add_further(self, further: Sequence[Place], follows: bool) -> None:
-        """Add places outside of models and optimizers, by their elements where these hold tensors or numbers."""
-        known = {id(entry.get()): entry for entry in (*self.parameters, *self.tensors)}
-        inner = {id(container) for each in further for container in containers_in(each.get())}
-        for each in further:
-            if id(each.owner) in inner:
-                continue  # a part of what stands at another one
-            value, entry = each.get(), Entry("object", each.name, ValueOf(each), each.key)
-            for path, element in [((), value)] if each.is_whole else _leaves(value, follows):
-                one = replace(entry, name=entry.name + "".join(f"[{part!r}]" for part in path), path=path)
-                if isinstance(element, torch.Tensor):
-                    if id(element) in known:
-                        self.twins.append((known[id(element)], one))
-                    else:
-                        known[id(element)] = one
-                        self.tensors.append(one)
-                elif follows and _is_number(element):
-                    self.numbers.append(one)  # in a recording it is a live number
-                elif not path:
-                    self.plain.append(one)
-
-    def _sort_in(self, values: dict[Any, Any], of: Entry) -> None:
-        """Add the tensors and numbers of a group or a state, whose entries are as `of`, with keys and paths."""
-        for key, value in values.items():
-            if key == "params" and of.kind == "group":
-                continue
-            for path, element in _elements(value):
-                entry = replace(of, name=f"{of.name}.{key}", key=key, path=path)
-                if isinstance(element, torch.Tensor):
-                    self.tensors.append(entry)
-                elif _is_number(element):
-                    # `foreach`, `maximize` and their like are bool or None and choose code, not values.
-                    self.numbers.append(entry)
+    found = Inventory(as_tuple(model, nn.Module, "model"), tuple(map(_inner, given)), tuple(further), follows)
+    found._add_models()
+    found._add_optimizers()
+    known = {id(entry.get()) for entry in found.parameters}
+    found.leaves.extend(leaf for leaf in leaves if id(leaf.get()) not in known)
+    found.parameters.extend(found.leaves)
+    found._add_further()
+    parts = map(vars, (*found.paths, *found.optimizers))
+    found.versioned.extend(attributes for attributes in parts if "_hocket_version" in attributes)
+    return found
 
 
 def _joined(*parts: str) -> str:

@@ -50,11 +50,6 @@ def forms_of(places: Inventory) -> tuple[str, ...]:
 def rewrites_of(form: str, places: Inventory, *, has_images: bool) -> tuple[str, ...]:
     """The forms that a step in this one can be rewritten to, the one with fewer rewrites first.
 
-    Args:
-        form: of the step.
-        places: of the step.
-        has_images: its convolutions read images.
-
     Example:
         >>> from hocket.tracing.state import inventory
         >>> net = torch.nn.Conv2d(3, 8, 3)
@@ -68,12 +63,7 @@ def rewrites_of(form: str, places: Inventory, *, has_images: bool) -> tuple[str,
 
 
 def compiled_rewrites_of(form: str, *, has_images: bool) -> tuple[str, ...]:
-    """The forms that a step in this one can be compiled to: as it stands, and where there are images, channels last.
-
-    Example:
-        >>> compiled_rewrites_of("", has_images=False)
-        ('+compiled',)
-    """
+    """The forms that a step in this one can be compiled to: as it stands, and where there are images, channels last."""
     last = (f"+{CHANNELS_LAST}+{COMPILED}",) if has_images else ()
     return tuple(form + each for each in (f"+{COMPILED}", *last))
 
@@ -103,12 +93,7 @@ def plain_of(form: str) -> str:
 
 
 def has_channels_last(form: str) -> bool:
-    """Return True if a form computes images with their channels last.
-
-    Example:
-        >>> has_channels_last("+channels-last+compiled"), has_channels_last("rule+fused-update")
-        (True, False)
-    """
+    """Return True if a form computes images with their channels last."""
     return CHANNELS_LAST in form.split("+")
 
 

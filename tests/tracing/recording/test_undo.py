@@ -19,6 +19,7 @@ from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.program import compile_action
+from hocket.tracing.recording.record import record_step
 from quick import covering
 
 
@@ -147,3 +148,18 @@ def test_a_users_error_is_told_and_kept_as_the_cause():
     with pytest.raises(CaptureError, match="FailsError: not today") as caught:
         capture(step, job.model, torch.optim.SGD(job.model.parameters(), lr=0.1), job.batch(0))
     assert isinstance(caught.value.__cause__, FailsError)
+
+
+def test_a_step_that_is_recorded_and_stays_keeps_no_copies_of_what_it_writes(monkeypatch):
+    job = load("mlp", "adam")
+    job.step(job.batch(0))
+    sizes: list[int] = []
+    plain = torch.UntypedStorage.clone
+
+    def clone(storage):
+        sizes.append(storage.nbytes())
+        return plain(storage)
+
+    monkeypatch.setattr(torch.UntypedStorage, "clone", clone)
+    assert record_step(job.step, job.model, job.optimizer, job.batch(1)).trace is not None
+    assert all(size <= 8 for size in sizes)

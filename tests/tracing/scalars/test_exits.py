@@ -17,7 +17,7 @@ import torch
 
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.followed_math import followed_math
-from hocket.tracing.scalars.late import late_number
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape
 
@@ -108,7 +108,7 @@ def test_every_exit_of_a_whole_number_is_a_guard(name):
 )
 def test_no_exit_is_open_to_a_late_number(name, value):
     reasons = Reasons()
-    late = late_number(value, None, "train.py:7", reasons)
+    late = LateTape(tape=Tape(reasons=reasons)).read(value, None, "train.py:7")
     use = (EXITS | WHOLE).get(name, lambda x: x + 1)
     with followed_math():
         try:

@@ -55,13 +55,7 @@ class NativeChannels:
         return behind.union(moved) if moved else set()
 
     def start(self, core: Any, words: Mapping[str, int], sync: Synchronisation, frees: Mapping[str, _Frees]) -> None:
-        """A thread for each channel lane.
-
-        Args:
-            core: runs the other lanes.
-            words: of the ops that anybody waits for.
-            sync: who waits for whom.
-            frees: what channel ops free when they are over: slots, and counters with their slots.
+        """A thread for each channel lane. `frees` are slots, and counters with slots, that its ops free at the end.
 
         Raises:
             ExecutionError: the lanes were closed before: what was under way then is lost.

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from hocket.errors import ExecutionError
 from hocket.execution.base import Executor, releases
@@ -36,9 +35,6 @@ MAX_BINDINGS = 4
 
 class NativeLanes(Executor):
     """Runs a plan on native lanes: the same rules and errors as `ThreadLanes`, without Python between ops.
-
-    Args:
-        captured, plan, machine, channels: as for `ThreadLanes`.
 
     Raises:
         ExecutionError: native lanes are not available here, or an op is none of torch's dispatcher.
@@ -309,11 +305,10 @@ def _stands(call: Call) -> bool:
     """True if a call is one view, of one tensor, that lies in it where all its like do."""
     is_absolute = call.func is torch.ops.aten.as_strided.default  # its offset is that in the memory
     is_alike = getattr(call.func, "is_view", False) and not is_absolute and list(call.outs) == [None]
-    return is_alike and len(call.reads) == 1 and not any(isinstance(v, TapeRef) for v in tree_leaves(call.args))
+    return is_alike and len(call.reads) == 1 and not call.numbers
 
 
 def _calls_of(action: Action) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the commands for the calls of an action."""
     for call in action.calls:
         schema = getattr(call.func, "_schema", None)
         if schema is None:

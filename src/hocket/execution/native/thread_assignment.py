@@ -48,14 +48,10 @@ class Workers:
 
 
 def workers_of(graph: Graph, plan: Plan, sync: Synchronisation, usual_width: int) -> Workers:
-    """Divide a plan's lanes among threads.
+    """Divide the lanes of cores of a plan among threads. Channel lanes have no worker.
 
-    Args:
-        graph: the planned graph.
-        plan: a legal plan of it, on lanes of cores. Channel lanes have no worker.
-        sync: its synchronisation.
-        usual_width: the caller's usual number of threads. A lane of that width goes to the caller, whose team exists
-            already. Otherwise one of width 1 does, if there is one.
+    A lane as wide as the caller's usual number of threads goes to the caller, whose team exists already. Otherwise one
+    of width 1 does, if there is one.
     """
     lanes = [lane for lane in plan.lanes if lane.ops and lane.kind == "cores"]
     groups: list[list[Lane]] = [[lane] for lane in lanes if lane.width > 1 or not lane.cores]

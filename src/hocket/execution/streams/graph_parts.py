@@ -21,9 +21,9 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.execution.streams.device import StreamDevice
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Action, Call
-from hocket.tracing.scalars.tape import TapeRef
+from hocket.tracing.program import Call
 from hocket.tracing.sources import BatchLeaf
+from hocket.tracing.standing import value_now
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ def graph_parts(captured: Captured, device: StreamDevice) -> GraphParts:
     """Divide the ops of a step that `device` runs."""
     graph = captured.graph
     of_host = host_ops(captured, device)
-    left_out = of_host.union(action.name for action in captured.program.actions if _takes_numbers(action))
+    numbered = {action.name for action in captured.program.actions if any(call.numbers for call in action.calls)}
+    left_out = of_host | numbered
     before: set[str] = set()
     after: set[str] = set()
     for name in graph.order:
@@ -81,7 +82,7 @@ def input_tensors(captured: Captured) -> dict[int, torch.Tensor]:
     leaves, _ = tree_flatten(captured.batch)
     found: dict[int, torch.Tensor] = {}
     for slot, source in captured.program.inputs.items():
-        value = leaves[source.index] if type(source) is BatchLeaf else _or_none(source)
+        value = leaves[source.index] if type(source) is BatchLeaf else value_now(source)
         value = captured.stand_ins.get(slot) if value is None else value
         if value is not None:
             found[slot] = value
@@ -108,22 +109,3 @@ def _is_host_count(source: Any) -> bool:
     optimizer, parameter = source.table.optimizer, source.table.parameter
     group = next(group for group in optimizer.param_groups if any(each is parameter for each in group["params"]))
     return not (group.get("capturable") or group.get("fused"))
-
-
-def _or_none(source: Any) -> Any:
-    try:
-        return source.get()
-    except LookupError:
-        return None  # state that the first step makes
-
-
-def _takes_numbers(action: Action) -> bool:
-    return any(_has_number((call.args, call.kwargs)) for call in action.calls)
-
-
-def _has_number(value: Any) -> bool:
-    if isinstance(value, TapeRef):
-        return True
-    if isinstance(value, dict):
-        return any(map(_has_number, value.values()))
-    return isinstance(value, (tuple, list)) and any(map(_has_number, value))

@@ -25,8 +25,9 @@ from hocket.execution.streams.device import StreamDevice
 from hocket.execution.streams.graph_parts import graph_parts, input_tensors
 from hocket.execution.streams.lanes import Launch, StreamLanes
 from hocket.execution.streams.launch_plan import launch_plan_of
-from hocket.ir import Machine, Plan, Timeline
+from hocket.ir import Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
+from hocket.tracing.saved_state import copies_of
 from hocket.tracing.sources import BatchLeaf
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,11 @@ class GraphedLanes(StreamLanes):
         self,
         captured: Captured,
         plan: Plan,
-        machine: Machine | None = None,
         *,
         device: StreamDevice | None = None,
         timed: bool = False,
     ) -> None:
-        super().__init__(captured, plan, machine, device=device, timed=timed)
+        super().__init__(captured, plan, device=device, timed=timed)
         program, order = captured.program, self._whole.part.order
         parts = graph_parts(captured, self.device)
         self._before, self._inside, self._after = (
@@ -212,7 +212,6 @@ class GraphedLanes(StreamLanes):
                 frame.values[slot] = given
 
     def _moved(self, frame: Frame) -> bool:
-        """Return True if an input of the graph has another address now."""
         return any(_where(frame.values[slot]) != seen for slot, seen in self._seen.items())
 
     def _is_held_elsewhere(self) -> bool:
@@ -223,7 +222,8 @@ class GraphedLanes(StreamLanes):
         captured = self.captured
         self._forget()
         values = list(frame.values)
-        for slot, copy in _copies({slot: frame.values[slot] for slot in self._copied}).items():
+        given = [values[slot] for slot in self._copied]
+        for slot, copy in zip(self._copied, copies_of(given), strict=True):
             values[slot] = copy
         # Views of what is copied must be views of the copy.
         captured._started(values, frame.numbers)
@@ -276,30 +276,7 @@ def _filled(lanes: StreamLanes, ops: Iterable[str], needed: set[int]) -> tuple[i
     return tuple(sorted({slot for op in ops for slot in by_name[op].fills} & needed))
 
 
-def _copies(tensors: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    """Copies of these tensors. Those that overlap in memory go on to do so."""
-    found: dict[int, torch.Tensor] = {}
-    groups: dict[tuple[int, torch.dtype], list[int]] = {}
-    for slot, tensor in tensors.items():
-        groups.setdefault((tensor.untyped_storage().data_ptr(), tensor.dtype), []).append(slot)
-    for slots in groups.values():
-        starts = {slot: tensors[slot].storage_offset() for slot in slots}
-        first, end = min(starts.values()), max(starts[slot] + _extent(tensors[slot]) for slot in slots)
-        span = tensors[slots[0]].as_strided((end - first,), (1,), first).clone()
-        for slot in slots:
-            found[slot] = span.as_strided(tensors[slot].shape, tensors[slot].stride(), starts[slot] - first)
-    return found
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    """Elements of memory from its first one to its last one."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def _num_holders(tensor: torch.Tensor) -> int:
-    """The number of tensors that share this one's memory."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 

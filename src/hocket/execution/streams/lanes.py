@@ -27,20 +27,15 @@ from hocket.errors import ExecutionError
 from hocket.execution.base import Executor, below_autograd
 from hocket.execution.streams.device import CudaDevice, StreamDevice
 from hocket.execution.streams.launch_plan import LaunchPlan, launch_plan_of
-from hocket.ir import Machine, Plan, Span, Timeline
+from hocket.ir import Plan, Span, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.program import compile_action
 
 
 class StreamLanes(Executor):
-    """Runs a plan on streams.
+    """Runs a plan on streams of a device, by default the current CUDA device.
 
-    Args:
-        captured: the step.
-        plan: any plan whose lanes are streams.
-        machine: not used. Other executors have it.
-        device: the current CUDA device by default.
-        timed: record events around every op, for `timeline`. This costs launch time.
+    With `timed` events are recorded around every op, for `timeline`, which costs launch time.
 
     Raises:
         PlanError: the plan is not one for this graph.
@@ -51,7 +46,6 @@ class StreamLanes(Executor):
         self,
         captured: Captured,
         plan: Plan,
-        machine: Machine | None = None,
         *,
         device: StreamDevice | None = None,
         timed: bool = False,
@@ -98,7 +92,6 @@ class StreamLanes(Executor):
         return self._events[name]
 
     def _start_time(self) -> None:
-        """The step begins, for `timeline`."""
         if self.timed:
             self._started = self.device.event(timed=True)
             self.device.record(self._started, self.device.current())

@@ -19,8 +19,6 @@ import torch
 
 from hocket.fusion.gradients import GradientMemory
 
-__all__ = ["IN_PLACE", "OpContext", "Rule", "find", "is_watched", "op_name", "rule", "where"]
-
 Rule = Callable[..., Any]
 
 # Operators of Python that write: torch.fx would read ``x = x + y``, so that another name would keep the old value.

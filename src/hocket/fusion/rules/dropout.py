@@ -34,7 +34,6 @@ def drawn(context: OpContext, noise: Tensor, keep: list[float]) -> Tensor:
 
 
 def _per_model(values: list[float], like: Tensor) -> Any:
-    """A number, or ``(B, 1, ...)`` where models differ."""
     if len(set(values)) == 1:
         return values[0]
     return torch.tensor(values, dtype=like.dtype, device=like.device).reshape(-1, *([1] * (like.ndim - 1)))

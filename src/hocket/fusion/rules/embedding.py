@@ -19,13 +19,6 @@ from hocket.fusion.rules.base import OpContext, is_watched, rule
 from hocket.fusion.stacked import Stacked, with_model_dim
 
 
-def _moved(indices: Tensor, num_rows: int) -> Tensor:
-    """``(B, ...)`` indices, model i's by i times `num_rows`."""
-    num_models = indices.shape[0]
-    first_rows = torch.arange(num_models, device=indices.device, dtype=indices.dtype) * num_rows
-    return indices + first_rows.reshape(-1, *([1] * (indices.ndim - 1)))
-
-
 def _check(context: OpContext, indices: Any) -> None:
     tensor = indices.tensor if isinstance(indices, Stacked) else indices
     if tensor.is_floating_point():
@@ -60,7 +53,7 @@ def embedding(context: OpContext, *args: Any, **kwargs: Any) -> Any:
 
 
 def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
-    """Indices into the common table. One out of range would read a neighbour's row, so it must not pass."""
+    """``(B, ...)`` indices into the common table. One out of range would read a neighbour's row, so none passes."""
     if (
         indices.device.type == "cpu"
         and indices.numel()
@@ -74,7 +67,9 @@ def _within(context: OpContext, indices: Tensor, num_rows: int) -> Tensor:
     else:  # where looking costs a synchronisation: a wrong index goes far beyond the table and fails there
         is_wrong = (indices < 0) | (indices >= num_rows)
         indices = indices.masked_fill(is_wrong, 2**31)
-    return _moved(indices, num_rows)
+    num_models = indices.shape[0]
+    first_rows = torch.arange(num_models, device=indices.device, dtype=indices.dtype) * num_rows
+    return indices + first_rows.reshape(-1, *([1] * (indices.ndim - 1)))
 
 
 @rule("embedding_bag")

@@ -19,8 +19,6 @@ from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, unwrap, with_model_dim
 
-__all__ = ["mapped"]
-
 # Autocast looks at none of these.
 ANY_TYPE = (
     "transpose", "swapaxes", "swapdims", "movedim", "permute", "t", "flatten", "unflatten", "ravel", "unsqueeze",

@@ -20,7 +20,6 @@ from hocket.fusion.stacked import Stacked, from_channels, to_channels, with_mode
 
 
 def _flat(value: Any, num_models: int) -> Tensor | None:
-    """``(B, C)`` as ``(B*C)``."""
     if value is None:
         return None
     return value.tensor.reshape(-1) if isinstance(value, Stacked) else value.repeat(num_models)
@@ -53,17 +52,12 @@ def batch_norm(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any
     flat: Any = [_flat(value, num_models) for value in state]
     swapped = x.transpose(1, 2)
     if x.ndim > 3 and swapped.is_contiguous() and not x.is_contiguous():  # (B, C, N, ...): one example, B*C channels
-        _check_enough(context, swapped, options[0])
+        if options[0] and swapped[0, 0].numel() == 1:  # torch's own check is of all models
+            raise InputError(f"{context.where}: expected more than one value per channel when training")
         one = swapped.reshape(1, x.shape[0] * x.shape[2], -1)
         y = functional.batch_norm(one, *flat, *options)
         return Stacked(y.view(swapped.shape).transpose(1, 2))
     return Stacked(from_channels(functional.batch_norm(to_channels(x), *flat, *options), num_models))
-
-
-def _check_enough(context: OpContext, swapped: Tensor, training: bool) -> None:
-    """Torch's own check, of one model's ``(C, N, ...)``."""
-    if training and swapped[0, 0].numel() == 1:
-        raise InputError(f"{context.where}: expected more than one value per channel when training")
 
 
 @rule("instance_norm")

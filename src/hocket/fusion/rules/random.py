@@ -17,8 +17,6 @@ from hocket.fusion import fallback
 from hocket.fusion.rules.base import OpContext, rule
 from hocket.fusion.stacked import Stacked, laid_out, with_model_dim
 
-__all__ = ["DRAWS", "WITH_RATES", "drawing", "drawing_from"]
-
 FROM_SIZE = ("rand", "randn")
 LIKE = ("rand_like", "randn_like")
 IN_PLACE = (

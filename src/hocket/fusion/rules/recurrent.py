@@ -39,17 +39,12 @@ def gru_cell(inputs: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple
     return (n + z * (state[0] - n),)
 
 
-def tanh_cell(inputs: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A plain cell."""
-    return (torch.tanh(inputs + hidden),)
-
-
-def relu_cell(inputs: Tensor, hidden: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A plain cell with relu."""
-    return (torch.relu(inputs + hidden),)
-
-
-CELLS: dict[str, Cell] = {"lstm": lstm_cell, "gru": gru_cell, "rnn_tanh": tanh_cell, "rnn_relu": relu_cell}
+CELLS: dict[str, Cell] = {
+    "lstm": lstm_cell,
+    "gru": gru_cell,
+    "rnn_tanh": lambda inputs, hidden, state: (torch.tanh(inputs + hidden),),
+    "rnn_relu": lambda inputs, hidden, state: (torch.relu(inputs + hidden),),
+}
 
 
 @rule(*CELLS)

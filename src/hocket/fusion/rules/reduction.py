@@ -17,8 +17,6 @@ from hocket.fusion.rules.mapped import mapped
 from hocket.fusion.rules.pointwise import pointwise
 from hocket.fusion.stacked import Stacked, is_stacked
 
-__all__ = ["shifted"]
-
 SOFTMAX = ("softmax", "_softmax", "log_softmax", "softmin", "cumsum", "cumprod")
 AXIS = {**dict.fromkeys((*SOFTMAX, "sum", "prod", "logsumexp"), 1), "norm": 2, "normalize": 2}  # among the arguments
 

@@ -18,11 +18,7 @@ _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.m
 
 
 def encoded(value: Any, reference: Callable[[Any], dict[str, int] | None]) -> Any:
-    """An argument as JSON.
-
-    Args:
-        value: the argument.
-        reference: maps a leaf to the value or number that it refers to, or to None for a constant.
+    """An argument as JSON. `reference` maps a leaf to the value or number that it refers to, or a constant to None.
 
     Raises:
         CaptureError: there is no text for it.

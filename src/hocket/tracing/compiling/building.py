@@ -80,7 +80,6 @@ def link(library: Path, objects: Sequence[Path]) -> None:
 
 
 def _run(commands: Sequence[Sequence[str]]) -> None:
-    """Run the compiler, side by side."""
     running = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace")
         for command in commands

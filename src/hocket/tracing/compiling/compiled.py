@@ -46,23 +46,7 @@ def _formed(captured: Captured, request: CompileRequest, listing: Listing, is_wi
         made.put_all()
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CaptureError(f"the compiled list does not fit: {type(error).__name__}: {error}") from None
-    trace = replace(
-        captured.trace,
-        graph=made.graph,
-        notes=made.notes,
-        gradients={g: made.left(node) for g, node in captured.trace.gradients.items()},
-        rebound={entry: made.left(node) for entry, node in captured.trace.rebound.items()},
-        roots=made.roots,
-        order=(),
-        updates=(),
-        result=replace(
-            captured.trace.result,
-            leaves=tuple(
-                (kind, made.left(leaf) if kind in ("item", "tensor") else leaf)
-                for kind, leaf in captured.trace.result.leaves
-            ),
-        ),
-    )
+    trace = captured.trace.moved_to(made.left, graph=made.graph, notes=made.notes, roots=made.roots, order=())
     lowered = lower(trace, split_backward=False, native_ops=() if is_wide else (WINOGRAD,))
     slots = {id(source): slot for slot, source in lowered.program.inputs.items()}
     old = captured.program.inputs
@@ -92,7 +76,6 @@ class _FormTrace:
     root_of: dict[fx.Node, int] = field(default_factory=dict)
 
     def put_all(self) -> None:
-        """Put all nodes into the graph."""
         values, inputs = self.listing.values, self.request.inputs
         slot_of = {id(source): slot for slot, source in self.captured.program.inputs.items()}
         places = {slot: value for value, slot in enumerate(inputs)}
@@ -123,9 +106,9 @@ class _FormTrace:
             self._put_update(text)
         self.graph.output(())
 
-    def left(self, node: fx.Node | None) -> Any:
+    def left(self, node: fx.Node) -> fx.Node:
         """The node of what the step leaves where it left this one's value."""
-        return None if node is None else self.by_slot[self.captured.lowered.slot_of[node]]
+        return self.by_slot[self.captured.lowered.slot_of[node]]
 
     def _put_numbers(self, value: int) -> None:
         """The op that the step begins with: it checks what it is given, and makes one vector of all numbers."""

@@ -31,7 +31,10 @@ def arranged(notes: RecordedCalls, prefix: str) -> Event:
     return {
         "values": layouts,
         "roots": roots,
-        "events": [_named(event, prefix) for event in _allocating(events, notes, roots)],
+        "events": [
+            {**event, "kernel": prefix + event["kernel"]} if "kernel" in event else event
+            for event in _allocating(events, notes, roots)
+        ],
         "outputs": notes.outputs,
     }
 
@@ -104,7 +107,3 @@ def _making(event: Event, fresh: list[int]) -> Event:
     given = [value for value in event["given"] if value not in fresh]
     op = event["op"].removesuffix("out") + "default"
     return {"op": op, "args": event["args"], "kwargs": kwargs, "outs": [[-1, fresh[0]]], "given": given, "written": []}
-
-
-def _named(event: Event, prefix: str) -> Event:
-    return {**event, "kernel": prefix + event["kernel"]} if "kernel" in event else event

@@ -32,11 +32,6 @@ MAX_SCRATCH_S = 3600.0
 class Compiling:
     """Compiles a step in a process of its own, or finds what is kept of an earlier time.
 
-    Args:
-        captured: the step, with its convolutions' backward as it stands.
-        folder: where compiled steps are kept.
-        threads: the most threads that a kernel may use.
-
     Raises:
         CaptureError: the step cannot be compiled. The message says why.
     """
@@ -136,7 +131,6 @@ class Compiling:
 
 
 def _failure(scratch: Path, status: int) -> str:
-    """Why nothing was made."""
     failure = scratch / "failure"
     if failure.exists():
         return failure.read_text()

@@ -41,16 +41,7 @@ _SLOWER = (_aten.embedding_dense_backward.default,)
 def functional_graph(
     document: dict[str, Any], decompositions: Any, *, wide: bool
 ) -> tuple[fx.GraphModule, list[torch.Tensor]]:
-    """The graph of a request, and fake tensors for its inputs, of which the numbers are the last.
-
-    Args:
-        document: the request.
-        decompositions: of ops into simpler ones.
-        wide: float64 in place of each other dtype of floating point.
-
-    Raises:
-        CaptureError: the step cannot be compiled. The message says why.
-    """
+    """The graph of a request, and fake tensors for its inputs, of which the numbers are the last."""
     run = _RequestedCalls(document, wide)
     with FakeTensorMode() as mode, torch.no_grad():
         given = [torch.empty_strided(size, stride, dtype=run.dtype(name)) for _, size, stride, name in run.inputs]

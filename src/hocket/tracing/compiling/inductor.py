@@ -91,11 +91,7 @@ def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
 
 
 def joined(folder: Path) -> None:
-    """Put what both precisions have left into one listing and one library.
-
-    Raises:
-        CaptureError: they cannot be linked.
-    """
+    """Put what both precisions have left into one listing and one library."""
     link(folder / LIBRARY, [each for precision in _PRECISIONS for each in sorted(folder.glob(f"{precision}*.o"))])
     listings = {precision: json.loads((folder / f"{precision}.json").read_text()) for precision in _PRECISIONS}
     found = {"format": FORMAT, "torch": torch.__version__, **listings}
@@ -194,10 +190,9 @@ def _status_of(task: Callable[[], None], folder: Path) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Compile the ``request.json`` of each folder into it. A failure is one line in its file ``failure``.
+    """Compile the ``request.json`` of each folder into it, with the niceness that stands before the folders.
 
-    Args:
-        arguments: the niceness increment, then the folders.
+    A failure is one line in the file ``failure`` of a folder.
     """
     asked_by = os.getppid()
     os.nice(int(arguments[0]))

@@ -39,10 +39,9 @@ def niceness(speedup: float) -> int:
 
 
 class CompilingProcess:
-    """Compiles requests in several folders by one process, since each process begins with seconds of imports.
+    """Compiles requests in several folders by one process, since each begins with seconds of imports.
 
-    Args:
-        nice: added to its niceness, and to that of its compilers.
+    Its niceness, and that of its compilers, is raised by `nice`.
     """
 
     def __init__(self, nice: int = 0) -> None:
@@ -103,7 +102,6 @@ class CompilingProcess:
         return self._process.returncode
 
     def end(self) -> None:
-        """End it, and its compilers."""
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -41,8 +41,8 @@ def join_products(graph: fx.Graph, is_random: Callable[[Any], bool]) -> None:
         if _is_sum(node) and not (len(node.users) == 1 and all(map(_is_sum, node.users))):
             _join_sum(made, node)
     made.sort()
-    for towards in (_inputs, _users):
-        _join_rows(made, towards)
+    for is_early in (True, False):
+        _join_rows(made, is_early)
         made.sort()
     _copy_turned(made)
     made.sort()
@@ -164,19 +164,12 @@ def _small_product(part: fx.Node, is_turned: bool) -> fx.Node | None:
     return part if inner * (rows + columns) <= rows * columns else None
 
 
-def _inputs(node: fx.Node) -> Iterable[fx.Node]:
-    return node.all_input_nodes
-
-
-def _users(node: fx.Node) -> Iterable[fx.Node]:
-    return node.users
-
-
-def _join_rows(made: _Making, towards: Callable[[fx.Node], Iterable[fx.Node]]) -> None:
+def _join_rows(made: _Making, is_early: bool) -> None:
     """Make one product of those by one matrix that no product comes before, or after, and nothing that draws."""
     reached: set[fx.Node] = set()
-    for node in made.graph.nodes if towards is _inputs else reversed(made.graph.nodes):
-        if any(each in reached or each.target in _PRODUCTS or made.is_random(each.target) for each in towards(node)):
+    for node in made.graph.nodes if is_early else reversed(made.graph.nodes):
+        beside: Iterable[fx.Node] = node.all_input_nodes if is_early else node.users
+        if any(each in reached or each.target in _PRODUCTS or made.is_random(each.target) for each in beside):
             reached.add(node)
     groups: dict[Any, list[fx.Node]] = {}
     for node in made.graph.nodes:
@@ -187,7 +180,7 @@ def _join_rows(made: _Making, towards: Callable[[fx.Node], Iterable[fx.Node]]) -
                 groups.setdefault((node.target, *added, *_unturned(right)), []).append(node)
     for nodes in groups.values():
         rows = _value(nodes[0]).shape[0]
-        at_once = max(1, MAX_ROWS // rows) if towards is _inputs else len(nodes)
+        at_once = max(1, MAX_ROWS // rows) if is_early else len(nodes)
         nodes = made.by_left(nodes)
         for first in range(0, len(nodes), at_once):
             if len(part := nodes[first : first + at_once]) > 1:

@@ -85,10 +85,6 @@ class CompileRequest:
 def request_of(captured: Captured, *, threads: int) -> CompileRequest:
     """The request for a captured step.
 
-    Args:
-        captured: the step, with its convolutions' backward as it stands.
-        threads: the most threads that a kernel may use.
-
     Raises:
         CaptureError: the step cannot be compiled. The message says why.
     """
@@ -129,7 +125,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
     left = [root for slot, root in made_roots.items() if slot in outputs]
     if len({*left, *read}) < len(left) + len(set(read)):
         raise CaptureError("what the step leaves shares memory with what it is given, or with itself")
-    used = {*inputs, *made, *(slot for call in calls for slot in slots_in((call.args, call.kwargs)))}
+    used = {*inputs, *made, *(slot for call in calls for slot in call.reads)}
     for slot in used:
         value = layouts.get(slot)
         if value is not None and (value.device.type != "cpu" or value.layout is not torch.strided):
@@ -156,14 +152,7 @@ def request_of(captured: Captured, *, threads: int) -> CompileRequest:
 def _with_bases(
     calls: Sequence[Call], memory: Mapping[int, int], left: Collection[int], given: Collection[int]
 ) -> tuple[tuple[int, ...], list[Call]]:
-    """The slots that are left, with the base of those that share memory in their place, and views that give these.
-
-    Args:
-        calls: in their order.
-        memory: of slots.
-        left: slots that the step leaves.
-        given: memory of the inputs.
-    """
+    """The slots that are left, with the base of those that share memory in their place, and views that give these."""
     count = Counter(memory.get(slot) for slot in left)
     # A view that is taken again sees the shape that its base has in the end.
     reshaped = {memory.get(slot) for call in calls if _reshapes(call) for slot in call.reads}
@@ -249,11 +238,6 @@ def _name(dtype: torch.dtype) -> str:
 
 def with_told_views(calls: Sequence[Call], memory: Mapping[int, int], kept: Collection[int]) -> list[Call]:
     """The same calls, so that each one does what its schema says.
-
-    Args:
-        calls: in their order.
-        memory: of slots. Two of the same number share it.
-        kept: slots that are needed afterwards.
 
     Raises:
         CaptureError: a call shares memory in silence, and is not known to.

@@ -55,10 +55,6 @@ def shortcuts() -> AbstractContextManager[None]:
 def linear_stride(index: Any, var: Any) -> Any:
     """Return the amount by which a sum of variables with constant factors grows when this variable grows by one.
 
-    Args:
-        index: an expression of sympy.
-        var: a symbol.
-
     Returns:
         The factor, or None for an expression in which the variable is elsewhere, too.
 

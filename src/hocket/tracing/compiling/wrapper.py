@@ -60,6 +60,9 @@ class RecordedCalls:
             raise CaptureError("the wrapper uses a tensor that nothing made")
         return self._known[id(tensor)]
 
+    def values_in(self, tree: Any) -> list[int]:
+        return [self.value(leaf) for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
     def root(self, value: int) -> int:
         """The first value of the same memory."""
         return self._first[self.values[value].untyped_storage()._cdata]
@@ -72,12 +75,8 @@ class RecordedCalls:
 
         texts = [encoded(each, reference) for each in args]
         keywords = {key: encoded(each, reference) for key, each in kwargs.items()}
-        given = [self.value(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        written = [
-            self.value(leaf)
-            for leaf in tree_leaves(list(written_arguments(func, list(args), kwargs)))
-            if isinstance(leaf, torch.Tensor)
-        ]
+        given = self.values_in((args, kwargs))
+        written = self.values_in(list(written_arguments(func, list(args), kwargs)))
         if isinstance(result, torch.Tensor):
             outs = [] if id(result) in self._known else [[-1, self.new(result)]]
         else:
@@ -107,11 +106,7 @@ def kernels_of(source: str) -> dict[str, WrittenKernel]:
 
 
 def recorded(source: str, given: Sequence[torch.Tensor]) -> RecordedCalls:
-    """Run a wrapper's ``call`` on fake tensors, inside their mode, and note what it does.
-
-    Args:
-        source: text of the wrapper.
-        given: one tensor for each of its arguments, and the values of these numbers.
+    """Run a wrapper's ``call`` on fake tensors, one for each argument, inside their mode. Note what it does.
 
     Raises:
         CaptureError: the wrapper does what is not known here.

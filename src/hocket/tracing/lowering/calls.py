@@ -44,6 +44,11 @@ class AnnotatedCall:
         return Access(self.note.reads, self.note.writes | fresh, self.note.random)
 
     @property
+    def memory(self) -> frozenset[int]:
+        """The roots that it touches."""
+        return self.note.reads | self.note.writes | {root for root in self.note.returns if root is not None}
+
+    @property
     def target(self) -> str:
         return str(getattr(self.call.func, "_overloadpacket", self.call.func))
 
@@ -151,10 +156,6 @@ def without_data(func: Any, value: Any) -> tuple[Any, tuple[Any, ...], dict[str,
 
         before   x --> empty_like --> bernoulli_ --> mul      the mask can be drawn only when x is there
         after             empty   --> bernoulli_ --> mul
-
-    Args:
-        func: the op that was called.
-        value: its result, of which shape, strides and dtype matter.
     """
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
         return None

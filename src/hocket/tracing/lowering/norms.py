@@ -27,14 +27,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 def fuse_norms(
     pieces: list[AnnotatedCall], values: Mapping[int, Any], roots: Sequence[int | None], kept: frozenset[int]
 ) -> list[AnnotatedCall]:
-    """Put the fused ops in place of batch norms over dense channels-last images, and of their neighbours.
-
-    Args:
-        pieces: the calls of a step.
-        values: by slot a tensor of that shape, dtype and layout.
-        roots: by slot the memory.
-        kept: slots that are needed after the step.
-    """
+    """Put the fused ops in place of batch norms over dense channels-last images, and of their neighbours."""
     known = _Calls(pieces, values, roots, kept)
     for position, piece in enumerate(pieces):
         if piece.call.func is _aten.native_batch_norm.default:
@@ -60,8 +53,7 @@ class _Calls:
     def __post_init__(self) -> None:
         for position, piece in enumerate(self.pieces):
             self.maker.update(dict.fromkeys(piece.call.outs.values(), position))
-            memory = piece.note.reads | piece.note.writes | {root for root in piece.note.returns if root is not None}
-            for root in memory:
+            for root in piece.memory:
                 self.touching.setdefault(root, []).append(position)
 
     def fuse_forward(self, at: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.tracing.lowering.calls import AnnotatedCall
-from hocket.tracing.program import Call, Program, Slot, slots_in
+from hocket.tracing.program import Call, Program, Slot, map_leaves, slots_in
 from hocket.tracing.raising import is_foreign
 from hocket.tracing.recording.exits import READ, WRITE
 
@@ -99,7 +99,7 @@ def parts(call: Call, pays: Callable[[str], bool] = lambda part: True) -> Iterat
 
 
 def unread(call: Call) -> frozenset[int]:
-    """SlotTable that a convolution's backward is handed, but whose content none of the gradients it computes needs."""
+    """Slots that a convolution's backward is handed, but whose content none of the gradients it computes needs."""
     if call.func is not torch.ops.aten.convolution_backward.default:
         return frozenset()
     looked_at = {argument for part in call.outs if part is not None for argument in _LOOKS_AT[part]}
@@ -190,13 +190,9 @@ def _renamed(call: Call, same: Mapping[int, int]) -> Call:
     """The call with other slots for its arguments."""
 
     def renamed(value: Any) -> Any:
-        if isinstance(value, Slot):
-            return Slot(same.get(value.index, value.index))
-        if isinstance(value, tuple):
-            return tuple(map(renamed, value))
-        return value
+        return Slot(same.get(value.index, value.index)) if isinstance(value, Slot) else value
 
-    return replace(call, args=renamed(call.args), kwargs={key: renamed(value) for key, value in call.kwargs.items()})
+    return replace(call, args=map_leaves(call.args, renamed), kwargs=map_leaves(call.kwargs, renamed))
 
 
 def fold_views(pieces: list[AnnotatedCall], inputs: set[int]) -> tuple[list[AnnotatedCall], list[Call]]:

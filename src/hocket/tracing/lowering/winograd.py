@@ -47,14 +47,7 @@ def tiles_filters(shape: Sequence[int], stride: int | None = None) -> bool:
 def tile_convolutions(
     pieces: list[AnnotatedCall], values: Mapping[int, Any], roots: Sequence[int | None], kept: frozenset[int]
 ) -> list[AnnotatedCall]:
-    """Put the native ops in place of the convolutions that they can make, and of their gradients.
-
-    Args:
-        pieces: the calls of a step, convolutions' backward as it was captured.
-        values: by slot a tensor of that shape, dtype and layout.
-        roots: by slot the memory.
-        kept: slots that are needed after the step.
-    """
+    """Put the native ops in place of the convolutions that they can make, and of their backward as it was captured."""
     tiled: list[AnnotatedCall] = []
     for piece in pieces:
         if piece.call.func is _aten.convolution.default:
@@ -72,8 +65,7 @@ def _without_copies(
     """Gradients of filters are made in the layout that the parameter has, where a copy would bring them into it."""
     touching: dict[int | None, list[int]] = {}
     for position, piece in enumerate(pieces):
-        memory = piece.note.reads | piece.note.writes | {root for root in piece.note.returns if root is not None}
-        for root in memory:
+        for root in piece.memory:
             touching.setdefault(root, []).append(position)
     result: list[AnnotatedCall | None] = list(pieces)
     for position, piece in enumerate(pieces):

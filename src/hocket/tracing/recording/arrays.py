@@ -43,9 +43,6 @@ class ArrayReads:
     torch itself reads a few items of an array that is an index of a tensor, in the user's own frame, and only then asks
     the mode. So single items count when the recording ends, unless their instruction was such an index.
 
-    Args:
-        note: called with the user's line.
-
     Attributes:
         are_any: some were read, or written. The recording is void, and the step goes on with the user's own arrays.
     """
@@ -91,7 +88,6 @@ class ArrayReads:
             frame = frame.f_back
 
     def end(self) -> None:
-        """The step has run."""
         for line in self._items.values():
             self._note(line)
         self._items.clear()

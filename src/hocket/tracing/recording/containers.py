@@ -20,13 +20,7 @@ _Path = tuple[Any, ...]
 
 
 class Containers:
-    """The containers at places of one recorded step.
-
-    Args:
-        places: of the step. Live numbers stand in them by now.
-        owned: addresses of lists and dicts that outlive the step. A planned step returns these themselves.
-        add: notes a reason not to capture the step, of a kind and with a subject, and the entry that it is about.
-    """
+    """The containers at places of one recorded step."""
 
     def __init__(
         self, places: Inventory, owned: Collection[int], add: Callable[[str, str, Entry | None], None]

@@ -25,16 +25,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 # Ops that return a Python value that depends on data, and do not say so.
 _VALUES = frozenset(
-    {
-        "aten::is_nonzero",
-        "aten::q_scale",
-        "aten::q_zero_point",
-        "aten::_nnz",
-        "aten::_nested_tensor_from_mask_left_aligned",
-        "aten::_use_cudnn_ctc_loss",
-        "aten::_use_miopen_ctc_loss",
-    }
-)
+    (
+        "aten::is_nonzero", "aten::q_scale", "aten::q_zero_point", "aten::_nnz", "aten::_use_cudnn_ctc_loss",
+        "aten::_use_miopen_ctc_loss", "aten::_nested_tensor_from_mask_left_aligned",
+    )
+)  # fmt: skip
 
 # Ops whose results have shapes that depend on data, and that do not say so.
 _SHAPES = frozenset({"aten::_pack_padded_sequence", "aten::_nested_tensor_from_mask", "aten::_nested_from_padded"})
@@ -101,14 +96,7 @@ _NUM_OF_CROSS_ENTROPY = 6  # arguments
 
 # Methods of a tensor that hand its memory to code that does not go through torch.
 EXITS: frozenset[Any] = frozenset(
-    {
-        torch.Tensor.numpy,
-        torch.Tensor.data_ptr,
-        torch.Tensor.untyped_storage,
-        torch.Tensor.apply_,
-        torch.Tensor.map_,
-        torch.Tensor.map2_,
-    }
+    getattr(torch.Tensor, name) for name in ("numpy", "data_ptr", "untyped_storage", "apply_", "map_", "map2_")
 )
 
 # Functions that make a tensor of Python data, and where they are given it.
@@ -169,7 +157,6 @@ def shape_reads(func: Any, args: Any, kwargs: Any) -> list[tuple[Callable[..., A
 
 
 def _num_selected(mask: torch.Tensor) -> int:
-    """The number of elements of a mask that are not zero."""
     return int(torch.count_nonzero(mask))
 
 

@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.followed_math import exchanged
-from hocket.tracing.scalars.plain import plain_of
+from hocket.tracing.scalars.live import plain_of
 
 
 def exits_noted(reasons: Reasons) -> AbstractContextManager[None]:

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hocket.pystate.origins import user_line
+from hocket.tracing.program import leaves_in
 from hocket.tracing.recording.arrays import as_indices
 from hocket.tracing.recording.data_reads import (
     CHOOSERS,
@@ -34,8 +35,8 @@ from hocket.tracing.recording.data_reads import (
 )
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.ties import tie
-from hocket.tracing.scalars.late import LateTape, follow, late_number
-from hocket.tracing.scalars.live import Late, Live, plain_tree
+from hocket.tracing.scalars.late import LateTape
+from hocket.tracing.scalars.live import Late, Live, plain_of, plain_tree
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.sources import Entry, ItemOf
 
@@ -78,7 +79,7 @@ class FunctionRecorder(TorchFunctionMode):
         ops: sees the ops below.
         tape: of the live numbers.
         step_count: returns the live number in a tensor of the optimizer's state, or None if it cannot be followed.
-        late: arithmetic on numbers of tensors. None if it is not followed.
+        late: of numbers of tensors. Without it, these are not followed.
     """
 
     def __init__(
@@ -88,12 +89,12 @@ class FunctionRecorder(TorchFunctionMode):
         self.ops = ops
         self.tape = tape
         self.step_count = step_count
-        self.late = late
+        self.late = late or LateTape(tape=tape)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.ops.reasons:
-            return func(*_unwrapped(args), **_unwrapped(kwargs))
+            return func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         if func in _AS and args:
             return self._value(args[0], func)
         name = getattr(func, "__name__", "data")
@@ -104,7 +105,7 @@ class FunctionRecorder(TorchFunctionMode):
         elif computes_otherwise(func, args, kwargs):
             self.ops.leave("computes otherwise", name)
         if self.ops.reasons:
-            return func(*_unwrapped(args), **_unwrapped(kwargs))
+            return func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         if func is torch.Tensor.tolist:
             return self._late_values(args[0]) if self._is_late(args[0]) else self._values(args[0])
         for tensor in tensors_read(func, args, kwargs):
@@ -138,7 +139,7 @@ class FunctionRecorder(TorchFunctionMode):
             if outcome is not None:
                 return outcome
         is_whole = not (tensor.dtype.is_floating_point or tensor.is_complex() or _is_bool(tensor))
-        is_followed = is_whole and self.late is not None and self.late.has_whole
+        is_followed = is_whole and self.late.follows and self.late.has_whole
         if func is not torch.Tensor.item or not (tensor.dtype.is_floating_point or is_followed):
             self.ops.reasons.add("reads a value", func.__name__.strip("_"))
             return func(tensor)
@@ -147,13 +148,11 @@ class FunctionRecorder(TorchFunctionMode):
             copy = read.clone()  # an op that is dropped, unless the step writes into this memory later
         read_from = copy if read.is_inference() else read, copy, self.ops.writers.setdefault(self.ops.root(read), [])
         with _disable_current_modes():
-            late = late_number(copy.item(), read_from, user_line(), self.ops.reasons)
-        return follow(late, self.late, self.tape.handed_out)
+            return self.late.read(copy.item(), read_from, user_line())
 
     def _is_late(self, tensor: torch.Tensor) -> bool:
-        """True of a few numbers that the step computes."""
         is_few = tensor.numel() <= MAX_LATE_VALUES and tensor.dtype.is_floating_point
-        return is_few and self.late is not None and not self.ops.batch.knows([self.ops.root(tensor)])
+        return is_few and self.late.follows and not self.ops.batch.knows([self.ops.root(tensor)])
 
     def _late_values(self, tensor: torch.Tensor) -> Any:
         """The numbers of a tensor in lists, as ``tensor.tolist()``."""
@@ -172,8 +171,7 @@ class FunctionRecorder(TorchFunctionMode):
         """The operands of an elementwise op, with a tensor of no dimensions in place of a late number."""
         for place, like in ((0, args[1]), (1, args[0])):
             late = args[place]
-            is_followed = isinstance(late, Late) and late.tape is not None
-            if is_followed and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
+            if isinstance(late, Late) and isinstance(like, torch.Tensor) and like.dtype in _EXACT:
                 operand = late.tape.operand(late)
                 if operand is not None:
                     return (operand.to(like.dtype), like) if place == 0 else (like, operand.to(like.dtype))
@@ -182,8 +180,8 @@ class FunctionRecorder(TorchFunctionMode):
     def _with_numbers(self, func: Any, args: Any, kwargs: Any, live: list[Any]) -> Any:
         for value in live:
             if isinstance(value, Late):
-                self.ops.reasons.add("uses a late number", line=value.origin)
-                return func(*_unwrapped(args), **_unwrapped(kwargs))
+                value.tape.settle(value)
+                return func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         computed = None if kwargs else _computed_with(func, args)
         live = live if computed is None else computed
         if computed is None and getattr(func, "__name__", "") in CHOOSERS:
@@ -199,7 +197,7 @@ class FunctionRecorder(TorchFunctionMode):
             result = func(args[0], at, torch.full((), args[2].plain, dtype=args[0].dtype, device=args[0].device))
             live = [args[2]]
         else:
-            result = func(*_unwrapped(args), **_unwrapped(kwargs))
+            result = func(*plain_tree(args, plain_of), **plain_tree(kwargs, plain_of))
         nodes = self.ops.order[start:]
         for number in range(first_made, torch.autograd._get_sequence_nr()):  # type: ignore[attr-defined]
             self.ops.numbers_kept[number] = live, computed is not None
@@ -292,19 +290,14 @@ def _computed_with(func: Any, args: Any) -> list[Any] | None:
 
 
 def _live_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, (Live, Late)):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _live_in(element)
-    elif isinstance(value, dict):
-        yield from _live_in(list(value.values()))
-    elif isinstance(value, slice):
-        yield from _live_in((value.start, value.stop, value.step))
+    for leaf in leaves_in(value):
+        if isinstance(leaf, slice):
+            yield from _live_in((leaf.start, leaf.stop, leaf.step))
+        elif isinstance(leaf, (Live, Late)):
+            yield leaf
 
 
 def _is_flat(data: Any) -> bool:
-    """Return True for a number, or a list of numbers."""
     return isinstance(data, Live) or all(isinstance(element, (int, float)) for element in data)
 
 
@@ -315,14 +308,3 @@ def _made_of(data: Any, dtype: torch.dtype | None = None, device: Any = None) ->
     kind = dtype or (torch.get_default_dtype() if any(isinstance(n, float) for n in plain) else torch.int64)
     made = [torch.full((), number, dtype=kind, device=device) for number in plain]
     return made[0] if isinstance(data, Live) else torch.stack(made)
-
-
-def _unwrapped(value: Any) -> Any:
-    """Replace live numbers in `value` by plain ones. Those in an index must be the same in later steps."""
-    if isinstance(value, (Live, Late)):
-        return value.plain
-    if type(value) in (tuple, list):
-        return type(value)(_unwrapped(element) for element in value)
-    if isinstance(value, dict):
-        return {key: _unwrapped(element) for key, element in value.items()}
-    return plain_tree(value)

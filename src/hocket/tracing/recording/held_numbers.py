@@ -7,20 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from hocket.pystate.places import same, shown
-from hocket.tracing.scalars.live import Late, Live
-from hocket.tracing.scalars.plain import plain_of
+from hocket.tracing.scalars.live import Late, Live, plain_of
 from hocket.tracing.scalars.tape import Tape
 from hocket.tracing.sources import Entry
 from hocket.tracing.standing import value_now
 
 
 class HeldNumbers:
-    """Numbers at places, which the tape follows.
-
-    Args:
-        entries: the places.
-        tape: of the recording.
-    """
+    """Numbers at places, which the tape follows."""
 
     def __init__(self, entries: Iterable[Entry], tape: Tape) -> None:
         self._before = {entry: entry.get() for entry in entries}
@@ -34,11 +28,7 @@ class HeldNumbers:
 
     @contextmanager
     def plain(self, note: Callable[[str], object]) -> Iterator[None]:
-        """Put plain numbers in the places of live ones while code runs that is not followed.
-
-        Args:
-            note: called with each place that it sets, and the number.
-        """
+        """While code runs that is not followed, let live numbers be plain. `note` gets each place that it sets."""
         live = {entry: value for entry in self._before if isinstance(value := value_now(entry), (Live, Late))}
         for entry, value in live.items():
             entry.put(value.plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,11 +25,11 @@ class ModuleTracker:
         for module, path in paths.items():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # it takes no hooks
-            self._handles.append(module.register_forward_pre_hook(self._entering(path), prepend=True))
-            self._handles.append(module.register_forward_hook(self._leaving(), always_call=True))
+            self._handles.append(module.register_forward_pre_hook(partial(self._enter, path), prepend=True))
+            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
         for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(self._update_begins))
-            self._handles.append(optimizer.register_step_post_hook(self._update_ends))
+            self._handles.append(optimizer.register_step_pre_hook(partial(self._update, True)))
+            self._handles.append(optimizer.register_step_post_hook(partial(self._update, False)))
 
     def close(self) -> None:
         for handle in self._handles:
@@ -49,22 +50,12 @@ class ModuleTracker:
         number: int = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         self._layer_of_sequence.setdefault(number, layer)
 
-    def _entering(self, path: str) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, args: Any) -> None:
-            self._stack.append(path)
+    def _enter(self, path: str, *_: Any) -> None:
+        self._stack.append(path)
 
-        return hook
+    def _leave(self, *_: Any) -> None:
+        self._stack.pop()
 
-    def _leaving(self) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-            self._stack.pop()
-
-        return hook
-
-    def _update_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._updating += 1
-        self.on_update(optimizer, True)
-
-    def _update_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._updating -= 1
-        self.on_update(optimizer, False)
+    def _update(self, begins: bool, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._updating += 1 if begins else -1
+        self.on_update(optimizer, begins)

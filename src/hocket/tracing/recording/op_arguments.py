@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hocket.tracing.program import leaves_in, map_leaves
 from hocket.tracing.scalars.live import Live
 
 # Kernels that write running statistics (while training) or scratch memory without saying so in their schema.
@@ -39,12 +40,12 @@ def written_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[Any]:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Every tensor in an op's arguments or results."""
-    return (leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor))
+    return (leaf for leaf in leaves_in(value) if isinstance(leaf, torch.Tensor))
 
 
 def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
     """The arguments with the plain number in place of each symbolic one, and the live ones among these."""
-    if not any(isinstance(value, _SYMBOLIC) for value in _leaves((args, kwargs))):
+    if not any(isinstance(value, _SYMBOLIC) for value in leaves_in((args, kwargs))):
         return args, kwargs, []
     live: list[Live] = []
 
@@ -52,34 +53,6 @@ def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
         if isinstance(value, Live):
             live.append(value)
             return value.plain
-        if isinstance(value, _SYMBOLIC):
-            return value.node.hint
-        if is_list(value):
-            return type(value)(plain(element) for element in value)
-        return {key: plain(element) for key, element in value.items()} if isinstance(value, dict) else value
+        return value.node.hint if isinstance(value, _SYMBOLIC) else value
 
-    return plain(args), plain(kwargs), live
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if is_list(value) or isinstance(value, dict):
-        for element in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(element)
-    else:
-        yield value
-
-
-def is_list(value: Any) -> bool:
-    """True if an argument is a list of others."""
-    return isinstance(value, (list, tuple))
-
-
-def mapped(value: Any, node_of: Any) -> Any:
-    """An op's arguments with nodes in place of tensors."""
-    if isinstance(value, torch.Tensor):
-        return node_of(value)
-    if is_list(value):
-        return type(value)([mapped(element, node_of) for element in value]) if value else value
-    if isinstance(value, dict):
-        return {key: mapped(element, node_of) for key, element in value.items()}
-    return value
+    return map_leaves(args, plain), map_leaves(kwargs, plain), live

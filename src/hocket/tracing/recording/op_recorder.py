@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,12 +24,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.heap import HeapTrimmer
 from hocket.pystate.origins import user_line
+from hocket.tracing.program import map_leaves
 from hocket.tracing.raising import is_foreign, is_other_branch, may_raise
 from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_arguments import is_list, mapped, tensors_in, with_plain_numbers, written_arguments
+from hocket.tracing.recording.op_arguments import tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -74,13 +75,8 @@ class Note:
     is_undone: bool = False
 
 
-class _Layout(NamedTuple):
-    """Enough of a tensor to make a fake one of it."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+# Enough of a tensor to make a fake one of it: shape, strides, dtype and device.
+_Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
 
 
 class OpRecorder(TorchDispatchMode):
@@ -102,6 +98,7 @@ class OpRecorder(TorchDispatchMode):
         leaves: trainable tensors from elsewhere, as they were when the step met them.
         outside: by root a tensor of memory that there was before the step.
         saved: storages from outside that the step has written, by address, with copies of what they held.
+        undoes: `undo` is called after the step. Without, only single numbers are saved.
         given: places whose tensors have got other memory, with that of before.
         may_undo: True if the user's step may catch what the op raises that runs next. The step can be undone then.
         outcome_of: outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
@@ -141,6 +138,7 @@ class OpRecorder(TorchDispatchMode):
         self._layouts: dict[fx.Node, Any] = {}
         self._plain_numbers = plain_numbers
         self._effects_now = effects_now
+        self.undoes = False
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._random_state = _random_state()
         self._heap = HeapTrimmer()
@@ -242,7 +240,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _recorded(self, func: Any, args: Any, kwargs: Any, live: list[Live]) -> Any:
         inputs = list(tensors_in((args, kwargs)))
-        given = mapped(args, self.node_of), mapped(kwargs, self.node_of)
+        given = map_leaves((args, kwargs), lambda leaf: self.node_of(leaf) if isinstance(leaf, torch.Tensor) else leaf)
         reads = frozenset(self.root(tensor) for tensor in inputs)
         written = list(tensors_in(list(written_arguments(func, args, kwargs))))
         for tensor in written:
@@ -256,16 +254,14 @@ class OpRecorder(TorchDispatchMode):
         can_raise = not is_torchs or may_raise(func.__name__.partition(".")[0])
         is_undone = is_other_branch(args) or (can_raise and self.may_undo())
         effects = self._effects_now() if can_raise and not is_undone else {}
-        if is_torchs:
+        with nullcontext() if is_torchs else self._plain_numbers():  # which a kernel of the user's reads in every step
             result = func(*args, **kwargs)
-        else:
-            with self._plain_numbers():  # a kernel of the user's, which reads them in every step
-                result = func(*args, **kwargs)
         if random:
             self._random_state = _random_state()
         if phase == "forward":
             self.where.ran(layer)
-        made = [result] if isinstance(result, torch.Tensor) else list(result) if is_list(result) else []
+        single = [result] if isinstance(result, torch.Tensor) else []
+        made = list(result) if isinstance(result, (list, tuple)) else single
         returns = tuple(self._returned(value) for value in made)
         if self.reasons:
             return result
@@ -345,7 +341,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _returned(self, value: Any) -> int | None:
         if not isinstance(value, torch.Tensor):
-            if is_list(value) and any(True for _ in tensors_in(value)):
+            if isinstance(value, (list, tuple)) and any(True for _ in tensors_in(value)):
                 self.reasons.add("returns unseen", "list of lists of tensors from an op")
             return None
         if value.layout is not torch.strided or value.is_nested:
@@ -358,7 +354,8 @@ class OpRecorder(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         known = self._root_of.get(storage._cdata)
-        if storage._cdata not in self.saved and (known is None or known[0] in self.outside):
+        is_needed = self.undoes or storage.nbytes() <= 8  # a count of an optimizer's (see `StepCounts`)
+        if is_needed and storage._cdata not in self.saved and (known is None or known[0] in self.outside):
             with _disable_current_modes():
                 self.saved[storage._cdata] = (storage, storage.clone())
 
@@ -383,14 +380,15 @@ class OpRecorder(TorchDispatchMode):
 def _layout(tensor: torch.Tensor) -> _Layout | None:
     if tensor.layout is not torch.strided:
         return None
-    return _Layout(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _fake(layout: Any, made: dict[_Layout, Any]) -> Any:
     if isinstance(layout, list):
         return tuple(_fake(each, made) for each in layout)
     if layout is not None and layout not in made:
-        made[layout] = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=layout.device)
+        shape, stride, dtype, device = layout
+        made[layout] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     return None if layout is None else made[layout]
 
 

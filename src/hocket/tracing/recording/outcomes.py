@@ -33,8 +33,9 @@ from hocket.pystate.handlers import may_catch
 from hocket.pystate.origins import user_line
 from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
-from hocket.tracing.scalars.late import LateRef, LateTape
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live
+from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.sources import BatchLeaf, Gradient
 from hocket.tracing.standing import value_now
 
@@ -46,7 +47,7 @@ _COMPARISONS = {getattr(operator, name): getattr(torch, name) for name in ("lt",
 _PREDICATES = {math.isfinite: torch.isfinite, math.isnan: torch.isnan, math.isinf: torch.isinf, bool: torch.Tensor.bool}
 _ARITHMETIC: dict[Any, Callable[..., torch.Tensor]] = {
     getattr(operator, name): getattr(torch, name) for name in ("add", "sub", "mul", "neg", "abs")
-} | {operator.truediv: torch.true_divide, operator.pos: torch.positive}
+} | {operator.truediv: torch.true_divide, operator.pos: torch.positive, float: torch.positive}
 
 
 class Outcomes:
@@ -112,8 +113,6 @@ class Outcomes:
 
     def operand(self, number: Late) -> torch.Tensor | None:
         """A tensor in float64 of no dimensions that computes a late number as Python does, or None."""
-        if number.tape is None or not self._is_followed(number):
-            return None
         with torch.no_grad():
             found: torch.Tensor | None = self._as_tensor(number)
         return found
@@ -178,13 +177,13 @@ class Outcomes:
             return None
         return self._exact(operand.tensor.detach().to(torch.float64).reshape(()), isinstance(operand, int))
 
-    def _computed(self, entry: LateRef) -> Any:
+    def _computed(self, entry: TapeRef) -> Any:
         function, operands = self.late.entries[entry.index]
         if function is None:
             number = self.late.inputs[operands]
             return self._as_tensor(number) if self._is_followed(number) else None
         compute = _ARITHMETIC.get(function)
-        found = [self._computed(each) if isinstance(each, LateRef) else each for each in operands]
+        found = [self._computed(each) if isinstance(each, TapeRef) else each for each in operands]
         if compute is None or any(each is None for each in found):
             return None
         whole = [type(each) is int and abs(each) > _MAX_WHOLE for each in found]
@@ -194,12 +193,12 @@ class Outcomes:
         return self._exact(compute(*found), self._is_whole(entry))
 
     def _is_whole(self, operand: Any) -> bool:
-        if not isinstance(operand, LateRef):
+        if not isinstance(operand, TapeRef):
             return isinstance(operand, int)
         function, operands = self.late.entries[operand.index]
         if function is None:
             return isinstance(self.late.inputs[operands], int)
-        return function is not operator.truediv and all(map(self._is_whole, operands))
+        return function not in (operator.truediv, float) and all(map(self._is_whole, operands))
 
     def _exact(self, tensor: torch.Tensor, is_whole: bool) -> torch.Tensor | None:
         """The tensor. A whole number has to be one that a float holds, in later steps as well."""

@@ -45,9 +45,9 @@ from hocket.tracing.recording.step_counts import StepCounts
 from hocket.tracing.recording.trace import Recorded, Result, Trace, UpdateCall, twins_of
 from hocket.tracing.saved_state import KnownState
 from hocket.tracing.scalars.followed_math import followed_math
-from hocket.tracing.scalars.late import LateRef, LateTape
-from hocket.tracing.scalars.live import Late, Live
-from hocket.tracing.scalars.plain import plain_of, plain_result, settled_result
+from hocket.tracing.scalars.late import LateTape
+from hocket.tracing.scalars.live import Late, Live, plain_of
+from hocket.tracing.scalars.plain import plain_result, settled_result
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.signature import is_live
 from hocket.tracing.sources import PLAIN, BatchLeaf, Entry, Gradient, LiveLeaf, Memory
@@ -86,9 +86,6 @@ def record_step(
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
         owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
-
-    Raises:
-        Exception: whatever the step raises.
     """
     places = inventory(model, optimizer, further, follows, leaves)
     recording = _Recording(places, batch, appended, live_leaves, undoes, owned)
@@ -124,14 +121,14 @@ class _Recording:
         self.tape = Tape(reasons=Reasons(raises=undoes))
         self.reasons = self.tape.reasons
         self.reads = ArrayReads(partial(self.reasons.add, "computes with an array", ""))
-        self.late = LateTape(has_whole=places.follows)
+        self.late = LateTape(tape=self.tape, follows=not undoes, has_whole=places.follows)
         self.sinks: list[Sink] = []
         self.calls, self.line_of_sinks = list[Any](), ""
         self.gradients = [Gradient(entry) for entry in places.parameters]
         sources: list[Any] = [*places.parameters, *places.tensors]
         sources += [gradient for gradient in self.gradients if gradient.get() is not None]
         self.before = {source: source.get() for source in sources}
-        self.places = replace(places, twins=(*places.twins, *twins_of(self.before)))
+        self.places = replace(places, twins=[*places.twins, *twins_of(self.before)])
         self.sources = [*sources, *(BatchLeaf(i) for i, v in enumerate(self.leaves) if isinstance(v, torch.Tensor))]
         self.tensors = [*self.before.values(), *(leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor))]
         self.kinds = {s: TensorKind.of(t) for s, t in zip(self.sources, self.tensors, strict=True)}
@@ -156,7 +153,9 @@ class _Recording:
     def run(self, step: Callable[[Any], Any]) -> Recorded:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
-        ops = OpRecorder(where, self.tape, partial(self.numbers.plain, self._set_by_op), self._effects_now)
+        plain_numbers = partial(self.numbers.plain, partial(self.reasons.add, "counts in an op"))  # a plan runs the op
+        ops = OpRecorder(where, self.tape, plain_numbers, self._effects_now)
+        ops.undoes = self.undoes
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
             if isinstance(source, BatchLeaf):
@@ -179,7 +178,7 @@ class _Recording:
             with followed_math(), exits_noted(self.reasons), python_functions_open():
                 self.numbers.begin()
                 self.containers = Containers(self.places, self.owned, self._refuse)
-                recorder = FunctionRecorder(ops, self.tape, counts, None if self.undoes else self.late)
+                recorder = FunctionRecorder(ops, self.tape, counts, self.late)
                 sinks = sinks_held() if self.undoes else sinks_heard(self._note_sink)
                 with (
                     sinks,
@@ -223,9 +222,6 @@ class _Recording:
 
     def _set_by_sink(self, what: str) -> None:
         self.reasons.add("calls a sink", f"that sets {what}, where the step reads it", self.line_of_sinks)
-
-    def _set_by_op(self, what: str) -> None:
-        self.reasons.add("counts in an op", what)  # a planned step runs the op
 
     def _note_update(self, ops: OpRecorder, optimizer: torch.optim.Optimizer, begins: bool) -> None:
         if self.reasons:
@@ -355,12 +351,12 @@ class _Recording:
                 found[entry] = as_it_stands(value, made)
         return found
 
-    def _late_numbers(self) -> dict[Entry, LateRef]:
+    def _late_numbers(self) -> dict[Entry, TapeRef]:
         found = () if self.undoes else self.numbers.set_so_far()
         return {entry: self.late.ref(value) for entry, value in found if isinstance(value, Late)}
 
     def _result(
-        self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, LateRef]
+        self, ops: OpRecorder, result: Any, added: list[list[Any]], late_numbers: Mapping[Entry, TapeRef]
     ) -> Result:
         tree: tuple[Any, ...] = (result, [list(each) for each in added], *([list(self.calls)] if self.calls else []))
         flat, spec = tree_flatten(tree, self._is_leaf)

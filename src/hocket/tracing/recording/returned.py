@@ -17,16 +17,12 @@ from hocket.tracing.sources import PLAIN
 
 
 def returned_leaf(
-    ops: OpRecorder, leaf: Any, objects: Mapping[int, Any], line: str, detaches: bool = False
+    ops: OpRecorder, leaf: Any, objects: Mapping[int, Any], line: str, detaches: bool
 ) -> tuple[str, Any, str | None]:
-    """Find the kind of a leaf and the source of its value (see `record.Result`).
+    """Find the kind of a leaf of a step's result and the source of its value (see `record.Result`).
 
-    Args:
-        ops: the recorder, which takes the reason if a graph cannot return the leaf.
-        leaf: of the step's result.
-        objects: the sources of tensors after the step, by address.
-        line: of the user's code that returns it.
-        detaches: a tensor may be returned without the graph that a backward outside of the step would need.
+    With `detaches` a tensor may be returned without the graph that a backward outside of the step would need. Where a
+    graph cannot return the leaf, `ops` take the reason, with the line of the user's code.
 
     Returns:
         Kind, value, and the name of the autograd node of a tensor that requires a gradient, or None.

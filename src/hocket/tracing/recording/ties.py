@@ -37,29 +37,21 @@ def tie(
     found: set[int] = set()
     others = False
     waiting = list(live)
-    for path, value in _numbers((node.args, node.kwargs), ()):
+    given = [(path, value, True) for path, value in _numbers((node.args, node.kwargs), ())]
+    left_out = [(path, value, False) for path, value in _defaults(node)]
+    for path, value, is_given in given + left_out:
         match = next((number for number in waiting if number.plain == value), None)
         if match is None:
-            others = others or _is_scalar(node, path)
+            others = others or (is_given and _is_scalar(node, path))
             continue
         # The next equal number in this op belongs to the next equal live one, as in a list of rates.
         waiting.remove(match)
-        _tie_one(node, path, match, scalars, tape)
+        if match.entry in tape.settled or not _is_scalar(node, path):
+            tape.settle(match)
+        else:
+            scalars[path] = TapeRef(match.entry)
         found.add(match.entry)
-    for path, value in _defaults(node):
-        match = next((number for number in waiting if number.plain == value), None)
-        if match is not None:
-            waiting.remove(match)
-            _tie_one(node, path, match, scalars, tape)
-            found.add(match.entry)
     return found, others
-
-
-def _tie_one(node: fx.Node, path: tuple[Any, ...], number: Live, scalars: dict[Any, TapeRef], tape: Tape) -> None:
-    if number.entry in tape.settled or not _is_scalar(node, path):
-        tape.settle(number)
-    else:
-        scalars[path] = TapeRef(number.entry)
 
 
 def _defaults(node: fx.Node) -> Iterator[tuple[tuple[Any, ...], float]]:

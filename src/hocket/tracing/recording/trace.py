@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from hocket.tracing.reasons import Reason
 from hocket.tracing.recording.batch_reads import BatchGuards
 from hocket.tracing.recording.op_recorder import Note
 from hocket.tracing.recording.outcomes import Undo
-from hocket.tracing.scalars.late import LateRef, LateTape
+from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.tape import Tape, TapeRef
 from hocket.tracing.sources import Entry, Gradient
 from hocket.tracing.standing import TensorKind
@@ -47,6 +47,19 @@ class Result:
     spec: TreeSpec
     leaves: tuple[tuple[str, Any], ...]
     grad_names: dict[int, str] = field(default_factory=dict)
+
+    def filled(self, computed: Iterable[Any], late: Sequence[Any], stands: Callable[[Any], Any]) -> list[Any]:
+        """The leaves: computed ones in their order, those of the late tape, and what `stands` at places."""
+        following = iter(computed)
+        found: list[Any] = []
+        for kind, leaf in self.leaves:
+            if kind == "place":
+                found.append(stands(leaf))
+            elif kind == "late":
+                found.append(late[leaf.index])
+            else:
+                found.append(leaf if kind == "value" else next(following))
+        return found
 
 
 @dataclass
@@ -110,8 +123,22 @@ class Trace:
     updates: tuple[UpdateCall, ...] = ()
     sinks: tuple[Sink, ...] = ()
     late: LateTape = field(default_factory=LateTape)
-    late_numbers: dict[Entry, LateRef] = field(default_factory=dict)
+    late_numbers: dict[Entry, TapeRef] = field(default_factory=dict)
     undo: Undo | None = None
+
+    def moved_to(self, node_of: Callable[[fx.Node], Any], **others: Any) -> Trace:
+        """The trace of other ops that leave the same values behind, by the node that stands for each of this one's."""
+        leaves = tuple(
+            (kind, node_of(leaf) if kind in ("item", "tensor") else leaf) for kind, leaf in self.result.leaves
+        )
+        return replace(
+            self,
+            result=replace(self.result, leaves=leaves),
+            gradients={g: None if node is None else node_of(node) for g, node in self.gradients.items()},
+            rebound={entry: node_of(node) for entry, node in self.rebound.items()},
+            updates=(),
+            **others,
+        )
 
     @property
     def writes_shared_inputs(self) -> bool:

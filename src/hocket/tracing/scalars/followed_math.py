@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 from torch._C import _nn
-from torch.utils._pytree import tree_leaves
 
-from hocket.tracing.scalars.live import Late, Live, plain_tree
+from hocket.tracing.scalars.live import Late, Live, plain_of, plain_tree
 
 # It multiplies what it is given, as Python does, and so needs no help.
 _FOLLOWS_ALREADY = ("prod",)
@@ -72,19 +71,13 @@ def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
     def followed(*operands: Any, **options: Any) -> Any:
         if any(isinstance(operand, Iterator) for operand in operands):
             operands = tuple(list(operand) if isinstance(operand, Iterator) else operand for operand in operands)
-        for operand in tree_leaves(operands):
-            if isinstance(operand, Late):
-                outcome = operand.tape.asked(function, operands) if asks and operand.tape is not None else None
-                if outcome is not None:
-                    return outcome
-                operand.reasons.add("uses a late number", line=operand.origin)
-        live = next((operand for operand in operands if isinstance(operand, Live)), None)
-        if live is not None and not options:
+        numbers = [each for each in operands if isinstance(each, (Live, Late))]
+        if numbers and not options:
+            tape = max(numbers, key=lambda each: isinstance(each, Late)).tape
             if asks:
-                return live.tape.guard(function, *operands)
-            result = function(*(operand.plain if isinstance(operand, Live) else operand for operand in operands))
-            if isinstance(result, (int, float)):
-                return live.tape.apply(function, *operands)
+                return tape.guard(function, *operands)
+            if isinstance(function(*map(plain_of, operands)), (int, float)):
+                return tape.apply(function, *operands)
         # Any other function (of a list of numbers, or with a pair as its result) gets their plain values.
         return function(*plain_tree(operands), **plain_tree(options))
 

@@ -26,7 +26,7 @@ import numbers
 import operator
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -48,21 +48,17 @@ class Late(Followed):
             it was computed.
         num_writes: how many there were when it was read.
         entry: the entry of the late tape that computes it, or None if it was read.
-        tape: the late tape, or None if nothing may be computed with it.
-        handed_out: list of the numbers that are computed from it.
+        tape: the late tape, which notes what becomes of it.
         origin: the user's line that read it.
         plain: the value.
-        reasons: reasons not to capture the step, to which other uses are added.
     """
 
     source: tuple[Any, Any, list[Any]] | None
+    num_writes: int
     origin: str
     plain: Any
-    reasons: Any
-    num_writes = 0
+    tape: Any
     entry: Any = None
-    tape: Any = None
-    handed_out: Any = None
 
     @property
     def tensor(self) -> Any:
@@ -72,9 +68,10 @@ class Late(Followed):
         read, copy, writes = self.source
         return read if len(writes) == self.num_writes else copy
 
-    def as_float(self) -> Any:
-        """The number as a float."""
-        return self * 1.0  # type: ignore[operator]
+    def chosen(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """The largest or the smallest of these numbers. Where their types differ, so may that of the result."""
+        is_one_type = len({each.__class__ for each in values}) == 1
+        return self.tape.apply(function, *values) if is_one_type else function(*values)
 
 
 class Live(Followed):
@@ -145,14 +142,22 @@ def wrap(tape: Tape, entry: int, value: Any) -> Any:
     return number
 
 
-def plain_tree(value: Any) -> Any:
-    """`value` with every live number in its lists, tuples, dicts and slices settled: see `Tape.settle`."""
-    if isinstance(value, Live):
-        return value.tape.settle(value)
+def plain_of(value: Any) -> Any:
+    """The plain number of a live or late one. Any other value as it is."""
+    return value.plain if isinstance(value, (Live, Late)) else value
+
+
+def plain_tree(value: Any, plain: Callable[[Any], Any] | None = None) -> Any:
+    """`value` with every live or late number in its lists, tuples, dicts and slices settled: see `Tape.settle`.
+
+    With `plain`, that takes the place of those outside of slices. Those in an index must be the same in later steps.
+    """
+    if isinstance(value, (Live, Late)):
+        return value.tape.settle(value) if plain is None else plain(value)  # type: ignore[arg-type]
     if type(value) in (list, tuple):
-        return type(value)(plain_tree(element) for element in value)
+        return type(value)(plain_tree(element, plain) for element in value)
     if type(value) is dict:
-        return {key: plain_tree(element) for key, element in value.items()}
+        return {key: plain_tree(element, plain) for key, element in value.items()}
     if type(value) is slice:
         return slice(plain_tree(value.start), plain_tree(value.stop), plain_tree(value.step))
     return value
@@ -161,11 +166,12 @@ def plain_tree(value: Any) -> Any:
 # What stands beside a number by mistake, or repeats itself by it.
 _NO_NUMBERS = (type(None), str, bytes, bytearray, list, tuple, dict, set, frozenset)
 _ORDERS = (operator.lt, operator.le, operator.gt, operator.ge)
+_PREDICATES = {np.isfinite: math.isfinite, np.isnan: math.isnan, np.isinf: math.isinf}
 
 
-def _computed(function: Callable[..., Any], one: Live, *operands: Any) -> Any:
+def _computed(function: Callable[..., Any], one: Live | Late, *operands: Any) -> Any:
     other = operands[0] if operands[1] is one else operands[1]
-    if isinstance(other, Late):
+    if isinstance(other, Late) and not isinstance(one, Late):
         return NotImplemented  # a late number knows what to do with a live one
     if isinstance(other, (int, float)):
         return one.tape.apply(function, *operands)
@@ -220,80 +226,77 @@ def _method(name: str) -> Any:
     return lambda self, *args, **kwargs: getattr(self.tape.settle(self), name)(*args, **kwargs)
 
 
-def _array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    return np.asarray(self.tape.settle(self), dtype)
-
-
 def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
     if method == "__call__" and not kwargs and all(isinstance(value, (int, float)) for value in inputs):
-        result = ufunc(*(value.plain if isinstance(value, Live) else value for value in inputs))
-        if isinstance(result, float):
+        if ufunc in _PREDICATES:
+            return np.bool_(self.tape.guard(_PREDICATES[ufunc], *inputs))
+        if isinstance(ufunc(*map(plain_of, inputs)), float):
             return self.tape.apply(ufunc, *inputs)
     return getattr(ufunc, method)(*plain_tree(inputs), **plain_tree(kwargs))
 
 
-_METHODS: dict[str, Any] = {}
+# How numbers compute, and ask their tape about everything else.
+METHODS: dict[str, Any] = {}
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    _METHODS[f"__{_name}__"], _METHODS[f"__r{_name}__"] = _binary(getattr(operator, _name))
-_METHODS["__pow__"] = _power
+    METHODS[f"__{_name}__"], METHODS[f"__r{_name}__"] = _binary(getattr(operator, _name))
+METHODS["__pow__"] = _power
 for _name in ("neg", "pos", "abs"):
-    _METHODS[f"__{_name}__"] = _unary(getattr(operator, _name))
+    METHODS[f"__{_name}__"] = _unary(getattr(operator, _name))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _METHODS[f"__{_name}__"] = _compared(getattr(operator, _name))
+    METHODS[f"__{_name}__"] = _compared(getattr(operator, _name))
 for _name, _function in (("float", float), ("complex", complex), ("hash", hash), ("str", str), ("repr", repr)):
-    _METHODS[f"__{_name}__"] = _settled(_function)
+    METHODS[f"__{_name}__"] = _settled(_function)
 # A whole number may be the whole part of another one in the next step.
-_METHODS["__int__"] = lambda self: self.tape.guard(int, self)
-_METHODS["__bool__"] = lambda self: self.tape.guard(bool, self)
-_METHODS["is_integer"] = lambda self: self.tape.guard(lambda number: float(number).is_integer(), self)
-_METHODS["__format__"] = _settled(format)
-_METHODS["__reduce_ex__"] = lambda self, protocol: (type(self.plain), (self.tape.settle(self),))
-_METHODS["__array__"] = _array
-_METHODS["__array_ufunc__"] = _array_ufunc
+METHODS["__int__"] = lambda self: self.tape.guard(int, self)
+METHODS["__bool__"] = lambda self: self.tape.guard(bool, self)
+METHODS["is_integer"] = lambda self: self.tape.guard(lambda number: float(number).is_integer(), self)
+METHODS["__format__"] = _settled(format)
+METHODS["__reduce_ex__"] = lambda self, protocol: (type(self.plain), (self.tape.settle(self),))
+METHODS["__array__"] = lambda self, dtype=None, copy=None: np.asarray(self.tape.settle(self), dtype)
+METHODS["__array_ufunc__"] = _array_ufunc
 for _name in ("floor", "ceil", "trunc"):
-    _METHODS[f"__{_name}__"] = _unary(getattr(math, _name))
-_METHODS["__divmod__"] = lambda self, other: (self // other, self % other)
-_METHODS["__rdivmod__"] = lambda self, other: (other // self, other % self)
-_METHODS["__round__"] = lambda self, digits=None: self.tape.apply(round, self, digits)
-_METHODS["as_float"] = lambda self: self.tape.apply(float, self)
-_METHODS["as_integer_ratio"] = _method("as_integer_ratio")
-_METHODS["conjugate"] = _METHODS["__copy__"] = lambda self: self
+    METHODS[f"__{_name}__"] = _unary(getattr(math, _name))
+METHODS["__divmod__"] = lambda self, other: (self // other, self % other)
+METHODS["__rdivmod__"] = lambda self, other: (other // self, other % self)
+METHODS["__round__"] = lambda self, digits=None: self.tape.apply(round, self, digits)
+METHODS["as_float"] = lambda self: self.tape.apply(float, self)
+METHODS["as_integer_ratio"] = _method("as_integer_ratio")
+METHODS["conjugate"] = METHODS["__copy__"] = lambda self: self
 # An optimizer may deepcopy its defaults while it runs; the copy is the same number.
-_METHODS["__deepcopy__"] = lambda self, memo: self
-_METHODS["real"] = property(lambda self: self)
+METHODS["__deepcopy__"] = lambda self, memo: self
+METHODS["real"] = property(lambda self: self)
+METHODS_OF_FLOAT = METHODS | {"hex": _method("hex")}
 
 
-def symbolic_methods(kind: type, method: Callable[[str], Any]) -> dict[str, Any]:
-    """Methods of torch's symbolic numbers, of which `method` makes those that a plain number has as well."""
+def _symbolic_methods(kind: type) -> dict[str, Any]:
     plain = float if issubclass(kind, torch.SymFloat) else int
     names = {name for name in vars(kind) if callable(getattr(kind, name)) and name not in vars(object)}
-    return {name: method(name) if hasattr(plain, name) else _not_there for name in names - {"__init__"}}
+    names -= {"__init__"}
+    return {name: _method(name) if hasattr(plain, name) else (lambda *_: NotImplemented) for name in names}
 
 
-def _not_there(self: Any, *_: Any) -> Any:
-    return NotImplemented
+METHODS_OF_WHOLE = _symbolic_methods(torch.SymInt) | METHODS
+for _name in ("and_", "or_", "xor", "lshift", "rshift"):
+    _forward, _backward = _binary(getattr(operator, _name))
+    METHODS_OF_WHOLE |= {f"__{_name.rstrip('_')}__": _forward, f"__r{_name.rstrip('_')}__": _backward}
+METHODS_OF_WHOLE |= {name: _method(name) for name in ("bit_length", "bit_count", "to_bytes")}
+METHODS_OF_WHOLE |= {"__index__": _settled(operator.index), "__invert__": _unary(operator.invert)}
+METHODS_OF_WHOLE |= {"numerator": METHODS["real"], "denominator": 1, "imag": 0}
 
 
 class LiveFloat(Live, torch.SymFloat):
     """A float that remembers how it was computed."""
 
-    locals().update(symbolic_methods(torch.SymFloat, _method) | _METHODS)
+    locals().update(_symbolic_methods(torch.SymFloat) | METHODS_OF_FLOAT)
     __class__ = property(lambda self: type(self.plain))
-    hex = _method("hex")
     imag = 0.0
 
 
 class LiveInt(Live, torch.SymInt):
     """A whole number that remembers how it was computed."""
 
-    locals().update(symbolic_methods(torch.SymInt, _method) | _METHODS)
-    for _name in ("and_", "or_", "xor", "lshift", "rshift"):
-        _forward, _backward = _binary(getattr(operator, _name))
-        locals()[f"__{_name.rstrip('_')}__"], locals()[f"__r{_name.rstrip('_')}__"] = _forward, _backward
-    for _name in ("bit_length", "bit_count", "to_bytes"):
-        locals()[_name] = _method(_name)
+    locals().update(METHODS_OF_WHOLE)
     __class__ = property(lambda self: int)
-    __index__ = _settled(operator.index)
 
     def __hash__(self) -> int:
         keys = keys_asked(sys._getframe(1), self)
@@ -310,11 +313,6 @@ class LiveInt(Live, torch.SymInt):
             return found
         self.tape.looked_up.append((table, self))
         return self.tape.apply(partial(operator.getitem, table), self)
-
-    __invert__ = _unary(operator.invert)
-    numerator = property(lambda self: self)
-    denominator = 1
-    imag = 0
 
 
 _NOT_LOOKING = frozenset(("__new__", "__init__", "__getattribute__", "__doc__", "maketrans"))
@@ -333,8 +331,8 @@ class LiveText(Live, str):
     locals().update({name: _of_text(name) for name in set(vars(str)) - _NOT_LOOKING})
     __int__, __float__ = _settled(int), _settled(float)
     __radd__ = _settled(lambda text, other: other + text)
-    __copy__, __deepcopy__ = _METHODS["__copy__"], _METHODS["__deepcopy__"]
-    __reduce_ex__ = _METHODS["__reduce_ex__"]
+    __copy__, __deepcopy__ = METHODS["__copy__"], METHODS["__deepcopy__"]
+    __reduce_ex__ = METHODS["__reduce_ex__"]
     __class__ = property(lambda self: str)
 
     def __new__(cls, *args: Any) -> Any:

@@ -21,11 +21,9 @@ _NOT_SEEN = frozenset(("CACHE", "EXTENDED_ARG"))
 
 
 def keys_asked(frame: FrameType, number: Any) -> frozenset[Any] | None:
-    """The keys among which the instruction of a frame looks for a number. None where it does not, or cannot be seen.
+    """The keys among which the instruction of a frame looks for a number. None where that is not seen.
 
-    Args:
-        frame: of the code that has asked for the hash of the number.
-        number: the number itself. It may stand in a tuple that is looked up.
+    The number may stand in a tuple that is looked up.
     """
     places, instructions = _instructions(frame.f_code)
     place = places.get(frame.f_lasti)

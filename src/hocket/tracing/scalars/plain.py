@@ -16,14 +16,9 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from hocket.arguments import is_size
 from hocket.pystate.layout import instance_dict, slot_value, slots_of
 from hocket.pystate.places import is_a
-from hocket.tracing.scalars.live import Late, Live
+from hocket.tracing.scalars.live import Late, Live, plain_of
 
 _WRITABLE = (list, dict, collections.OrderedDict, collections.defaultdict)
-
-
-def plain_of(value: Any) -> Any:
-    """The plain number of a live or late one. Any other value as it is."""
-    return value.plain if isinstance(value, (Live, Late)) else value
 
 
 def plain_result(result: Any, is_leaf: Callable[[Any], bool]) -> Any:

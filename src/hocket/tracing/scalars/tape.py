@@ -34,7 +34,7 @@ _Evaluate = Callable[[Sequence[Any]], list[Any] | None]
 
 @dataclass(frozen=True)
 class TapeRef:
-    """A place in an op's arguments that is filled from the tape before each step."""
+    """An entry of a tape. Among the arguments of an op it stands for its number in each step."""
 
     index: int
 
@@ -172,19 +172,22 @@ class Tape:
         """Note that a step with other values of these leaves computed what eager computes."""
         self.unproven.difference_update(leaves)
 
+    def needed(self, indices: Iterable[int]) -> set[int]:
+        """These entries, and those that they are computed from."""
+        found: set[int] = set()
+        waiting = list(indices)
+        while waiting:
+            index = waiting.pop()
+            if index not in found:
+                found.add(index)
+                function, operands = self.entries[index]
+                waiting += [each.index for each in operands if type(each) is TapeRef] if function is not None else []
+        return found
+
     def leaves_of(self, index: int) -> set[int]:
         """Numbers of the leaves that an entry is computed from."""
-        found: set[int] = set()
-        waiting, seen = [index], {index}
-        while waiting:
-            function, operands = self.entries[waiting.pop()]
-            if function is None:
-                found.add(operands)
-                continue
-            behind = {operand.index for operand in operands if type(operand) is TapeRef} - seen
-            waiting += behind
-            seen |= behind
-        return found
+        entries = (self.entries[each] for each in self.needed([index]))
+        return {leaf for function, leaf in entries if function is None}
 
     def close(self) -> None:
         """End the recording: the numbers that the step kept become plain ones."""
