@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import hocket
 from equivalence.compare import assert_same
 from hocket.autotune import closeness
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
@@ -182,6 +183,45 @@ def test_a_form_that_fails_is_not_close_and_says_why() -> None:
 
     seen, _ = sample(found.plain, found.step, {"form": broken}, found.batch)
     assert Closeness().and_sample(seen["form"]).why == "RuntimeError: no such kernel"
+
+
+def test_an_error_of_eager_in_a_sample_leaves_the_state_as_it_was() -> None:
+    found = case()
+    before = Saved(found.plain.trace.places.again())
+
+    def broken(batch: Any) -> Any:
+        found.step(batch)
+        raise RuntimeError("behind the update")
+
+    with pytest.raises(RuntimeError, match="behind the update"):
+        sample(found.plain, broken, {}, found.batch, 0)
+    assert_same(list(before.values()), list(before.current()))
+
+
+def test_a_step_that_returns_a_list_of_its_own_state_is_sampled_and_made_once() -> None:
+    def trained(**options: Any) -> tuple[list[int], torch.Tensor]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        counts = [0, 0]
+
+        def step(batch: torch.Tensor) -> list[int]:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            counts[1] += 1
+            optimizer.step()
+            return counts
+
+        run = hocket.schedule(step, model, optimizer, guard=False, cache=False, **options) if options else step
+        returned = [run(torch.full((8, 4), 1.0 + number))[1] for number in range(30)]
+        if options:
+            assert run.verdict == "planned", run.why
+        return returned, model.weight.detach()
+
+    expected, weight = trained()
+    found, other = trained(numerics="close")
+    assert found == expected == list(range(1, 31))
+    torch.testing.assert_close(other, weight)
 
 
 def in_steps(*distances: tuple[float, float]) -> Closeness:

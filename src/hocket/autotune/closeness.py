@@ -34,7 +34,7 @@ from statistics import median, median_low
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from hocket.autotune.room import expect_room, float64_limit_bytes, release_memory
 from hocket.autotune.verification import distance, largest
@@ -188,7 +188,7 @@ def sample(
 
     Raises:
         CaptureError: there is no float64 step (see `float64_step`), or no memory for it. Nothing was run.
-        Exception: whatever eager raises. The state is then as eager left it.
+        Exception: whatever eager raises. Without a number, the state is then as eager left it.
     """
     expect_room(captured)
     tapes = [each.captured.trace.tape for each in forms.values() if hasattr(each, "captured")]
@@ -236,7 +236,7 @@ def _sampled(
                     back()
                     moved()
                     result = run(batch)
-                    found[form] = _gaps(truth, result)
+                    found[form] = _gaps(captured, truth, result)
                     if form in wide:
                         back()
                         moved()
@@ -251,11 +251,15 @@ def _sampled(
         moved()
         if number is None:
             held.close()
-        returned = eager(batch)
-        release_memory()
-        own = _gaps(truth, returned)
-        if number is not None:
-            back()
+        try:
+            returned = eager(batch)
+            release_memory()
+            own = _gaps(captured, truth, returned)
+        finally:
+            if number is not None:
+                back()
+        if "result" in own:
+            return dict.fromkeys(forms, "eager returned something else than when it was recorded"), returned
         return {
             form: gaps if isinstance(gaps, str) else _sample(truth, own, gaps) for form, gaps in found.items()
         }, returned
@@ -309,12 +313,16 @@ def _values(truth: Left) -> Iterator[tuple[str, str, Any, float]]:
         yield f"result {place}", "result", value, torch.finfo(torch.float32).eps
 
 
-def _gaps(truth: Left, result: Any) -> dict[str, float]:
+def _gaps(captured: Captured, truth: Left, result: Any) -> dict[str, float]:
     """How far what is at the places now, and this result, are from the float64 step."""
     found = {source.name: _gap(source.get(), value) for source, value in truth.each()}
-    for place, leaf in enumerate(tree_flatten(result)[0]):
-        found[f"result {place}"] = _gap(leaf, truth.result[place])
-    return found
+    spec = captured.trace.result.spec
+    own, *others = tree_unflatten(list(range(spec.num_leaves)), spec)
+    try:  # a list or dict of the result that stands at a place is one leaf
+        leaves = spec.flatten_up_to((result, *others))[: len(tree_leaves(own))]
+    except ValueError:
+        return found | {"result": math.inf}  # it is another tree
+    return found | {f"result {place}": _gap(leaf, truth.result[place]) for place, leaf in enumerate(leaves)}
 
 
 def _gap(value: Any, truth: Any) -> float:
