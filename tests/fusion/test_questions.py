@@ -54,6 +54,11 @@ def asks_one_thing_and_writes_it(m, x):
     return h * mask
 
 
+def finds_in_much(m, x):
+    tokens = (x * 1000).long().repeat(300, 1)
+    return m.a(x) if 0 in tokens or torch.equal(tokens, tokens.abs()) else m.b(x)
+
+
 def lists(m, x):
     return m.a(x) * (1 if x[0].tolist()[1] > 0 else 2)
 
@@ -64,7 +69,7 @@ def mixed(rows):
 
 
 ASKING = [branches, branches_twice, asks_for_a_length, compares, asks_a_buffer, writes_elsewhere_first, lists]
-ASKING += [asks_what_it_has_written, asks_one_thing_and_writes_it]
+ASKING += [finds_in_much, asks_what_it_has_written, asks_one_thing_and_writes_it]
 
 
 @pytest.mark.parametrize("backend", ["rule", "auto"])

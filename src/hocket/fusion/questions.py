@@ -37,6 +37,7 @@ TOO_MANY, NO_ANSWERS = ("too many",), ("none",)
 ASKING = frozenset(
     "__bool__ __int__ __float__ __index__ __contains__ item tolist equal allclose is_nonzero".split()  # noqa: SIM905
 )
+# More numbers than these are data: no other batch would have them.
 MAX_ELEMENTS = 1024
 
 

@@ -183,7 +183,7 @@ class _Recorder(TorchFunctionMode):
     def _asks(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         """True if a look at values follows from the inputs, so that later calls can be asked, too."""
         tensors = _tensors((args, kwargs))
-        if self.reason or sum(tensor.numel() for tensor in tensors) > MAX_ELEMENTS:
+        if self.reason or (isinstance(result, list) and tensors[0].numel() > MAX_ELEMENTS):
             return False
         asked = [self._argument(tensor) for tensor in tensors]
         traced = Traced(self._graph, self._inputs, self._tensors, self._constants, None)
