@@ -20,8 +20,8 @@ from hocket.backends import Backend
 from hocket.ir import Timeline
 from hocket.reporting import lower_quartile
 
-# Two moments of one machine, and a few steps and many, differ by this factor: of 30 trainings with a machine of their
-# own, 29 kept what their interval, wider by as much, had promised, and 21 the interval itself.
+# Two moments of one machine, and a few steps and many, differ by this factor. Of 30 trainings that had the machine for
+# themselves 21 kept the interval of their comparison, and 29 one that is wider by as much at both ends.
 MOMENTS_DIFFER = 1.1
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
