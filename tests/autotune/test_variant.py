@@ -10,25 +10,16 @@ import pytest
 import torch
 
 import hocket
-from execution.probe import KINDS, forget, look, meanwhile, meanwhile_in_eager, probing_job
+from execution.probe import KINDS, forget, meanwhile, meanwhile_in_eager, probing_job
 from hocket import zoo
 from hocket.adaptation import DriftLimits
-from hocket.autotune import looks
 from hocket.autotune.audit import Auditor
-from hocket.autotune.decision import Decision
-from hocket.autotune.items import TimedStep
 from hocket.autotune.runner import RefusedError
-from hocket.autotune.tuner import Tuner
 from hocket.autotune.verification import differ
 from hocket.execution.base import synchronisation
-from hocket.session import Schedule
 from quick import some
-from support.schedules import MANY, Alone, decide, state
-
-# Calls after which the first look at a verdict is over.
-AFTER_A_LOOK = 40
-ONE = hocket.Machine.of(cores=1)
-LIMITS = DriftLimits(factor=1.3, window=5, patience=2, rest_steps=30, max_share=1.0)
+from support.clocks import AFTER_A_LOOK, LIMITS, Clock, looking, scheduled, steps_until
+from support.schedules import MANY, decide, state
 
 
 @pytest.fixture(autouse=True)
@@ -106,53 +97,6 @@ def test_a_planner_that_was_asked_for_by_name_is_not_replaced(planner):
     fast.close()
 
 
-def looking(step):
-    """The same step, with a look at its inputs first."""
-
-    def looked(batch):
-        inputs, targets = batch
-        return step((look(inputs, 0), targets))
-
-    return looked
-
-
-class Clock:
-    """A clock that moves by itself when it is asked, and in eager steps by something more."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.planned_ms = 2.0
-        self.eager_ms = 3.0
-        self.num_eager = 0
-
-    def __call__(self) -> float:
-        self.now_s += self.planned_ms / 1e3
-        return self.now_s
-
-    def more(self, number: int) -> None:
-        self.num_eager += 1
-        self.now_s += (self.eager_ms - self.planned_ms) / 1e3
-
-    def eager(self, step):
-        meanwhile_in_eager.append(self.more)
-        return looking(step)
-
-
-def scheduled(clock: Clock, **options) -> tuple[hocket.Job, Schedule]:
-    torch.manual_seed(0)
-    job = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
-    options = {"planner": "serial", "machine": ONE, "drift": LIMITS, "cpu_use": Alone, **options}
-    return job, Schedule(clock.eager(job.step), job.model, job.optimizer, clock=clock, **options)
-
-
-def steps_until(fast: Schedule, job: hocket.Job, decided: bool, limit: int = 1000) -> int:
-    for number in range(limit):
-        if fast.decided == decided:
-            return number
-        fast(job.batch(number))
-    raise AssertionError(f"decided is still {fast.decided} after {limit} steps")
-
-
 def test_a_steady_step_keeps_its_verdict():
     clock = Clock()
     job, fast = scheduled(clock)
@@ -199,66 +143,6 @@ def test_eager_steps_are_watched_too():
     steps_until(fast, job, True)
     assert fast.history == ("eager", "eager")
     assert "step time went from 2.5 ms to 6 ms" in fast.why
-    fast.close()
-
-
-# Times of a planned step and of an eager one: at the verdict, later, and what is found then.
-TURNS = [
-    ((2.0, 3.0), (3.0, 2.5), "eager"),  # another program came: planned steps are slower than eager
-    ((2.0, 3.0), (2.0, 1.5), "eager"),  # it left: planned steps take what they took
-    ((2.0, 6.0), (2.0, 3.0), "planned"),  # faster than eager, but not as promised
-    ((2.5, 2.0), (2.0, 2.8), "planned"),
-]
-
-
-@pytest.mark.parametrize(("before_ms", "after_ms", "expected"), TURNS)
-def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, expected, monkeypatch):
-    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
-    clock = Clock()
-    clock.planned_ms, clock.eager_ms = before_ms
-    job, fast = scheduled(clock, drift=DriftLimits())
-    decide(fast, job)
-    first = fast.decision
-    for number in range(AFTER_A_LOOK):
-        fast(job.batch(number))
-    assert fast.decision is first, "the first look found what was promised"
-    clock.planned_ms, clock.eager_ms = after_ms
-    for number in range(200):
-        fast(job.batch(number))
-        assert fast.decided
-    assert len(fast.history) == 2
-    assert fast.verdict == expected
-    assert fast.decision.speedup == pytest.approx(after_ms[1] / after_ms[0])
-    ratio = after_ms[0] / after_ms[1]
-    assert f"measured again because the plan took {ratio:.2f}x of eager's time 50 steps after the verdict" in fast.why
-    fast.close()
-
-
-def test_changed_step_times_bring_on_a_look_that_is_not_due_yet(monkeypatch):
-    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
-    clock = Clock()
-    job, fast = scheduled(clock, drift=DriftLimits())
-    decide(fast, job)
-    for number in range(110):  # the last look was at step 100, the next one is due at 200
-        fast(job.batch(number))
-    clock.planned_ms, clock.eager_ms = 4.0, 3.0
-    for number in range(85):
-        fast(job.batch(number))
-    assert fast.history == ("planned", "eager")
-    fast.close()
-
-
-def test_looks_take_less_than_a_percent_of_a_long_training():
-    clock = Clock()
-    clock.eager_ms = 8.0
-    job, fast = scheduled(clock, drift=DriftLimits())
-    decide(fast, job)
-    num_eager, num_steps = clock.num_eager, 6000
-    for number in range(num_steps):
-        fast(job.batch(number))
-    assert fast.history == ("planned",)
-    lost_ms = (clock.num_eager - num_eager) * (clock.eager_ms - clock.planned_ms)
-    assert 0 < lost_ms < 0.01 * num_steps * clock.planned_ms
     fast.close()
 
 
@@ -383,30 +267,4 @@ def test_a_step_that_an_audit_refused_stays_eager_for_that_reason(monkeypatch):
         fast(job.batch(number))
     assert fast.history == ("planned", "eager")
     assert fast.why == str(wrong)
-    fast.close()
-
-
-def test_eager_that_was_decided_at_once_is_not_looked_at(monkeypatch):
-    """A search because of drift finds that nothing can be faster, so that there is no plan to look at."""
-    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
-    clock = Clock()
-    job, fast = scheduled(clock)
-    decide(fast, job)
-    at_once = Decision("eager", "ops that wait for each other take 99%", eager_ms=(4.0,))
-
-    def searched(self, drift):
-        yield TimedStep()
-        return at_once
-
-    monkeypatch.setattr(Tuner, "search_again", searched)
-    for number in range(AFTER_A_LOOK):
-        fast(job.batch(number))
-    clock.planned_ms, clock.eager_ms = 4.0, 6.0
-    steps_until(fast, job, False)
-    steps_until(fast, job, True)
-    clock.planned_ms = clock.eager_ms = 4.0
-    for number in range(300):
-        fast(job.batch(number))
-    assert fast.decision is at_once
-    assert fast.history == ("planned", "eager")
     fast.close()
