@@ -95,7 +95,7 @@ def loop(targets: Sequence[Callable[..., Any]], args: tuple[Any, ...], kwargs: d
 
 
 def versions(leaves: Sequence[Any]) -> list[int]:
-    """How often each tensor was written."""
+    """The number of writes into each tensor so far."""
     return [leaf._version for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
 
 
