@@ -175,18 +175,19 @@ class Calls:
         """The key of a call, and the leaves of its arguments."""
         mode: tuple[Any, ...] = (self.store.templates[0].training, self.form, self._is_transformed(), modes())
         if world.asks:
-            mode = (*mode, world.answered(*self._kind(args, kwargs)).answers)
+            mode = (*mode, self._kind(world, args, kwargs)[0].answers)
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
         call, leaves = CallSpec.of(args, kwargs)
         given, spec = pytree.tree_flatten(targets)
         return (what, call, spec, _kinds((*leaves, *given)), mode), leaves
 
-    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, list[Any]]:
+    def _kind(self, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kind, list[Any]]:
         """The key of a program for these arguments, and the leaves, `Stacked` where they are of each model."""
         call, leaves = CallSpec.of(args, kwargs)
         own = self.settings.model_axis.inputs(self.store, leaves, call.spec)
-        return Kind(call, own, leaves, self.store.templates[0].training), _stacked(leaves, own)
+        values = _stacked(leaves, own)
+        return world.answered(Kind(call, own, leaves, self.store.templates[0].training), values), values
 
     def _new_forward(self, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the output of a kind of call that is new, and note how to compute later ones."""
@@ -194,8 +195,7 @@ class Calls:
         if not is_seen and self._has_moved():
             world = self.programs.world()
         key, _ = self._read(world, "forward", args, kwargs)
-        kind, values = self._kind(args, kwargs)
-        kind = world.answered(kind, values)
+        kind, values = self._kind(world, args, kwargs)
         found = world.find(kind)
         if self.settings.backend == "loop" or self.form == "loop":
             found = Unfused("")
@@ -261,8 +261,8 @@ class Calls:
             return None
         if self._has_moved():
             return None
-        call, values = self._kind(args, kwargs)
-        program = world.find(world.answered(call, values))
+        call, values = self._kind(world, args, kwargs)
+        program = world.find(call)
         if not isinstance(program, FusedProgram) or program.writes_inputs:
             return None
         return KnownCall(call.own, self._chosen(world, ("losses", kind), program, values), program)
