@@ -14,7 +14,7 @@ from torch import nn
 
 import hocket
 
-X = torch.randn(5, 3)
+X = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
 CODE = """
 import torch
 from torch import nn

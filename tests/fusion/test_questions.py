@@ -10,7 +10,8 @@ from tests.fusion.oracle import assert_each, made
 import hocket
 from hocket import optim
 
-POSITIVE, NEGATIVE = torch.rand(5, 4, dtype=D) + 0.1, -torch.rand(5, 4, dtype=D) - 0.1
+generator = torch.Generator().manual_seed(0)
+POSITIVE, NEGATIVE = (sign * (torch.rand(5, 4, dtype=D, generator=generator) + 0.1) for sign in (1, -1))
 
 
 def branches(m, x):
@@ -31,7 +32,7 @@ def compares(m, x):
 
 
 def asks_a_buffer(m, x):
-    return m.a(x) if m.mean.sum() > x.sum() else m.b(x)
+    return m.a(x) if m.mean.sum() > 1000 * x[0, 0] else m.b(x)  # as the input decides, for each model's mean
 
 
 def writes_elsewhere_first(m, x):
