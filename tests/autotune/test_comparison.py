@@ -35,11 +35,13 @@ def candidate(name: str, lanes: int = 1) -> Candidate:
     return Candidate("", nothing, nothing, plan, timeline, executor)
 
 
-def compared(takes_ms: Callable[[str], float], *candidates: Candidate) -> tuple[StepComparison, Counter[str]]:
+def compared(
+    takes_ms: Callable[[str], float], *candidates: Candidate, settling_ms: float = 0.0
+) -> tuple[StepComparison, Counter[str]]:
     """The comparison where a step of that name takes so long, and how many steps each made."""
     steps: Counter[str] = Counter()
     backend: Any = SimpleNamespace(release=lambda executor: None)
-    search = compare_steps(candidates, backend, lambda: None)
+    search = compare_steps(candidates, backend, lambda: None, settling_ms)
     item = next(search)
     while True:
         name = item.executor.name if item.executor is not None else "eager"
@@ -102,6 +104,22 @@ def test_the_first_step_of_a_turn_does_not_count():
     turns = itertools.cycle([50.0, 1.0, 1.0, 1.0])
     found, _ = compared(lambda name: next(turns), candidate("a"))
     assert set(found.eager_ms) == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("turn", "settling_ms", "counted"),
+    [
+        ([44.0, 45.0, 30.0, 2.0, 2.0, 2.0], 100.0, {2.0}),
+        ([120.0, 2.0, 2.0, 2.0], 100.0, {2.0}),
+        ([9.0, 9.0, 9.0, 9.0, 2.0, 2.0, 2.0], 100.0, {2.0}),  # no more warm-up than four steps
+        ([44.0, 45.0, 30.0, 2.0], 0.0, {45.0, 30.0, 2.0}),
+    ],
+)
+def test_steps_count_once_threads_have_settled(turn, settling_ms, counted):
+    turns = itertools.cycle(turn)
+    found, steps = compared(lambda name: next(turns), candidate("a"), settling_ms=settling_ms)
+    assert set(found.eager_ms) == set(found.best.steps_ms) == counted
+    assert steps["eager"] % len(turn) == 0
 
 
 def test_timelines_are_kept_where_ops_may_run_side_by_side():

@@ -60,7 +60,7 @@ def test_changed_step_times_bring_on_a_look_that_is_not_due_yet(monkeypatch):
     for number in range(110):  # the last look was at step 100, the next one is due at 200
         fast(job.batch(number))
     clock.planned_ms, clock.eager_ms = 4.0, 3.0
-    for number in range(85):
+    for number in range(90):
         fast(job.batch(number))
     assert fast.history == ("planned", "eager")
     fast.close()

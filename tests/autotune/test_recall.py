@@ -102,7 +102,8 @@ class BesideAnother(Alone):
 
 def test_eager_beside_another_program_is_compared_anew(tmp_path):
     """It was clearly faster then. With the machine to itself the plan is."""
-    first, _ = searched(mlp(), taking(2.0, 3.0), tmp_path, cpu_use=BesideAnother)
+    first, items = searched(mlp(), taking(2.0, 3.0), tmp_path, cpu_use=BesideAnother)
+    assert "compare eager 7" in stages(items), "threads have to settle"
     assert first.kind == "eager"
     assert "beside other processes that used 0.9 cores" in first.reason
     again, items = searched(mlp(), taking(3.0, 2.0), tmp_path)

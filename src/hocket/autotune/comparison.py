@@ -1,9 +1,10 @@
 """Eager and the best plans in turns, on real steps, until it is clear who is faster.
 
 Each contender runs four steps per round. The first of them is a warm-up and not counted, since caches and threads are
-as another contender left them. After each round the confidence interval of the speedup (eager over the best plan) is
-computed from whole rounds, since steps in a row are slow together when another program runs. The comparison ends once
-the interval excludes 1. If it never does, the step stays eager.
+as another contender left them. Beside other programs the warm-up is longer: until threads are spread over cores anew,
+which takes about a tenth of a second, steps are up to twenty times as slow. The confidence interval of the speedup
+(eager over the best plan) is computed from whole rounds, since steps in a row are slow together when another program
+runs. The comparison ends once the interval excludes 1. If it never does, the step stays eager.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ MOMENTS_DIFFER = 1.1
 MIN_ROUNDS = 3
 MAX_ROUNDS = 6
 STEPS_IN_A_ROW = 4
+# Beside other programs a warm-up lasts this long, or has as many steps.
+SETTLING_MS, MAX_SETTLING_STEPS = 100.0, 4
 # A contender slower than the fastest by this factor leaves after a round.
 HOPELESS = 1.4
 RESAMPLES = 200
@@ -65,7 +68,7 @@ class StepComparison:
 
 
 def compare_steps(
-    candidates: Sequence[Candidate], backend: Backend, after_eager: Callable[[], None]
+    candidates: Sequence[Candidate], backend: Backend, after_eager: Callable[[], None], settling_ms: float = 0.0
 ) -> Generator[TimedStep, float, StepComparison]:
     """Compare eager with these candidates. Yields steps to run, and is sent the duration of each."""
     eager_ms: list[list[float]] = []
@@ -73,10 +76,11 @@ def compare_steps(
     timelines: list[list[Timeline]] = [[] for _ in candidates]
     left = list(range(len(candidates)))
     for round_ in range(MAX_ROUNDS):
-        eager_ms.append((yield from take_turn(None, after_eager)))
+        eager_ms.append((yield from take_turn(None, after_eager, settling_ms)))
         for number in left:
             candidate = candidates[number]
-            rounds_ms[number].append((yield from take_turn(candidate, _keeping(candidate, timelines[number]))))
+            after_each = _keeping(candidate, timelines[number])
+            rounds_ms[number].append((yield from take_turn(candidate, after_each, settling_ms)))
             backend.release(candidate.executor)
         quartile_ms = {number: lower_quartile([*chain(*rounds_ms[number])]) for number in left}
         left.sort(key=quartile_ms.__getitem__)
@@ -95,27 +99,26 @@ def compare_steps(
     return StepComparison(tuple(chain(*eager_ms)), (measured[best], *others), low, high)
 
 
-def glance(
-    candidate: Candidate, backend: Backend, after_eager: Callable[[], None]
-) -> Generator[TimedStep, float, float]:
-    """Yield a few steps of a plan and as many of eager. Return the plan's time over eager's."""
-    planned_ms = yield from take_turn(candidate, lambda: None)
+def release_wide(candidate: Candidate, backend: Backend) -> None:
+    """Close lanes that would disturb eager steps. Those of one thread do not, and opening them takes milliseconds."""
     if any(lane.width > 1 for lane in candidate.plan.lanes):
-        backend.release(candidate.executor)  # lanes of one thread do not disturb, and opening them takes milliseconds
-    eager_ms = yield from take_turn(None, after_eager)
-    return lower_quartile(planned_ms) / lower_quartile(eager_ms)
+        backend.release(candidate.executor)
 
 
-def take_turn(candidate: Candidate | None, after_each: Callable[[], None]) -> Generator[TimedStep, float, list[float]]:
-    """Yield a few steps in a row of a plan, or of eager for None. Return the times of all but the first."""
-    times = []
-    for number in range(STEPS_IN_A_ROW):
+def take_turn(
+    candidate: Candidate | None, after_each: Callable[[], None], settling_ms: float = 0.0
+) -> Generator[TimedStep, float, list[float]]:
+    """Yield a few steps in a row of a plan, or of eager for None. Return the times of those after the warm-up."""
+    warm_up_ms: list[float] = []
+    times_ms: list[float] = []
+    while len(times_ms) < STEPS_IN_A_ROW - 1:
         took_ms = yield TimedStep(candidate.executor, form=candidate.form) if candidate else TimedStep()
-        if number or candidate is None:
+        is_settling = sum(warm_up_ms) < settling_ms and len(warm_up_ms) < MAX_SETTLING_STEPS
+        is_warm_up = is_settling or not warm_up_ms
+        (warm_up_ms if is_warm_up else times_ms).append(took_ms)
+        if not is_warm_up or candidate is None:
             after_each()
-        if number:
-            times.append(took_ms)
-    return times
+    return times_ms
 
 
 def expected(low: float, high: float) -> tuple[float, float]:

@@ -2,18 +2,24 @@
 
 A verdict is a comparison made once, and what it compared changes: another program comes or goes, a processor becomes
 warmer, batches become longer. Step times alone show some of it (`hocket.adaptation.drift`), and then plans are searched
-again. They do not show an eager step that became faster. So a look times a few planned steps and a few eager ones
-(`hocket.autotune.tuner.Tuner.look`); where the verdict is not kept, its plans are compared in full. Looks come at steps
-25, 50, 100, ... after the first verdict, and at once where step times have changed. They may take 0.5% of the time.
+again. They do not show an eager step that became faster. So a look times a few eager steps beside the latest planned
+ones, or the other way round after "eager" (`hocket.autotune.tuner.Tuner.look`). Where the verdict is not kept, its
+plans are compared in full. Looks come at steps 25, 50, 100, ... after the first verdict, and at once where step times
+have changed. They may take 0.5% of the time.
 """
 
 from __future__ import annotations
+
+from collections import deque
 
 from hocket.adaptation import Drift, DriftDetector, DriftLimits
 from hocket.autotune.decision import Decision
 from hocket.autotune.searching import PlanSearch
 from hocket.autotune.upkeep import Upkeep
+from hocket.reporting import lower_quartile
 
+# Steps before a look that it compares with its own.
+NUM_RECENT = 8
 # The first looks may take as long as this number of planned steps, all others this share of the time.
 LOOK_STEPS, LOOK_SHARE, FIRST_LOOK = 25, 0.005, 25
 # Step times that have changed in this number of windows bring on a look at once, unless the last one is not this number
@@ -30,30 +36,36 @@ class StepWatch:
 
     Attributes:
         upkeep: when the next look is due. None while there is no plan to look at.
+        recent_ms: times of the latest steps.
     """
 
     def __init__(self, limits: DriftLimits, *, looks: bool) -> None:
         self.upkeep: Upkeep | None = None
+        self.recent_ms: deque[float] = deque(maxlen=NUM_RECENT)
         self._looks = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK) if looks else None
         self._limits = limits
         self._drift: DriftDetector | None = None
 
     def counts(self) -> int:
         """Count a step. Return how many there were if a look is due now, else 0."""
-        return self.upkeep.num_steps if self.upkeep is not None and self.upkeep.counts() else 0
+        if self.upkeep is None or not self.upkeep.counts() or len(self.recent_ms) < NUM_RECENT:
+            return 0
+        return self.upkeep.num_steps
 
     def decided(self, decision: Decision, before: Decision, search: PlanSearch) -> None:
         """`search` is over: `decision` stands now, where `before` stood."""
         self.upkeep = self._looks if decision.candidates else None
         if search.is_look and self._looks is not None:
-            self._looks.ended(search.spent_s, decision.expected_ms / 1e3, search.num_calls)
+            self._looks.ended(search.spent_s, lower_quartile(self.recent_ms) / 1e3, search.num_calls)
         if not (search.is_look and decision is before):
+            self.recent_ms.clear()
             self._drift = DriftDetector(decision.expected_ms, search.spent_s * 1e3, self._limits)
 
     def note(self, step_ms: float) -> Drift | None:
         """Record the time of a step, and return a `Drift` when it is time to search again."""
         if self._drift is None:
             return None
+        self.recent_ms.append(step_ms)
         drift = self._drift.observe(step_ms)
         if drift is None and self._drift.num_departed >= CHANGED_WINDOWS and self.upkeep is not None:
             self.upkeep.hasten(SHORT_GAP if self.upkeep.has_allowance else LONG_GAP)

@@ -13,7 +13,7 @@ from typing import Any
 
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig
-from hocket.autotune.comparison import MOMENTS_DIFFER, StepComparison, compare_steps, glance
+from hocket.autotune.comparison import MOMENTS_DIFFER, StepComparison, compare_steps, release_wide, take_turn
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.remembered import Remembered, RememberedPlan, about_step
@@ -21,6 +21,7 @@ from hocket.backends import Backend
 from hocket.checking import check
 from hocket.errors import FormatError, HocketError
 from hocket.ir import Plan
+from hocket.reporting import lower_quartile
 from hocket.tracing.captured import relowered
 from hocket.tracing.variants import reference_of
 
@@ -77,7 +78,9 @@ class Recall:
             return (yield from compare_steps([candidate], self._backend, after_eager))
         decision = _decision(known, candidate)
         if self._config.guard:
-            slowdown = yield from glance(candidate, self._backend, after_eager)
+            planned_ms = yield from take_turn(candidate, lambda: None)
+            release_wide(candidate, self._backend)
+            slowdown = lower_quartile(planned_ms) / lower_quartile((yield from take_turn(None, after_eager)))
             if slowdown > MOMENTS_DIFFER:
                 # Other plans may be faster. Where it is slower than its interval says, only its promise is renewed.
                 log.info("hocket: the remembered plan takes %.2fx of eager's time now; plans are searched", slowdown)

@@ -25,7 +25,7 @@ from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
-from hocket.autotune.comparison import StepComparison, compare_steps, glance, in_words, take_turn
+from hocket.autotune.comparison import SETTLING_MS, StepComparison, compare_steps, in_words, release_wide, take_turn
 from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -121,18 +121,25 @@ class Tuner:
             log.info("hocket: %s; searching again with all ops at eager's number of threads", error)
             return (yield from self._searched(drift))
 
-    def look(self, decision: Decision, num_steps: int) -> Generator[Item, Any, Decision]:
+    def look(self, decision: Decision, num_steps: int, recent_ms: Sequence[float]) -> Generator[Item, Any, Decision]:
         """Compare the candidates of a decision with eager once more, `num_steps` after it.
 
-        Returns: `decision` itself where a few steps of its best plan are as it says, else what they show now.
+        The latest of these steps took `recent_ms`. Returns `decision` itself where its best plan is as it says beside
+        them, else a comparison.
         """
+        after_eager, settling_ms = self.admission.expect_no_writes, self._settling_ms()
         self._cpu_use = self._config.cpu_use()
-        slowdown = yield from glance(decision.candidates[0], self._backend, self.admission.expect_no_writes)
+        other = decision.candidates[0] if decision.best is None else None
+        if decision.best is not None:
+            release_wide(decision.best, self._backend)
+        other_ms = yield from take_turn(other, after_eager, settling_ms)
+        ratio = lower_quartile(recent_ms) / lower_quartile(other_ms)
+        slowdown = ratio if other is None else 1 / ratio
         if decision.is_kept(slowdown):
             return decision
         missed = Missed(slowdown, num_steps)
         log.info("hocket: %s: the plans are compared again", missed)
-        found = yield from compare_steps(decision.candidates, self._backend, self.admission.expect_no_writes)
+        found = yield from compare_steps(decision.candidates, self._backend, after_eager, settling_ms)
         return self._decided(replace(found, co_runs=decision.co_runs), None, missed)
 
     def _searched(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
@@ -157,10 +164,10 @@ class Tuner:
             reason = "guard=False: the plan runs whatever it costs"
             return Decision("planned", reason, best=best, candidates=(best,))
         chosen = [self._candidate(proposal) for proposal in finalists(proposals)]
-        found = yield from compare_steps(chosen, self._backend, self.admission.expect_no_writes)
+        found = yield from self._compared(chosen)
         apart, pairs = self._kept_apart(found, profiles)
         if apart is not None:
-            second = yield from compare_steps([found.best, apart], self._backend, self.admission.expect_no_writes)
+            second = yield from self._compared([found.best, apart])
             others = [candidate for candidate in found.candidates if candidate is not found.best]
             second = replace(second, candidates=(*second.candidates, *others))
             found = replace(second, co_runs=pairs)
@@ -284,6 +291,10 @@ class Tuner:
             profile.form, profile.captured, profile.costs, proposal.plan, proposal.predicted, executor, plain
         )
 
+    def _compared(self, candidates: Sequence[Candidate]) -> Generator[TimedStep, float, StepComparison]:
+        after_eager = self.admission.expect_no_writes
+        return compare_steps(candidates, self._backend, after_eager, self._settling_ms())
+
     def _kept_apart(
         self, found: StepComparison, profiles: Sequence[Profile]
     ) -> tuple[Candidate | None, tuple[CoRun, ...]]:
@@ -337,6 +348,9 @@ class Tuner:
             left_out=tuple(self.admission.left_out.items()),
             cores_of_others=others,
         )
+
+    def _settling_ms(self) -> float:
+        return SETTLING_MS if self._cores_of_others() > MAX_CORES_OF_OTHERS else 0.0
 
     def _cores_of_others(self) -> float:
         """The cores that other programs have used in this search. Steps on a GPU or a simulated device need none."""

@@ -138,7 +138,8 @@ class Variant:
             if moved:
                 return self._moved(best, batch, moved)
         if self._search is None and self._watch is not None and (num_steps := self._watch.counts()):
-            self._search = PlanSearch(lambda: self._tuner.look(self.decision, num_steps), is_look=True)
+            recent_ms = tuple(self._watch.recent_ms)
+            self._search = PlanSearch(lambda: self._tuner.look(self.decision, num_steps, recent_ms), is_look=True)
         if self._search is not None:
             return self._searched(self._search, batch)
         if best is None:
