@@ -74,6 +74,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     return folder
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other program uses the machine, as far as a search can see. Tests run side by side."""
+    if module := sys.modules.get("hocket.adaptation.cpu_use"):
+        monkeypatch.setattr(module.CpuUse, "cores_of_others", lambda self: 0.0)
+
+
 @pytest.fixture
 def own_objects() -> Iterator[None]:
     """Leave out of ``gc.get_objects()`` what lived before the test: another test's threads may let go of some now."""

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from hocket.autotune.candidate import TunerConfig
-from hocket.autotune.comparison import in_words
+from hocket.autotune.comparison import speedup_text
 from hocket.autotune.decision import Decision
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.turns import Turns
@@ -158,7 +158,7 @@ class StepRegions:
         result, took_s = self._timed(run, batch)
         found.note(took_s * 1e3)
         if found.is_over:
-            words = in_words(found.speedup, found.low, found.high)
+            words = speedup_text(found.speedup, found.low, found.high)
             if found.is_faster or not self._pool.config.guard:
                 self._run, self.is_final = self._planned, True
                 self._conclude("regions", words, found)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from hocket.autotune.comparison import expected
+from hocket.autotune.comparison import expected_interval
 from hocket.autotune.decision import Decision
 from hocket.autotune.turns import Turns
 from hocket.errors import InputError
@@ -117,7 +117,7 @@ class _Update:
         stays = found.speedup >= 1
         self._stays = self._fast if stays else self._plain
         if not stays:
-            low, high = expected(found.low, found.high)
+            low, high = expected_interval(found.low, found.high)
             reason = f"with planned updates the loop is {found.speedup:.2f}x as fast ({low:.2f} to {high:.2f} expected)"
             decision = Decision("eager", reason, found.speedup, found.low, found.high, eager_ms=found.incumbent_ms)
             self._fast.overrule(decision)

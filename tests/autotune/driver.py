@@ -14,7 +14,6 @@ from hocket.autotune.store import DecisionStore
 from hocket.autotune.tuner import Tuner
 from hocket.backends import CpuBackend
 from hocket.session import Schedule
-from support.schedules import Alone
 
 # More items than any search asks for.
 MANY = 400
@@ -24,7 +23,6 @@ def searched(
     job: hocket.Job, takes_ms: Callable[[TimedStep], float], cache: Path | bool = False, cores: int = 1, **options: Any
 ) -> tuple[Decision, list[Item]]:
     """A new search for this job, as by a new process: what was decided, and what was asked for."""
-    options = {"cpu_use": Alone, **options}
     fast = Schedule(job.step, job.model, job.optimizer, machine=hocket.Machine.of(cores=cores), cache=cache, **options)
     config = fast._pool.config
     assert isinstance(config.store, DecisionStore)

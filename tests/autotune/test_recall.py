@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ import torch
 import hocket
 from autotune.driver import searched, stages
 from hocket import zoo
+from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import RefusedError
 from hocket.autotune.items import TimedStep
 from hocket.autotune.verification import Difference
 from hocket.ir import Plan
-from support.schedules import Alone
 
 SEARCH = ["watch 3", "capture 1", "verify 3", "profile 4"]
 
@@ -96,13 +97,17 @@ def test_eager_where_it_was_clearly_faster_costs_one_step(tmp_path):
     assert again.candidate is not None, "the plan that lost can still be looked at"
 
 
-class BesideAnother(Alone):
-    others = 0.9
+@contextmanager
+def beside_another():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CpuUse, "cores_of_others", lambda self: 0.9)
+        yield
 
 
 def test_eager_beside_another_program_is_compared_anew(tmp_path):
     """It was clearly faster then. With the machine to itself the plan is."""
-    first, items = searched(mlp(), taking(2.0, 3.0), tmp_path, cpu_use=BesideAnother)
+    with beside_another():
+        first, items = searched(mlp(), taking(2.0, 3.0), tmp_path)
     assert "compare eager 7" in stages(items), "threads have to settle"
     assert first.kind == "eager"
     assert "beside other processes that used 0.9 cores" in first.reason
@@ -120,7 +125,8 @@ def test_eager_at_once_beside_another_program_is_searched_anew(tmp_path):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return hocket.Job(lambda batch: model(batch).detach(), model, optimizer, [torch.ones(2, 4)])
 
-    first, _ = searched(job(), taking(0.001, 0.001), tmp_path, cpu_use=BesideAnother)
+    with beside_another():
+        first, _ = searched(job(), taking(0.001, 0.001), tmp_path)
     assert (first.kind, first.candidate) == ("eager", None)
     again, _ = searched(job(), taking(0.001, 0.001), tmp_path)
     assert not again.is_recalled

@@ -17,7 +17,6 @@ from hocket.execution.base import Executor
 from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan, Timeline
 from hocket.profiling.tracer import costs_of
 from hocket.simulation import simulate
-from support.schedules import Alone
 
 MACHINE = Machine.of(cores=2)
 
@@ -82,7 +81,7 @@ def searched(
     tuner.admission = Admission(None, None)  # type: ignore[arg-type]
     tuner.admission.forms = {"": SimpleNamespace(graph=graph)}
     tuner._backend = SimulatedBackend(costs)
-    tuner._config = SimpleNamespace(planner="auto", plan=None, guard=guard, cpu_use=Alone)
+    tuner._config = SimpleNamespace(planner="auto", plan=None, guard=guard)
     search = tuner.search_again(drift)
     steps: Counter[str] = Counter()
     item = next(search)

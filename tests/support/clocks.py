@@ -9,7 +9,6 @@ from execution.probe import look, meanwhile_in_eager
 from hocket import zoo
 from hocket.adaptation import DriftLimits
 from hocket.session import Schedule
-from support.schedules import Alone
 
 # Calls after which the first look at a verdict is over.
 AFTER_A_LOOK = 40
@@ -52,7 +51,7 @@ class Clock:
 def scheduled(clock: Clock, **options) -> tuple[hocket.Job, Schedule]:
     torch.manual_seed(0)
     job = zoo.load("mlp", depth=2, width=16, batch_size=4, optimizer="adam")
-    options = {"planner": "serial", "machine": ONE, "drift": LIMITS, "cpu_use": Alone, **options}
+    options = {"planner": "serial", "machine": ONE, "drift": LIMITS, **options}
     return job, Schedule(clock.eager(job.step), job.model, job.optimizer, clock=clock, **options)
 
 

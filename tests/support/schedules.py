@@ -6,7 +6,6 @@ import torch
 
 import hocket
 from hocket import zoo
-from hocket.adaptation.cpu_use import CpuUse
 
 # More calls than any variant takes until its verdict.
 MANY = 200
@@ -23,15 +22,6 @@ def state(job: hocket.Job) -> list[tuple[str, torch.Tensor]]:
     for number, values in enumerate(optimizer.state.values()):
         found += [(f"{number}.{key}", value) for key, value in values.items()]
     return found
-
-
-class Alone(CpuUse):
-    """No other program uses the machine, whatever else runs there."""
-
-    others = 0.0
-
-    def cores_of_others(self) -> float:
-        return self.others
 
 
 def decide(fast: hocket.Schedule, job: hocket.Job) -> int:

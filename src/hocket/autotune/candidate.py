@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from hocket.adaptation import DriftLimits
-from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.store import DecisionStore
 from hocket.backends import Backend
 from hocket.execution.base import Executor
@@ -29,7 +28,6 @@ class TunerConfig:
 
     Attributes:
         clock: returns seconds, as `time.perf_counter` does. Every decision uses it.
-        cpu_use: measures what other programs use of the machine in a search.
         drift: limits beyond which a step time has drifted from its verdict, and how often a search may follow.
         backend: makes the backend of one signature's plans, such as a `hocket.backends.SimulatedBackend`. By default
             that of the parameters' device.
@@ -53,7 +51,6 @@ class TunerConfig:
     strict: bool = False
     executor: str = "auto"
     clock: Callable[[], float] = perf_counter
-    cpu_use: Callable[[], CpuUse] = CpuUse
     drift: DriftLimits = field(default_factory=DriftLimits)
     numerics: str = "bitwise"
     plan: Plan | None = None

@@ -121,14 +121,14 @@ def take_turn(
     return times_ms
 
 
-def expected(low: float, high: float) -> tuple[float, float]:
+def expected_interval(low: float, high: float) -> tuple[float, float]:
     """Return the speedup that other moments may have, where the interval of one moment is this."""
     return low / MOMENTS_DIFFER, high * MOMENTS_DIFFER
 
 
-def in_words(speedup: float, low: float, high: float, *details: str) -> str:
+def speedup_text(speedup: float, low: float, high: float, *details: str) -> str:
     """Return a text such as "0.80x of eager's time (0.69 to 0.93 expected)", with more details in the brackets."""
-    slowest, fastest = expected(low, high)
+    slowest, fastest = expected_interval(low, high)
     within = ", ".join((f"{1 / fastest:.2f} to {1 / slowest:.2f} expected", *details))
     return f"{1 / speedup:.2f}x of eager's time ({within})"
 

@@ -7,7 +7,7 @@ from statistics import median
 
 from hocket.adaptation import CoRun
 from hocket.autotune.candidate import Candidate
-from hocket.autotune.comparison import MOMENTS_DIFFER, expected
+from hocket.autotune.comparison import MOMENTS_DIFFER, expected_interval
 
 # Calls after which the search for a plan that was not compared with eager has paid.
 MIN_PAID = 30
@@ -80,7 +80,7 @@ class Decision:
     @property
     def promised(self) -> tuple[float, float] | None:
         """The interval of the speedup that other moments may have, too. None if no plan was timed."""
-        return None if self.low is None or self.high is None else expected(self.low, self.high)
+        return None if self.low is None or self.high is None else expected_interval(self.low, self.high)
 
     @property
     def ahead(self) -> float:

@@ -25,7 +25,7 @@ from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
-from hocket.autotune.comparison import SETTLING_MS, StepComparison, compare_steps, in_words, release_wide, take_turn
+from hocket.autotune.comparison import SETTLING_MS, StepComparison, compare_steps, release_wide, speedup_text, take_turn
 from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -92,7 +92,7 @@ class Tuner:
             RefusedError: the step stays eager, for this reason.
         """
         yield from self.admission.capture()
-        self._cpu_use = self._config.cpu_use()
+        self._cpu_use = CpuUse()
         try:
             recalled = yield from self.recall.search()
         except InexactError:
@@ -128,7 +128,7 @@ class Tuner:
         them, else a comparison.
         """
         after_eager, settling_ms = self.admission.expect_no_writes, self._settling_ms()
-        self._cpu_use = self._config.cpu_use()
+        self._cpu_use = CpuUse()
         other = decision.candidates[0] if decision.best is None else None
         if decision.best is not None:
             release_wide(decision.best, self._backend)
@@ -143,7 +143,7 @@ class Tuner:
         return self._decided(replace(found, co_runs=decision.co_runs), None, missed)
 
     def _searched(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
-        self._cpu_use = self._config.cpu_use()
+        self._cpu_use = CpuUse()
         if self.compiler is not None and self.compiler.is_done:
             yield from self.admission.verify_compiled(self.compiler.take())
         profiles = yield from self._profiles()
@@ -327,7 +327,7 @@ class Tuner:
         if len(self.admission.forms) > 1:
             reason += f" by {best.form!r}"
         details = f"lower quartiles of {len(best.steps_ms)} steps each, in turns"
-        reason += f" takes {in_words(found.speedup, found.low, found.high, details)}"
+        reason += f" takes {speedup_text(found.speedup, found.low, found.high, details)}"
         if not found.is_clear:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:

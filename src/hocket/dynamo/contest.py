@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from hocket.autotune import turns
-from hocket.autotune.comparison import expected
+from hocket.autotune.comparison import expected_interval
 from hocket.autotune.remembered import Remembered
 from hocket.autotune.turns import Turns
 from hocket.dynamo.outcome import difference
@@ -207,7 +207,7 @@ class Contest:
         if not found.is_faster and not self._are_final([region for region in self._made if region.was_called]):
             self._stage, self._cycle, self._turns, self._awaits_forms = "searching", None, None, True
             return
-        low, high = expected(found.low, found.high)
+        low, high = expected_interval(found.low, found.high)
         reason = (
             f"with regions {found.speedup:.2f}x as fast as the graph as it stands ({low:.2f} to {high:.2f} expected)"
         )
