@@ -110,8 +110,3 @@ class Candidate:
     def co_runs(self) -> bool:
         """True if ops may run side by side."""
         return sum(bool(lane.ops) for lane in self.plan.lanes) > 1
-
-
-def rank_of(candidate: Candidate) -> float:
-    """Return the sort key of a candidate."""
-    return candidate.rank_ms

@@ -12,9 +12,10 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 
 from hocket.adaptation import CoRun
-from hocket.autotune.candidate import Candidate, rank_of
+from hocket.autotune.candidate import Candidate
 from hocket.autotune.items import TimedStep
 from hocket.backends import Backend
 from hocket.ir import Timeline
@@ -91,7 +92,7 @@ def compare_steps(
         replace(candidate, steps_ms=tuple(chain(*rounds)), timelines=tuple(lines))
         for candidate, rounds, lines in zip(candidates, rounds_ms, timelines, strict=True)
     )
-    others = sorted((one for number, one in enumerate(measured) if number != best), key=rank_of)
+    others = sorted((one for number, one in enumerate(measured) if number != best), key=attrgetter("rank_ms"))
     return StepComparison(tuple(chain(*eager_ms)), (measured[best], *others), low, high)
 
 

@@ -60,11 +60,11 @@ class Remembered:
 
     kind: str
     reason: str
-    speedup: float | None
-    low: float | None
-    high: float | None
-    eager_ms: tuple[float, ...]
-    plan: RememberedPlan | None
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
+    eager_ms: tuple[float, ...] = ()
+    plan: RememberedPlan | None = None
     cores_of_others: float = 0.0
 
     @property

@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.closeness import sample
 from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
-from hocket.autotune.raised_steps import again_by_eager
 from hocket.autotune.recording import recorded_form
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend
@@ -23,6 +22,7 @@ from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
 from hocket.heap import trim_heap
 from hocket.ir import Plan
+from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
 from hocket.tracing.raising import OTHER_BRANCH, is_other_branch
 from hocket.tracing.variants import in_form
@@ -53,6 +53,26 @@ def refusal(error: Exception) -> str:
         return str(error)
     log.debug("hocket: the search for a plan failed", exc_info=error)
     return f"the search for a plan failed: {type(error).__name__}: {error}"
+
+
+def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any], Any], batch: Any) -> Any:
+    """Make a step eagerly that raised by plan and left no trace, or raise `error` with the effects that eager has.
+
+    An error of eager's has the plan's notes.
+    """
+    if not isinstance(error, Exception) or is_of_sink(error):
+        raise error
+    if is_other_branch(error.args):
+        return step(batch)  # of what it had done nothing is left (see `hocket.tracing.recording.outcomes`)
+    if not executor.left_no_trace():
+        executor.keep_effects(batch)
+        raise error
+    try:
+        return step(batch)
+    except Exception as own:
+        for note in getattr(error, "__notes__", ()):
+            own.add_note(note)
+        raise
 
 
 class StepRunner:

@@ -40,7 +40,7 @@ class DecisionStore:
 
     Example:
         >>> store = DecisionStore(None)
-        >>> store.keep({"threads": 2}, Remembered("eager", "one op has it all", None, None, None, (), None))
+        >>> store.keep({"threads": 2}, Remembered("eager", "one op has it all"))
         >>> store.find({"threads": 2}).reason, store.find({"threads": 4})
         ('one op has it all', None)
     """

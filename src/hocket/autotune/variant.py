@@ -21,8 +21,7 @@ from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
 from hocket.autotune.looks import StepWatch
 from hocket.autotune.options import backend_of, unplannable
-from hocket.autotune.raised_steps import again_by_eager
-from hocket.autotune.runner import InexactError, RefusedError, StepRunner, refusal
+from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager, refusal
 from hocket.autotune.searching import OtherBranches, PlanSearch, Progress
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.upkeep import Upkeep
