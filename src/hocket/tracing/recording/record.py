@@ -259,7 +259,6 @@ class _Recording:
         ops.finish()
         is_late = bool(late_numbers) or any(kind == "late" for kind, _ in found.leaves)
         with_grad = {e: v.grad_fn.name() if v.grad_fn else "" for e in rebound if (v := e.get()).requires_grad}
-        batch_leaves = tuple(BatchLeaf(i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(self.leaves))
         return Trace(
             ops.graph,
             tuple(ops.sources),
@@ -271,7 +270,6 @@ class _Recording:
             with_grad,
             numbers,
             self.places,
-            batch_leaves,
             ops.roots,
             ops.batch.guards(),
             self.appended,

@@ -94,7 +94,6 @@ class Trace:
         kinds: type and layout of the tensor at each source, as it was before the step.
         order: the nodes of ops, in the order in which they ran.
         updates: the calls of optimizers.
-        batch_leaves: leaves of the batch. Those that are not tensors stand as they are.
         batch_guards: values that the step reads from its batch.
         appended: the lists that it appends to.
         sinks: the sinks that it calls, in order. Their arguments are leaves of the result.
@@ -113,7 +112,6 @@ class Trace:
     with_grad: Mapping[Entry, str]
     numbers: dict[Entry, TapeRef]
     places: Inventory
-    batch_leaves: tuple[Any, ...]
     roots: dict[fx.Node, int]
     batch_guards: BatchGuards
     appended: tuple[AppendedList, ...] = ()
