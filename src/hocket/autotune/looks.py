@@ -27,13 +27,10 @@ class StepWatch:
     Args:
         limits: of the drift.
         looks: verdicts are looked at again, too, where plans were compared.
-
-    Attributes:
-        upkeep: when the next look is due. None while there is no plan to look at.
     """
 
     def __init__(self, limits: DriftLimits, *, looks: bool) -> None:
-        self.upkeep: Upkeep | None = None
+        self.upkeep: Upkeep | None = None  # when the next look is due. None while there is no plan to look at.
         self._looks = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK) if looks else None
         self._limits = limits
         self._drift: DriftDetector | None = None

@@ -45,13 +45,9 @@ LOOK_AGAIN = 1000
 
 
 class LastResort(Protocol):
-    """Runs a step that was refused.
+    """Runs a step that was refused."""
 
-    Attributes:
-        is_eager: nothing is planned of it, and nothing will be.
-    """
-
-    is_eager: bool
+    is_eager: bool  # nothing is planned of it, and nothing will be
 
     def __call__(self, batch: Any) -> Any:
         """One training step."""
@@ -274,11 +270,9 @@ def _holds_graph(batch: Any) -> bool:
 
 
 def _is_held_elsewhere(live: tuple[Any, ...], known: Iterable[Any]) -> bool:
-    """True if a list or a dict that the middle returns is held by anything else: a planned step returns another one.
+    """True if a list or a dict in `live`, what the middle returned, is held by anything but it and the `known` holders.
 
-    Args:
-        live: what the middle returned.
-        known: holders that do not count.
+    A planned step returns another one.
     """
     waiting: list[Any] = [live]
     found: dict[int, Any] = {}

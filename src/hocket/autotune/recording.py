@@ -33,31 +33,19 @@ MAX_SUCCESSORS = 3
 
 @dataclass(frozen=True)
 class RecordedForm:
-    """Result of a recorded step.
+    """Result of a recorded step."""
 
-    Attributes:
-        result: return value of the step.
-        guards: conditions on Python's state under which the same would happen again.
-        captured: the step as a graph, or None if it cannot be one.
-        reason: why not, in words.
-        is_settled: False where the step did something for the first time, so that it has to be recorded once more.
-        is_idle: no op ran, as while a memory to learn from is not full.
-    """
-
-    result: Any
-    guards: Guards | None
-    captured: Captured | None = None
-    reason: str = ""
+    result: Any  # return value of the step
+    guards: Guards | None  # conditions on Python's state under which the same would happen again
+    captured: Captured | None = None  # the step as a graph, or None if it cannot be one
+    reason: str = ""  # why not, in words
+    # False where the step did something for the first time, so that it has to be recorded once more
     is_settled: bool = True
-    is_idle: bool = False
+    is_idle: bool = False  # no op ran, as while a memory to learn from is not full
 
 
 def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
-    """Make one ordinary step in this form and record it.
-
-    Raises:
-        Exception: whatever the step raises.
-    """
+    """Make one ordinary step in this form and record it."""
     leaves = tuple(config.leaves.values())
     places = inventory(config.model, config.optimizer, leaves=leaves)
     if config.is_region:

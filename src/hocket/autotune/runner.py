@@ -76,18 +76,12 @@ def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any
 
 
 class StepRunner:
-    """Makes the steps of one variant's search.
-
-    Attributes:
-        is_done: the step of this call has been made.
-        result: its return value, until it is taken.
-        failed: the step of this call raised an error of the user's.
-    """
+    """Makes the steps of one variant's search."""
 
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
-        self.is_done = False
-        self.failed = False
-        self.result: Any = None
+        self.is_done = False  # the step of this call has been made
+        self.failed = False  # the step of this call raised an error of the user's
+        self.result: Any = None  # its return value, until it is taken
         self._config = config
         self._backend = backend
         self._proven: WeakKeyDictionary[Captured, list[Plan]] = WeakKeyDictionary()

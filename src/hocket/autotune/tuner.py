@@ -67,31 +67,21 @@ class Missed:
 
 
 class Tuner:
-    """Searches for one variant of a step.
+    """Searches for one variant of a step."""
 
-    Attributes:
-        admission: knowledge of the step so far.
-        recall: keeps decisions, and finds those that were kept.
-        compiler: compiles further forms in the background, or None.
-    """
-
-    compiler: FormCompiler | None = None
+    compiler: FormCompiler | None = None  # compiles further forms in the background, or None
     _cpu_use: CpuUse
 
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
         if _compiles(config, backend):
             self.compiler = FormCompiler(config.store.compiled_folder)
-        self.admission = Admission(config, backend, self.compiler)
-        self.recall = Recall(config, backend, self.admission)
+        self.admission = Admission(config, backend, self.compiler)  # knowledge of the step so far
+        self.recall = Recall(config, backend, self.admission)  # keeps decisions, and finds those that were kept
         self._config = config
         self._backend = backend
 
     def search(self) -> Generator[Item, Any, Decision]:
-        """Ask for steps until it is decided.
-
-        Raises:
-            RefusedError: the step stays eager, for this reason.
-        """
+        """Ask for steps until it is decided, or refuse the step."""
         yield from self.admission.capture()
         self._cpu_use = self._config.cpu_use()
         try:

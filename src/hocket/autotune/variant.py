@@ -127,9 +127,8 @@ class Variant:
     def __call__(self, batch: Any) -> Any:
         """One training step.
 
-        Raises:
-            StaleCaptureError: the capture is no longer valid. Nothing was run, and a search is over.
-            Exception: whatever the step raises. It ends a search. An earlier decision stands then.
+        A `StaleCaptureError` says that the capture is no longer valid: nothing was run, and a search is over. An error
+        of the step ends a search, too, and an earlier decision stands then.
         """
         best = self.decision.best
         if self._search is not None and best is not None:
@@ -168,10 +167,9 @@ class Variant:
         return result
 
     def direct(self, recognised: Any) -> Any:
-        """Return the planned step as native calls until Python is needed next, or None if it has no such form.
+        """The planned step as native calls until Python is needed next, or None if it has no such form.
 
-        Args:
-            recognised: native check that recognises calls of this variant's signature.
+        `recognised` is the native check of this variant's signature.
         """
         best = self.decision.best
         num_calls = self.calls_until_upkeep(MAX_DIRECT)

@@ -31,25 +31,15 @@ _PART = 2**16
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two runs are apart.
+    """How far two runs are apart."""
 
-    Attributes:
-        max_abs_diff: the largest difference of any number.
-        relative: the same, relative to the largest magnitude of its tensor.
-        bitwise: no bit differs.
-        where: name of the value with the largest relative difference.
-        steps: number of steps that were compared.
-        error: text of the error that the plan raised, or empty.
-        tolerance: largest `relative` that is allowed where a bit differs. With 0 no bit may differ.
-    """
-
-    max_abs_diff: float
-    relative: float
-    bitwise: bool
-    where: str
-    steps: int
-    error: str = ""
-    tolerance: float = ROUNDING
+    max_abs_diff: float  # the largest difference of any number
+    relative: float  # the same, relative to the largest magnitude of its tensor
+    bitwise: bool  # no bit differs
+    where: str  # name of the value with the largest relative difference
+    steps: int  # number of steps that were compared
+    error: str = ""  # text of the error that the plan raised, or empty
+    tolerance: float = ROUNDING  # largest `relative` that is allowed where a bit differs. With 0 no bit may differ.
 
     @property
     def equal(self) -> bool:

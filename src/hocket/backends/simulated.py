@@ -31,9 +31,6 @@ from hocket.tracing.captured import Captured, Frame
 class SimulatedClock:
     """Counts the seconds that simulated steps take, and none in between.
 
-    Attributes:
-        slowdown: factor on simulated times, above 1 for a GPU that is throttled.
-
     Example:
         >>> clock = SimulatedClock()
         >>> clock.advance(1500.0)
@@ -42,7 +39,7 @@ class SimulatedClock:
     """
 
     def __init__(self) -> None:
-        self.slowdown = 1.0
+        self.slowdown = 1.0  # factor on simulated times, above 1 for a GPU that is throttled
         self._now_us = 0.0
 
     def __call__(self) -> float:

@@ -43,9 +43,6 @@ class Differentiable:
         draws: the forward draws random numbers.
         meta: AOTAutograd's notes on the graph.
         compile: makes a boxed function of another backward graph.
-
-    Attributes:
-        on_twice: called when gradients are asked for that can be differentiated again.
     """
 
     def __init__(
@@ -59,6 +56,7 @@ class Differentiable:
         compile: Callable[[fx.GraphModule], Boxed],
     ) -> None:
         self.original, self.forward, self.draws = original, forward, draws
+        # called when gradients are asked for that can be differentiated again
         self.on_twice: Callable[[], object] = lambda: None
         self._graph, self._compile = graph, compile
         self._backward: dict[frozenset[int], Boxed] = {frozenset(): backward}

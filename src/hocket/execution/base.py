@@ -23,15 +23,11 @@ from hocket.tracing.scalars.tape import TapeRef
 
 @dataclass(frozen=True)
 class Releases:
-    """When the memory of each value goes back.
+    """When the memory of each value goes back."""
 
-    Attributes:
-        frees: op -> slots whose last reader it always is.
-        shared: slot -> ops that read or fill it, where none of them is always the last: each counts itself off, and
-            who comes last frees the slot.
-    """
-
-    frees: dict[str, tuple[int, ...]]
+    frees: dict[str, tuple[int, ...]]  # op -> slots whose last reader it always is
+    # slot -> ops that read or fill it, where none of them is always the last: each counts itself off, and who comes
+    # last frees the slot
     shared: dict[int, tuple[str, ...]]
 
 
@@ -141,11 +137,7 @@ class Executor(ABC):
         return self.captured.trace.undo is not None and action is not None and action.is_undone
 
     def begin(self, batch: Any) -> Frame:
-        """Return the argument of `run` for this batch, for callers that act between the two.
-
-        Raises:
-            StaleCaptureError: as for a call. Nothing was run.
-        """
+        """Return the argument of `run` for this batch, for callers that act between the two. Raises as a call."""
         frame = self.captured.begin(batch, prologue=not self.starts_with_prologue)
         if frame is None:
             raise StaleCaptureError(f"the captured step does not stand for this one: {self.captured.why_not(batch)}")

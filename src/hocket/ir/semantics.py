@@ -25,12 +25,6 @@ def check_ops(graph: Graph, plan: Plan) -> None:
 
     Raises:
         PlanError: names the op, and its lane where it has one.
-
-    Example:
-        >>> from hocket.ir import Graph, Lane, Op, Plan
-        >>> check_ops(Graph((Op("a"), Op("b"))), Plan((Lane("main", ("a",)),)))
-        Traceback (most recent call last):
-        hocket.errors.PlanError: op 'b' of the graph is run by no lane
     """
     for lane in plan.lanes:
         for op in lane.ops:
@@ -53,12 +47,9 @@ def waits_of(graph: Graph, plan: Plan) -> dict[str, list[str]]:
 
 
 def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
-    """The ops in an order in which each comes after all that it waits for.
+    """The ops in an order in which each comes after all that it waits for. A `PlanError` names a circle of waits.
 
     `waits` is the result of `waits_of`, where it is at hand.
-
-    Raises:
-        PlanError: ops that wait for each other in a circle, each with the reason.
     """
     waits = waits_of(graph, plan) if waits is None else waits
     followers: dict[str, list[str]] = {op: [] for op in waits}

@@ -76,9 +76,6 @@ def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
 
     An op's level is one more than that of the last thing it waits for, its lane's previous op included. Ops go by
     level, and within a level by the place of their lane in the plan.
-
-    Raises:
-        PlanError: as `synchronisation`.
     """
     check_ops(graph, plan)
     rank = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}

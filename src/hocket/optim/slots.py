@@ -74,9 +74,6 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
         params: fused ones, of shape (B, ...), carry `_hocket_models` = B. Those of one model `_hocket_model` = i.
         num_models: B, where it is known. Parameters that carry neither attribute must then begin with B.
         known: parameters that have been read already.
-
-    Raises:
-        InputError: a parameter that is neither, B = 0, or parameters of other numbers of models.
     """
     found = [p[1] if isinstance(p, tuple) else p for p in params]
     for place, p in enumerate(found):

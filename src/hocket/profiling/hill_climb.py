@@ -152,11 +152,7 @@ class HillClimb:
         return {setting: tuple(found[setting]) for setting in sorted(found)}
 
     def record(self, op: str, width: int, duration_us: float, affinity: str = COMPACT) -> None:
-        """Record one measurement, requested or not. Of several at the same setting the shortest counts.
-
-        Raises:
-            InputError: an unknown op, a width or an affinity that the machine does not have, or no duration.
-        """
+        """Record one measurement, requested or not. Of several at the same setting the shortest counts."""
         samples = self._of.get(op)
         if samples is None:
             raise InputError(f"hill climb: no op {op!r} to record a duration for")
@@ -222,12 +218,7 @@ def _rules(cores: int, interval: int, cores_per_cache: int, also: Iterable[int] 
 
 
 def interval_of(cores: int) -> int:
-    """Threads added from one width to the next.
-
-    Example:
-        >>> [interval_of(cores) for cores in (8, 68, 128)]
-        [4, 4, 8]
-    """
+    """Threads added from one width to the next."""
     return max(INTERVAL, math.ceil((cores - 1) / (MAX_WIDTHS - 1)))
 
 

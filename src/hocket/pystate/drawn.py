@@ -66,15 +66,10 @@ def ways(watch: PurityWatch) -> list[StepParts | DrawnAhead]:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """One call of a generator's method.
+    """One call of a generator's method."""
 
-    Attributes:
-        function: the method, as the step finds it.
-        args, kwargs: plain values.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
+    function: Callable[..., Any]  # the method, as the step finds it
+    args: tuple[Any, ...]  # plain values
     kwargs: Mapping[str, Any]
 
     def again(self) -> Any:

@@ -53,41 +53,26 @@ _UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes
 
 
 class _CodeFacts:
-    """Facts about one piece of code that the hook needs at each event.
-
-    Attributes:
-        code: kept alive, so that no other one gets its address.
-        owner: of its file.
-        of_user: its names count as the user's.
-        is_added: its names were counted.
-        looks_on: it records or walks, and is no part of the step.
-        seeds: it sets the state of a generator of `random`.
-    """
+    """Facts about one piece of code that the hook needs at each event."""
 
     __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "seeds")
 
     def __init__(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        self.code = code
-        self.owner = origin(code.co_filename)
-        self.of_user = origin(file_of(code, namespace)) in ("user", "library")
-        self.is_added = False
-        self.looks_on = code.co_filename.startswith(LOOKING_ON)
-        self.seeds = code in _SEEDING
+        self.code = code  # kept alive, so that no other one gets its address
+        self.owner = origin(code.co_filename)  # of its file
+        self.of_user = origin(file_of(code, namespace)) in ("user", "library")  # its names count as the user's
+        self.is_added = False  # its names were counted
+        self.looks_on = code.co_filename.startswith(LOOKING_ON)  # it records or walks, and is no part of the step
+        self.seeds = code in _SEEDING  # it sets the state of a generator of `random`
 
 
 @dataclass(frozen=True)
 class NamesKnown:
-    """The names that counted at some moment.
+    """The names that counted at some moment."""
 
-    Attributes:
-        attributes: by which every object is looked at.
-        spaces: by the address of a module's dict, its names.
-        is_wide: all attributes counted.
-    """
-
-    attributes: frozenset[str]
-    spaces: Mapping[int, frozenset[str]]
-    is_wide: bool
+    attributes: frozenset[str]  # by which every object is looked at
+    spaces: Mapping[int, frozenset[str]]  # by the address of a module's dict, its names
+    is_wide: bool  # all attributes counted
 
     def count(self, owner: Any, key: Any) -> bool:
         """True if a name of a dict of attributes, or of a module's, was among them."""

@@ -83,9 +83,8 @@ class KnownState:
 class Saved:
     """A copy of the values at some places, of further tensors, and of the random state. `restore` puts it back.
 
-    Raises:
-        CaptureError: a gradient has another type than its parameter (whose `data` was exchanged), and torch would not
-            take it back. Nothing has changed.
+    A gradient of another type than its parameter (whose `data` was exchanged) is refused, since torch would not take it
+    back.
     """
 
     def __init__(self, places: Inventory, further: Sequence[torch.Tensor] = ()) -> None:

@@ -76,10 +76,6 @@ def captured_at(
     """Capture a step at a rank, on fake tensors in place of those on the meta device.
 
     `in_file` has the names of tensors whose values all ranks read from a file.
-
-    Raises:
-        InputError: rank 0 lacks values that all ranks take from it.
-        CaptureError: as `hocket.capture`.
     """
     missing = [name for name in _of_meta(model, optimizer) if name not in in_file] if rank == 0 else []
     if missing:

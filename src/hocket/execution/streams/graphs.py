@@ -110,9 +110,6 @@ class GraphedLanes(StreamLanes):
         """When each op ran in one further step, made on copies of everything by a graph that records events.
 
         The graph of the steps themselves records none: each costs about a microsecond. Needs a second step's memory.
-
-        Raises:
-            CaptureError: the numbers of the optimizer are others than those that the step was captured with.
         """
         if self.timed:
             return super().timeline()
