@@ -11,8 +11,6 @@ import torch
 from hocket.errors import InputError
 from hocket.optim.hyper import check_whole
 
-__all__ = ["Slots", "largest", "slots_of"]
-
 
 class Slots(dict[torch.Tensor, "int | None"]):
     """For each parameter the model it belongs to, or None where it is fused of all B, in the parameters' order."""
