@@ -29,14 +29,10 @@ class Turns:
         incumbent: its label. It stays in a draw.
         challenger: its label.
         seed: of the order. Comparisons within one step have different seeds, so that each is judged alone.
-
-    Attributes:
-        speedup: of the challenger over the incumbent, as a ratio of lower quartiles.
-        low: lower end of the interval of the speedup.
-        high: upper end of it.
     """
 
     def __init__(self, incumbent: str, challenger: str, seed: str) -> None:
+        # Of the challenger over the incumbent, as a ratio of lower quartiles, and its interval.
         self.speedup = self.low = self.high = 1.0
         self._labels = (incumbent, challenger)
         self._seed = seed

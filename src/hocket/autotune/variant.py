@@ -44,19 +44,12 @@ class Variant:
     Args:
         config: options of the schedule.
         refused: reason why this step may not be captured, or empty.
-
-    Attributes:
-        is_refused: the step stays eager as long as the guards hold, or for good if there are none.
-        decision: the last decision.
-        history: all verdicts, the first one first.
-        backend: runs plans.
-        search_s: what the first search took beyond its steps, or None before it has ended with a comparison.
     """
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
-        self.is_refused = False
-        self.decision: Decision = UNDECIDED
-        self.history: tuple[Verdict, ...] = ()
+        self.is_refused = False  # the step stays eager as long as the guards hold, or for good if there are none
+        self.decision: Decision = UNDECIDED  # the last decision
+        self.history: tuple[Verdict, ...] = ()  # all verdicts, the first one first
         self._refused = refused or unplannable(config.places)
         self.backend = backend = backend_of(config)
         self._config = config = replace(config, step=backend.eager(config.step))
@@ -66,6 +59,7 @@ class Variant:
         self._search: PlanSearch | None = PlanSearch(self._begin)
         self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
+        # what the first search took beyond its steps, or None before it has ended with a comparison
         self.search_s: float | None = None
         self._watch: StepWatch | None = None
         self._branches = OtherBranches()

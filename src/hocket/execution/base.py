@@ -80,19 +80,12 @@ def below_autograd() -> Iterator[None]:
 
 
 class Executor(ABC):
-    """Runs one plan of one captured step, again and again.
+    """Runs one plan of one captured step, again and again."""
 
-    Attributes:
-        starts_with_prologue: the executor makes the views of inputs itself, in `run`.
-        keeps_time: it measures when the ops of every step ran.
-        failure: why every op is called by itself where that is not what the executor is for. Empty if it is not so.
-        num_first_runs: runs that are compared with eager before a plan counts as proven.
-    """
-
-    starts_with_prologue = False
-    keeps_time = True
-    num_first_runs = 1
-    failure = ""
+    starts_with_prologue = False  # the executor makes the views of inputs itself, in `run`
+    keeps_time = True  # it measures when the ops of every step ran
+    num_first_runs = 1  # runs that are compared with eager before a plan counts as proven
+    failure = ""  # why every op is called by itself where that is not what the executor is for. Empty if it is not so.
     failed_op = ""  # in the last step that raised
 
     def __init__(self, captured: Captured, plan: Plan) -> None:

@@ -82,30 +82,24 @@ class NamesKnown:
 
 
 class ExecutedCode(CodeNames):
-    """The code that ran while `watching`, over all watched steps.
-
-    Attributes:
-        calls_sinks: a watched step has called a sink.
-        lines: where ops ran.
-        world: clocks, files and the like that the last watched step asked, with the user's line.
-        persistent: objects that code met in two watched steps running, and so outlive a step.
-        met_before: by its address what the last watched step has met, lists and the like by strong references.
-        divided: code of which the watched step is a part, which counts only if it runs.
-        restored: generators of which it was seen that the step leaves them as it finds them, by their address.
-        asks_draws: what draws or seeds is asked otherwise (see `hocket.pystate.drawn`).
-        num_new: pieces of code that the last watched step ran for the first time.
-    """
+    """The code that ran while `watching`, over all watched steps."""
 
     def __init__(self, divided: tuple[CodeType, ...] = ()) -> None:
         super().__init__()
-        self.divided = divided
+        self.divided = divided  # code of which the watched step is a part, which counts only if it runs
+        # clocks, files and the like that the last watched step asked, with the user's line
         self.world: dict[str, None] = {}
+        # objects that code met in two watched steps running, and so outlive a step
         self.persistent: dict[int, Any] = {}
-        self.num_new = 0
-        self.calls_sinks = self.asks_draws = False
+        self.num_new = 0  # pieces of code that the last watched step ran for the first time
+        self.calls_sinks = False  # a watched step has called a sink
+        self.asks_draws = False  # what draws or seeds is asked otherwise (see `hocket.pystate.drawn`)
+        # generators of which it was seen that the step leaves them as it finds them, by their address
         self.restored: set[int] = set()
-        self.lines = OpLines()
-        self._met, self.met_before = dict[int, Any](), dict[int, Any]()
+        self.lines = OpLines()  # where ops ran
+        self._met: dict[int, Any] = {}
+        # by its address what the last watched step has met, lists and the like by strong references
+        self.met_before: dict[int, Any] = {}
         self._warned, self._warned_before = set[str](), set[str]()  # lines that showed a warning in the last two steps
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
         self._facts: dict[int, _CodeFacts] = {}  # by address: code is slow to hash
