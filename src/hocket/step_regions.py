@@ -55,9 +55,7 @@ MAX_SEARCHED, MAX_OVERRUN = 600, 4.0
 class StepRegions:
     """Makes the calls of a step that is eager for good.
 
-    Args:
-        pool: of the step.
-        before_eager: called before a call that runs the user's own step and nothing else.
+    `before_eager` is called before a call that runs the user's own step and nothing else.
     """
 
     def __init__(self, pool: VariantPool, before_eager: Callable[[], None]) -> None:

@@ -80,9 +80,6 @@ def co_runs(timelines: Iterable[Timeline], plan: Plan, costs: Costs) -> tuple[Co
     """The pairs of ops that ran side by side on lanes of cores of one device, those that lost most first.
 
     The timelines are measured, of several steps by `plan`, and the costs are those of ops that run alone.
-
-    Raises:
-        InputError: an op that the plan does not run or that has no cost.
     """
     seen = list(timelines)
     alone = _Alone(costs)

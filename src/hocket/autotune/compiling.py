@@ -32,11 +32,7 @@ BEGIN_AFTER_S = 30.0
 
 
 class FormCompiler:
-    """Compiles forms of one captured step.
-
-    Args:
-        folder: cache of compiled steps, or None to keep them for this variant only.
-    """
+    """Compiles forms of one captured step, cached in a folder or for this variant only."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder or Path(tempfile.gettempdir()) / f"hocket-compiled-{uuid4().hex}"

@@ -22,12 +22,7 @@ CHANGED_WINDOWS, SHORT_GAP, LONG_GAP = 2, 50, 200
 
 
 class StepWatch:
-    """Follows the steps after a verdict that another search or look could turn round.
-
-    Args:
-        limits: of the drift.
-        looks: verdicts are looked at again, too, where plans were compared.
-    """
+    """Follows the steps after a verdict that another search, or a look at the verdict, could turn round."""
 
     def __init__(self, limits: DriftLimits, *, looks: bool) -> None:
         self.upkeep: Upkeep | None = None  # when the next look is due. None while there is no plan to look at.

@@ -56,10 +56,8 @@ class LastResort(Protocol):
 class PartedPool:
     """Makes a call by a plan of the step, or of its middle.
 
-    Args:
-        config: what the schedule was asked for.
-        before_eager: called before a call that runs the user's own step and nothing else.
-        for_good: given the pool of a step that was refused, makes what runs the step once it is not looked at any more.
+    `before_eager` is called before a call that runs the user's own step and nothing else. Given the pool of a step that
+    was refused, `for_good` makes what runs the step once it is not looked at any more.
     """
 
     def __init__(

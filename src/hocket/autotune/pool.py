@@ -63,9 +63,7 @@ class _Met:
 class VariantPool:
     """Makes each call by its variant, begins new variants and drops old ones.
 
-    Args:
-        config: options of the schedule.
-        before_eager: called before a call that runs the user's own step and nothing else.
+    `before_eager` is called before a call that runs the user's own step and nothing else.
     """
 
     def __init__(self, config: TunerConfig, before_eager: Callable[[], None]) -> None:

@@ -23,12 +23,9 @@ MIN_SPEEDUP = 1.03
 
 
 class Turns:
-    """The turns of an incumbent and a challenger, and the outcome.
+    """The turns of an incumbent, which stays in a draw, and a challenger, and the outcome.
 
-    Args:
-        incumbent: its label. It stays in a draw.
-        challenger: its label.
-        seed: of the order. Comparisons within one step have different seeds, so that each is judged alone.
+    Comparisons within one step have orders of different seeds, so that each is judged alone.
     """
 
     def __init__(self, incumbent: str, challenger: str, seed: str) -> None:

@@ -39,12 +39,7 @@ MAX_DIRECT, MAX_RECORDED = 25, 3
 
 
 class Variant:
-    """A step in one signature and Python state, called like the step.
-
-    Args:
-        config: options of the schedule.
-        refused: reason why this step may not be captured, or empty.
-    """
+    """A step in one signature and Python state, called like the step. `refused` says why it may not be captured."""
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
         self.is_refused = False  # the step stays eager as long as the guards hold, or for good if there are none
@@ -251,10 +246,8 @@ class Variant:
     def _moved(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
         """A step in which numbers have values that were never compared with eager: they are now.
 
-        Where the plan does not follow them, it is good for the values that it was recorded with.
-
-        Raises:
-            StaleCaptureError: that is known already. Nothing was run.
+        Where the plan does not follow them, it is good for the values that it was recorded with. Where that is known
+        already, nothing is run, and a `StaleCaptureError` says so.
         """
         if not moved.isdisjoint(self._followed_wrongly):
             raise StaleCaptureError("captured for other values of numbers that the plan does not follow")

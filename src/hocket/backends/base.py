@@ -84,11 +84,7 @@ class Backend(ABC):
 
     @abstractmethod
     def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return the planners to try, with their options, for the `planner` of a schedule.
-
-        Raises:
-            InputError: this planner makes plans for other devices.
-        """
+        """Return the planners to try, with their options, for the `planner` of a schedule, which has to fit."""
 
     def predict(self, captured: Captured, plan: Plan, costs: Costs) -> Timeline:
         """Simulate the timeline of a step by `plan`, as its executor launches the ops."""

@@ -206,14 +206,10 @@ def num_trained(meta: Any) -> int:
 
 
 def without_gradients(graph: fx.GraphModule, num_saved: int, missing: frozenset[int]) -> fx.GraphModule:
-    """A backward graph for the case that some of its gradients have not arrived.
+    """A backward graph for the case that the gradients at some positions are `missing`, which it does not take.
 
     Autograd runs no node that no gradient reaches, whatever it computes, but gives zeros beside gradients that do.
-
-    Args:
-        graph: of the backward. Its inputs are what was saved, then the gradients.
-        num_saved: of its inputs.
-        missing: positions among the gradients. The graph that is returned does not take them.
+    The graph's inputs are what was saved, then the gradients.
     """
     pruned = copied(graph.graph)
     given = pruned.find_nodes(op="placeholder")[num_saved:]
