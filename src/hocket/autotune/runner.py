@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -164,21 +165,13 @@ class StepRunner:
 
     def _timed(self, executor: Executor | None, form: str, batch: Any) -> float:
         if executor is None:
-            return self._took_ms(self.eager, batch)
+            return self._backend.took_ms(self.eager, batch, self._config.clock)
         if not self._is_proven(executor) or executor.captured.moved(batch):
             return self._first_planned(executor, form, batch)
         if self._was_eager:
             trim_heap()
             self._was_eager = False
-        return self._took_ms(lambda batch: self._planned(executor, batch), batch)
-
-    def _took_ms(self, run: Callable[[Any], Any], batch: Any) -> float:
-        clock: Callable[[], float] = self._config.clock
-        self._backend.synchronize()
-        start = clock()
-        run(batch)
-        self._backend.synchronize()
-        return (clock() - start) * 1e3
+        return self._backend.took_ms(partial(self._planned, executor), batch, self._config.clock)
 
     def _planned(self, executor: Executor, batch: Any) -> None:
         try:
@@ -203,7 +196,8 @@ class StepRunner:
 
         def timed(batch: Any) -> Any:
             results = []
-            times_ms.append(self._took_ms(lambda batch: results.append(executor(batch)), batch))
+            took_ms = self._backend.took_ms(lambda batch: results.append(executor(batch)), batch, self._config.clock)
+            times_ms.append(took_ms)
             return results[0]
 
         def planned(batch: Any) -> Any:

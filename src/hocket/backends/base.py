@@ -98,6 +98,14 @@ class Backend(ABC):
     def synchronize(self) -> None:
         """Wait until all launched work is done."""
 
+    def took_ms(self, work: Callable[[Any], Any], batch: Any, clock: Callable[[], float]) -> float:
+        """Run a step and return its milliseconds, with nothing under way at either end."""
+        self.synchronize()
+        start = clock()
+        work(batch)
+        self.synchronize()
+        return (clock() - start) * 1e3
+
     def release(self, executor: Executor) -> None:
         """Free threads and memory after this executor has run, so that others are not slowed down by it.
 
