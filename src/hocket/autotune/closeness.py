@@ -189,13 +189,7 @@ def _sampled(
     number: int | None,
     wide: Mapping[str, Captured],
 ) -> tuple[dict[str, Sample | str], Any]:
-    places, lists = captured.trace.places.again(), captured.trace.appended
-    before, contents = Saved(places, captured.written(batch)), [each.content() for each in lists]
-
-    def back() -> None:
-        before.restore()
-        for each, content in zip(lists, contents, strict=True):
-            each.restore(content)
+    back = Saved(captured.trace.places.again(), captured.written(batch), captured.trace.appended).restore
 
     def moved() -> None:
         if number is not None:
