@@ -40,17 +40,11 @@ _LINE = re.compile(r"(?:(?<= at )|(?<=\())(?:(?! at )[^()])+?\.py:\d+|[^\s()]+\.
 
 @dataclass(frozen=True)
 class Obstacle:
-    """One thing that keeps a step from being planned.
+    """One thing that keeps a step from being planned."""
 
-    Attributes:
-        line: of the user's code, as ``train.py:12``. Empty where there is none to blame.
-        reason: what the step does there.
-        cure: what helps. Empty where nothing is known to.
-    """
-
-    line: str
-    reason: str
-    cure: str
+    line: str  # of the user's code, as ``train.py:12``. Empty where there is none to blame.
+    reason: str  # what the step does there
+    cure: str  # what helps. Empty where nothing is known to.
 
     @staticmethod
     def of(finding: str) -> Obstacle:
@@ -68,23 +62,14 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Verdict of `explain` on a step, with the obstacles.
+    """Verdict of `explain` on a step, with the obstacles."""
 
-    Attributes:
-        name: of the job.
-        roles: the number of ops of each role in the step's graph. Empty where it cannot be one.
-        written: the names of what the step writes beside tensors, and a planned step writes, too.
-        obstacles: what keeps the step from being one graph.
-        python: lines of the step that run as Python before and after the graph. Empty where there are none.
-        has_regions: models and updates of the step may run by plan by themselves.
-    """
-
-    name: str
-    roles: dict[str, int]
-    written: tuple[str, ...]
-    obstacles: tuple[Obstacle, ...]
-    python: str = ""
-    has_regions: bool = False
+    name: str  # of the job
+    roles: dict[str, int]  # the number of ops of each role in the step's graph. Empty where it cannot be one.
+    written: tuple[str, ...]  # the names of what the step writes beside tensors, and a planned step writes, too
+    obstacles: tuple[Obstacle, ...]  # what keeps the step from being one graph
+    python: str = ""  # lines of the step that run as Python before and after the graph. Empty where there are none.
+    has_regions: bool = False  # models and updates of the step may run by plan by themselves
 
     @property
     def verdict(self) -> str:
