@@ -294,10 +294,7 @@ class _Recording:
     def _rebound(self, ops: OpRecorder) -> dict[Any, fx.Node]:
         found: dict[Any, fx.Node] = {}
         for entry in self.places.tensors:
-            try:
-                value = entry.get()
-            except (LookupError, AttributeError, TypeError):
-                value = None
+            value = value_now(entry)
             if value is self.before[entry]:
                 continue
             if isinstance(value, torch.Tensor):
