@@ -125,7 +125,10 @@ class OpRecorder(TorchDispatchMode):
 
     def add_source(self, source: Any, tensor: torch.Tensor) -> fx.Node:
         """A tensor that is there before the step."""
-        node = self.graph.create_node("placeholder", f"source_{len(self.sources)}", (), {})
+        return self._from_outside("placeholder", f"source_{len(self.sources)}", source, tensor)
+
+    def _from_outside(self, kind: str, name: str, source: Any, tensor: torch.Tensor) -> fx.Node:
+        node = self.graph.create_node(kind, name, (), {})
         self.sources.append(source)
         self.roots[node] = self._root(tensor, outside=True)
         self._nodes[tensor] = node
@@ -298,12 +301,7 @@ class OpRecorder(TorchDispatchMode):
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.append(Leaf(tensor))
         name = f"constant_{len(self.sources)}"
-        node = self.graph.create_node("get_attr", name, (), {})
-        self.sources.append(Constant(name, tensor))
-        self.roots[node] = self._root(tensor, outside=True)
-        self._nodes[tensor] = node
-        self._layouts[node] = _layout(tensor)
-        return node
+        return self._from_outside("get_attr", name, Constant(name, tensor), tensor)
 
     def _root(self, tensor: torch.Tensor, outside: bool = False) -> int:
         if tensor.layout is not torch.strided:
