@@ -14,8 +14,8 @@ from time import process_time
 from typing import Any
 
 from hocket import zoo
-from hocket.checking import events_of, hazards
-from hocket.ir import Costs, Graph, Machine, Plan
+from hocket.checking import hazards
+from hocket.ir import Costs, Graph, Machine, Plan, synchronisation
 from hocket.planning import bounds, plan
 from hocket.planning.critical_path import METHODS
 from hocket.profiling.gpu import Fit, GpuModel, estimate_gpu
@@ -119,8 +119,7 @@ def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
     kept = plans["kept_graph"] = plan(graph, costs, setting.machine, planner="critical-path")
     planning_s = process_time() - begin
     full = plans["full"]
-    events = events_of(graph, full)
-    hazards(graph, full, events)
+    hazards(graph, full)
     takes_us = {label: _takes_us(graph, made, costs, setting.machine, label) for label, made in plans.items()}
     lower_us = bounds(graph, costs, setting.machine).lower_us
     return {
@@ -131,7 +130,7 @@ def measure(graph: Graph, setting: Setting, batch_size: int) -> dict[str, Any]:
         "lower_bound_ms": lower_us / 1e3,
         "to_bound": takes_us["full"] / lower_us,
         "streams": len(full.lanes),
-        "events": sum(len(sources) for sources in events.waits.values()),
+        "events": sum(map(len, synchronisation(graph, full).waits.values())),
         "edges_across": sum(full.lane_of[edge.src] is not full.lane_of[edge.dst] for edge in graph.edges),
         "planning_s": planning_s,
         "peak_ratio": kept.peak_bytes / kept.eager_peak_bytes if kept.peak_bytes and kept.eager_peak_bytes else 1.0,

@@ -18,17 +18,11 @@ class Arguments(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Unfolded:
-    """A batch with objects in it that torch's pytree does not know. See `hocket.pystate.batches`.
+    """A batch with objects in it that torch's pytree does not know. See `hocket.pystate.batches`."""
 
-    Attributes:
-        value: the batch.
-        leaves: all that these objects hold.
-        tree: how.
-    """
-
-    value: Any
-    leaves: tuple[Any, ...]
-    tree: Any
+    value: Any  # the batch
+    leaves: tuple[Any, ...]  # all that these objects hold
+    tree: Any  # how
 
 
 def is_size(value: Any) -> bool:

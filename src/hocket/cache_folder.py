@@ -70,11 +70,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder that only this user can write to, and return it.
-
-    Raises:
-        OSError: it cannot be made, belongs to another user, or others may write to it.
-    """
+    """Make a folder that only this user can write to, and return it. Another user's is an `OSError`."""
     found = make_folder(folder).stat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(f"{folder} is no folder")

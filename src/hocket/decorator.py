@@ -14,10 +14,7 @@ from hocket.session import Schedule, schedule
 class ScheduledMethod(FunctionLike):
     """A method whose model and optimizer are those of the instance. Each instance has its own schedule.
 
-    Args:
-        method: the function in the class body.
-        model, optimizer: the objects, or functions that return them for an instance.
-        options: of `hocket.schedule`.
+    Model and optimizer may be functions that return them for an instance.
     """
 
     def __init__(self, method: Callable[..., Any], model: Any, optimizer: Any, options: dict[str, Any]) -> None:

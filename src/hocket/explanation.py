@@ -10,10 +10,12 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from hocket.arguments import spreading
 from hocket.autotune.options import unplannable
+from hocket.autotune.recording import StepRecorder
 from hocket.errors import CaptureError
 from hocket.job import Job
 from hocket.pystate.batches import unfolded
@@ -23,9 +25,8 @@ from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
 from hocket.step_regions import is_suitable
 from hocket.tracing.captured import alone, captured_from
 from hocket.tracing.reasons import REASONS
-from hocket.tracing.recording.record import record_step
 from hocket.tracing.recording.trace import Recorded
-from hocket.tracing.signature import signature_of
+from hocket.tracing.sources import Entry
 from hocket.tracing.state import inventory, leaf_of
 from hocket.tracing.switches import obstacle
 
@@ -39,17 +40,11 @@ _LINE = re.compile(r"(?:(?<= at )|(?<=\())(?:(?! at )[^()])+?\.py:\d+|[^\s()]+\.
 
 @dataclass(frozen=True)
 class Obstacle:
-    """One thing that keeps a step from being planned.
+    """One thing that keeps a step from being planned."""
 
-    Attributes:
-        line: of the user's code, as ``train.py:12``. Empty where there is none to blame.
-        reason: what the step does there.
-        cure: what helps. Empty where nothing is known to.
-    """
-
-    line: str
-    reason: str
-    cure: str
+    line: str  # of the user's code, as ``train.py:12``. Empty where there is none to blame.
+    reason: str  # what the step does there
+    cure: str  # what helps. Empty where nothing is known to.
 
     @staticmethod
     def of(finding: str) -> Obstacle:
@@ -67,23 +62,14 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Verdict of `explain` on a step, with the obstacles.
+    """Verdict of `explain` on a step, with the obstacles."""
 
-    Attributes:
-        name: of the job.
-        roles: the number of ops of each role in the step's graph. Empty where it cannot be one.
-        written: the names of what the step writes beside tensors, and a planned step writes, too.
-        obstacles: what keeps the step from being one graph.
-        python: lines of the step that run as Python before and after the graph. Empty where there are none.
-        has_regions: models and updates of the step may run by plan by themselves.
-    """
-
-    name: str
-    roles: dict[str, int]
-    written: tuple[str, ...]
-    obstacles: tuple[Obstacle, ...]
-    python: str = ""
-    has_regions: bool = False
+    name: str  # of the job
+    roles: dict[str, int]  # the number of ops of each role in the step's graph. Empty where it cannot be one.
+    written: tuple[str, ...]  # the names of what the step writes beside tensors, and a planned step writes, too
+    obstacles: tuple[Obstacle, ...]  # what keeps the step from being one graph
+    python: str = ""  # lines of the step that run as Python before and after the graph. Empty where there are none.
+    has_regions: bool = False  # models and updates of the step may run by plan by themselves
 
     @property
     def verdict(self) -> str:
@@ -184,35 +170,16 @@ class _Look:
 
     def _recorded(self) -> tuple[Recorded, dict[str, int]]:
         """A recorded step, and how many ops of each role it has."""
-        recorded: list[Recorded] = []
-        made: list[tuple[Any, Any]] = []
-
-        def recording(step: Callable[[Any], Any], batch: Any) -> Any:
-            made.append((signature_of(self.places, batch), batch))
-            leaves = [leaf_of(tensor, "a tensor") for tensor in recorded[-1].leaves] if recorded else []
-            found = record_step(
-                step,
-                self.job.model,
-                self.job.optimizer,
-                batch,
-                further=self.watch.outputs,
-                leaves=leaves,
-                appended=tuple(self.watch.appended.values()),
-                live_leaves=frozenset(self.watch.live_leaves),
-                follows=self.watch.executed.follows_numbers,
-                settles=bool(self.watch.executed.strict),
-            )
-            recorded.append(found)
-            return found.result
-
+        leaves: list[Entry] = []
         for _ in range(2):  # tensors that get gradients are known once one step was recorded
+            recorder = StepRecorder(self.watch, self.places, self.job.model, self.job.optimizer, leaves)
             with alone():
-                self._made(lambda batch: self.watch.run(self.step, batch, counts=False, by=recording))
-            trace = recorded[-1].trace
-            if trace is not None:
-                signature, batch = made[-1]
-                graph = captured_from(trace, signature, self.step, batch).graph
-                return recorded[-1], dict(Counter(op.role for op in graph.ops))
-            if not recorded[-1].leaves:
+                self._made(partial(self.watch.run, self.step, counts=False, by=recorder))
+            found = recorder.recorded
+            if found.trace is not None:
+                graph = captured_from(found.trace, recorder.signature, self.step, found.batch).graph
+                return found, dict(Counter(op.role for op in graph.ops))
+            if not found.leaves:
                 break
-        return recorded[-1], {}
+            leaves = [leaf_of(tensor, "a tensor") for tensor in found.leaves]
+        return found, {}

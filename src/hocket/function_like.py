@@ -41,13 +41,9 @@ class PerInstance(dict[Any, Any]):
 
 
 class FunctionLike(ABC):
-    """Acts as a function: has its name, documentation, signature and attributes, and binds as it does.
+    """Acts as a function: has its name, documentation, signature and attributes, and binds as it does."""
 
-    Attributes:
-        step: the function, also available as ``__wrapped__``.
-    """
-
-    step: Callable[..., Any]
+    step: Callable[..., Any]  # the function, also available as ``__wrapped__``
 
     def stand_for(self, step: Callable[..., Any]) -> None:
         """Take the names and the documentation of `step`."""

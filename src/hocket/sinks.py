@@ -20,12 +20,10 @@ _LISTENERS: dict[int, Listener] = {}  # by thread
 
 
 class Sink:
-    """A function that a step calls only for its effect. A call returns None.
+    """A function of the user's that a step calls only for its effect. A call returns None.
 
-    Args:
-        function: the user's own.
-        key: equal for sinks of one function, and of one method of one object.
-        may_raise: a step that may catch what it raises cannot be planned.
+    Keys are equal for sinks of one function, and of one method of one object. A step that may catch what one with
+    `may_raise` raises cannot be planned.
     """
 
     def __init__(self, function: Callable[..., Any], key: Any = None, may_raise: bool = False) -> None:

@@ -55,17 +55,12 @@ MAX_SEARCHED, MAX_OVERRUN = 600, 4.0
 class StepRegions:
     """Makes the calls of a step that is eager for good.
 
-    Args:
-        pool: of the step.
-        before_eager: called before a call that runs the user's own step and nothing else.
-
-    Attributes:
-        is_final: True if nothing will be tried any more.
-        is_eager: True if that is so, and no region is planned.
+    `before_eager` is called before a call that runs the user's own step and nothing else.
     """
 
     def __init__(self, pool: VariantPool, before_eager: Callable[[], None]) -> None:
-        self.is_final = self.is_eager = False
+        self.is_final = False  # nothing will be tried any more
+        self.is_eager = False  # that is so, and no region is planned
         self._pool = pool
         self._before_eager = before_eager
         self._run: Callable[[Any], Any] = self._waiting

@@ -140,12 +140,7 @@ def try_out(
     planned_ms: list[float] = []
     for done in range(runs):
         for times, work in ((eager_ms, eager), (planned_ms, planned)):
-            batch = next(following)
-            backend.synchronize()
-            start = clock()
-            work(batch)
-            backend.synchronize()
-            times.append((clock() - start) * 1e3)
+            times.append(backend.took_ms(work, next(following), clock))
         progress("measure eager and planned in turn", done + 1, runs)
     if candidate is None:
         return Trial(_unplanned(job, fast, eager_ms, planned_ms), fast, {})
@@ -230,12 +225,8 @@ class _Steps:
         steps: list[tuple[float, Timeline]] = []
         for _ in range(1 + self.runs):
             self.eager(next(self.batches))
-            batch = next(self.batches)
-            self.backend.synchronize()
-            start = self.clock()
-            executor(batch)
-            self.backend.synchronize()
-            steps.append(((self.clock() - start) * 1e3, executor.timeline()))
+            took_ms = self.backend.took_ms(executor, next(self.batches), self.clock)
+            steps.append((took_ms, executor.timeline()))
         del steps[0]
         fastest = min((timeline for _, timeline in steps), key=lambda timeline: timeline.makespan_us)
         return lower_quartile([time_ms for time_ms, _ in steps]), fastest

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.errors import MissingDependencyError
 from hocket.ir._fields import write_text
 from hocket.reporting.markup import Cell, framed, header, number, section, table, text
+from hocket.reporting.words import value_text
 from hocket.search.fused import Runner
 from hocket.search.policy import Schedules
 from hocket.search.search import LiveTable, Record, device_time_s
@@ -218,15 +219,11 @@ def _best(study: Any) -> str:
     names = list(dict.fromkeys(name for trial in best for name in trial.params))
     rows = [
         [Cell(str(trial.number)), number(trial.value, f"{trial.value:.6g}")]
-        + [Cell(text(_shown(trial.params.get(name, "")))) for name in names]
+        + [Cell(text(value_text(trial.params.get(name, "")))) for name in names]
         for trial in best
     ]
     head = [Cell("trial"), Cell("value", "n"), *(Cell(text(name)) for name in names)]
     return section("best", "Best parameters", table(head, rows, caption="Parameters of the best trials"))
-
-
-def _shown(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _histories(study: Any) -> dict[str, Any]:

@@ -121,3 +121,11 @@ def test_a_step_that_raises_is_blamed(hocket, target):
     found = hocket("explain", target("raise KeyError('x')"))
     assert found.status == 1
     assert "train.py" in found.err
+
+
+def test_a_list_that_outlives_the_step_may_be_returned(hocket, tmp_path):
+    text = COUNTING.replace("BETWEEN", "pass").replace("BODY", "return loss.detach(), seen")
+    (tmp_path / "train.py").write_text(text.replace("seen = {}", "seen = [object()]"))
+    found = hocket("explain", f"{tmp_path / 'train.py'}:job", "--format", "json").json
+    assert found["verdict"] == "one graph"
+    assert found["python"] == ""

@@ -124,17 +124,10 @@ def assistant_rules(
     units: Iterable[Sequence[str]] = (),
     **thresholds: float,
 ) -> AssistantRules:
-    """Return the rules for a graph on the devices of a machine.
+    """Return the rules for a graph, its ops in a topological order, on the devices of a machine.
 
-    Args:
-        graph: one step, its ops in a topological order.
-        costs: how long each op takes on each device.
-        machine: rates of its devices and links. On a device without rates, ops are compute-bound.
-        units: groups of ops that move as one (see `hocket.adaptation.units`). All others move alone.
-        thresholds: fields of `AssistantRules`.
-
-    Raises:
-        InputError: an op without a cost, or values that `AssistantRules` refuses.
+    On a device without rates, ops are compute-bound. `units` are groups of ops that move as one (see
+    `hocket.adaptation.units`). All others move alone. `thresholds` are fields of `AssistantRules`.
     """
     names = [device.name for device in machine.devices]
     known = [link for link in machine.links if link.src in names and link.dst in names]

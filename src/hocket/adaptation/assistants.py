@@ -70,22 +70,9 @@ class OpMove(NamedTuple):
 
 
 def decide(shares: Sequence[DeviceShare], rules: AssistantRules, assignment: Sequence[int]) -> tuple[OpMove, ...]:
-    """Return the ops that move now, which are none in most steps.
+    """Return the ops that move now, which are none in most steps. `assignment` has the device of each op of the rules.
 
-    Args:
-        shares: of each device, as every rank knows them.
-        rules: the same on every rank.
-        assignment: the position of the device of each op of the rules.
-
-    Raises:
-        InputError: numbers of devices or ops that do not fit the rules.
-
-    Example:
-        >>> from hocket.adaptation.assistant_rules import RuledOp
-        >>> rules = AssistantRules(("x", "y"), tuple(RuledOp(name, "compute", (5.0, 5.0)) for name in "abcdef"))
-        >>> busy, idle = DeviceShare(compute=1.0, slowdown=2.0), DeviceShare(compute=0.5)
-        >>> decide((busy, idle), rules, (0, 0, 0, 1, 1, 1))
-        (OpMove(op=0, source=0, target=1),)
+    Shares and rules are the same on every rank.
     """
     if len(shares) != len(rules.devices) or len(assignment) != len(rules.ops):
         raise InputError(
@@ -204,13 +191,10 @@ def predicted_loads_us(
 def shares_of(
     timeline: Timeline, rules: AssistantRules, *, activity: Mapping[str, float] | None = None, steps: int = 1_000_000
 ) -> tuple[DeviceShare, ...]:
-    """Return the share of each device from a measured step, whose lanes have the names of the devices.
+    """Return the share of each device from a measured step, or the median of several, by the names of their lanes.
 
-    Args:
-        timeline: of one step, or the median of several.
-        rules: with the planned durations of ops.
-        activity: the use of a device by all programs, as its system reports it. Defaults to the use by this step.
-        steps: since the last moves.
+    `activity` is the use of a device by all programs, as its system reports it, by default the use by this step.
+    `steps` have been made since the last moves.
     """
     planned = {op.name: op for op in rules.ops}
     found = []

@@ -41,21 +41,15 @@ SLOWED = 1.05
 
 @dataclass(frozen=True)
 class CoRun:
-    """Two ops that ran side by side, and how they fared.
+    """Two ops that ran side by side, and how they fared."""
 
-    Attributes:
-        first, second: the ops, in alphabetical order.
-        overlap_us: how long both ran at once.
-        in_turn_us: what the work they did in that time takes when they run one after the other, each at its best width
-            on the cores of both lanes.
-        first_slowdown, second_slowdown: duration here over duration alone at the same width.
-    """
-
-    first: str
+    first: str  # the ops, in alphabetical order
     second: str
-    overlap_us: float
+    overlap_us: float  # how long both ran at once
+    # what the work they did in that time takes when they run one after the other, each at its best width on the cores
+    # of both lanes
     in_turn_us: float
-    first_slowdown: float
+    first_slowdown: float  # duration here over duration alone at the same width
     second_slowdown: float
 
     @property
@@ -86,9 +80,6 @@ def co_runs(timelines: Iterable[Timeline], plan: Plan, costs: Costs) -> tuple[Co
     """The pairs of ops that ran side by side on lanes of cores of one device, those that lost most first.
 
     The timelines are measured, of several steps by `plan`, and the costs are those of ops that run alone.
-
-    Raises:
-        InputError: an op that the plan does not run or that has no cost.
     """
     seen = list(timelines)
     alone = _Alone(costs)

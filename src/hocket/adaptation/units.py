@@ -28,9 +28,6 @@ def units_of(
     """Divide the ops of a step into units.
 
     `together` are groups of ops that have to share a device.
-
-    Returns:
-        The ops of each unit, in program order. Every op is in one.
     """
     sets = DisjointSets(graph.by_name)
     for names in together:

@@ -45,32 +45,21 @@ MAX_IDLE = 12
 
 
 class Admission:
-    """Watches, captures and verifies one variant of a step.
-
-    Attributes:
-        guards: conditions under which this variant may run, or None until a step was watched.
-        fingerprints: of all forms that were captured.
-        forms: captured forms that compute what eager computes, the likeliest first.
-        left_out: form -> why it is not compared.
-        difference: result of the verification.
-    """
+    """Watches, captures and verifies one variant of a step."""
 
     def __init__(self, config: TunerConfig, backend: Backend, compiler: FormCompiler | None = None) -> None:
+        # conditions under which this variant may run, or None until a step was watched
         self.guards: Guards | None = None
-        self.fingerprints: dict[str, str] = {}
-        self.forms: dict[str, Captured] = {}
-        self.left_out: dict[str, str] = {}
-        self.difference: Difference | None = None
+        self.fingerprints: dict[str, str] = {}  # of all forms that were captured
+        self.forms: dict[str, Captured] = {}  # captured forms that compute what eager computes, the likeliest first
+        self.left_out: dict[str, str] = {}  # form -> why it is not compared
+        self.difference: Difference | None = None  # result of the verification
         self._config = config
         self._backend = backend
         self._compiler = compiler
 
     def capture(self) -> Generator[Item, Any, None]:
-        """Ask for the steps that it takes until the step is captured.
-
-        Raises:
-            RefusedError: the step stays eager.
-        """
+        """Ask for the steps that it takes until the step is captured, or refuse it."""
         if not self._config.is_region:
             yield from self._watched()
         places = inventory(self._config.model, self._config.optimizer)
@@ -87,11 +76,7 @@ class Admission:
             self._add(rewritten_forms(next(iter(self.forms.items())), self._compiler))
 
     def verify(self, num_steps: int = VERIFIED_STEPS) -> Generator[Item, Any, None]:
-        """Ask for `num_steps` verified ones in each form, and leave out the forms that differ from eager.
-
-        Raises:
-            RefusedError: no form is left, and the step stays eager.
-        """
+        """Ask for `num_steps` verified ones in each form, and leave out those that differ. Without any left, refuse."""
         rewritten = {form: captured for form, captured in self.forms.items() if plain_of(form) != form}
         forms = {form: captured for form, captured in self.forms.items() if form not in rewritten}
         self.forms = dict(forms)
@@ -106,11 +91,7 @@ class Admission:
             self.forms |= (yield from self._close(captured, others, num_steps)) if others else {}
 
     def verify_compiled(self, compiled: Mapping[str, Captured]) -> Generator[Item, Any, None]:
-        """Ask for verified steps once more, with these forms besides.
-
-        Raises:
-            RefusedError: no form is left, and the step stays eager.
-        """
+        """`verify` once more, with these forms besides."""
         self._add(compiled)
         yield from self.verify()
 
@@ -153,11 +134,7 @@ class Admission:
         return found
 
     def _idle(self, form: str, found: RecordedForm) -> Generator[Item, Any, None]:
-        """Let ordinary calls pass until one runs ops. In `found` none did.
-
-        Raises:
-            RefusedError: none did.
-        """
+        """Let ordinary calls pass until one runs ops, or refuse the step. In `found` none did."""
         log.info("hocket: %s; until one runs ops, calls are watched from time to time", found.reason)
         for number in range(1, MAX_IDLE):
             for _ in range(1 << number):

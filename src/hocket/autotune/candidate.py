@@ -24,20 +24,7 @@ from hocket.tracing.state import Inventory
 
 @dataclass(frozen=True)
 class TunerConfig:
-    """Options of a schedule. See `hocket.schedule` and `hocket.session.Schedule`.
-
-    Attributes:
-        clock: returns seconds, as `time.perf_counter` does. Every decision uses it.
-        drift: limits beyond which a step time has drifted from its verdict, and how often a search may follow.
-        backend: makes the backend of one signature's plans, such as a `hocket.backends.SimulatedBackend`. By default
-            that of the parameters' device.
-        is_region: the step is a function of its batch and writes nothing but tensors in it: a graph of
-            AOTAutograd, of which no Python is watched.
-        recalls: decisions that were remembered are used. Where the machine has changed since, they are not.
-        is_tentative: where the step is refused, something else is tried, so that nothing is said yet.
-        leaves: tensors that are neither the models' nor the optimizers' and get gradients in a step, by identity. They
-            are found by recording.
-    """
+    """Options of a schedule. See `hocket.schedule` and `hocket.session.Schedule`."""
 
     step: Callable[[Any], Any]
     model: Any
@@ -50,43 +37,38 @@ class TunerConfig:
     guard: bool = True
     strict: bool = False
     executor: str = "auto"
-    clock: Callable[[], float] = perf_counter
+    clock: Callable[[], float] = perf_counter  # returns seconds, as `time.perf_counter` does. Every decision uses it.
+    # limits beyond which a step time has drifted from its verdict, and how often a search may follow
     drift: DriftLimits = field(default_factory=DriftLimits)
     numerics: str = "bitwise"
     plan: Plan | None = None
     on_progress: Callable[[str, int], object] | None = None
+    # makes the backend of one signature's plans, such as a `hocket.backends.SimulatedBackend`. By default that of the
+    # parameters' device.
     backend: Callable[[], Backend] | None = None
+    # the step is a function of its batch and writes nothing but tensors in it: a graph of AOTAutograd, of which no
+    # Python is watched
     is_region: bool = False
-    recalls: bool = True
-    is_tentative: bool = False
+    recalls: bool = True  # decisions that were remembered are used. Where the machine has changed since, they are not.
+    is_tentative: bool = False  # where the step is refused, something else is tried, so that nothing is said yet
+    # tensors that are neither the models' nor the optimizers' and get gradients in a step, by identity. They are found
+    # by recording.
     leaves: dict[int, Entry] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """One plan that may win.
+    """One plan that may win."""
 
-    Attributes:
-        form: name of the step's form, see `hocket.tracing.variants`.
-        captured: the step in that form.
-        costs: durations of its ops.
-        plan: the plan.
-        predicted: simulated timeline of the plan.
-        executor: runs the plan.
-        plain: the step in the bitwise form, if `form` is not bitwise.
-        steps_ms: durations of its steps in the comparison, empty before that.
-        timelines: measured timelines of these steps, if ops may run side by side.
-    """
-
-    form: str
-    captured: Captured
-    costs: Costs
+    form: str  # name of the step's form, see `hocket.tracing.variants`
+    captured: Captured  # the step in that form
+    costs: Costs  # durations of its ops
     plan: Plan
-    predicted: Timeline
-    executor: Executor
-    plain: Captured | None = None
-    steps_ms: tuple[float, ...] = ()
-    timelines: tuple[Timeline, ...] = ()
+    predicted: Timeline  # simulated timeline of the plan
+    executor: Executor  # runs the plan
+    plain: Captured | None = None  # the step in the bitwise form, if `form` is not bitwise
+    steps_ms: tuple[float, ...] = ()  # durations of its steps in the comparison, empty before that
+    timelines: tuple[Timeline, ...] = ()  # measured timelines of these steps, if ops may run side by side
 
     @property
     def step_ms(self) -> float:
@@ -107,8 +89,3 @@ class Candidate:
     def co_runs(self) -> bool:
         """True if ops may run side by side."""
         return sum(bool(lane.ops) for lane in self.plan.lanes) > 1
-
-
-def rank_of(candidate: Candidate) -> float:
-    """Return the sort key of a candidate."""
-    return candidate.rank_ms

@@ -59,19 +59,12 @@ OTHER_FACTOR = 0.9375
 
 @dataclass(frozen=True)
 class Distance:
-    """How far eager and a form are from the float64 value of one tensor or number.
+    """How far eager and a form are from the float64 value of one tensor or number."""
 
-    Attributes:
-        group: what it is compared among.
-        scale: its largest magnitude.
-        ulp: the relative distance of neighbouring numbers of its dtype.
-        eager, form: the largest distance of any element.
-    """
-
-    group: str
-    scale: float
-    ulp: float
-    eager: float
+    group: str  # what it is compared among
+    scale: float  # its largest magnitude
+    ulp: float  # the relative distance of neighbouring numbers of its dtype
+    eager: float  # the largest distance of any element
     form: float
 
     @property
@@ -96,24 +89,11 @@ Sample = Mapping[str, Distance]
 
 @dataclass(frozen=True)
 class Closeness:
-    """Evidence on one form, from samples.
+    """Evidence on one form, from samples."""
 
-    Attributes:
-        samples: distances by name, in the order of sampling.
-        error: text of the error that the form raised, or empty.
-        audited: the samples come from audits.
-
-    Example:
-        >>> near = Distance("gradient", 1.0, 1.2e-7, eager=1e-6, form=2e-6)
-        >>> Closeness().and_sample({"w.grad": near}).holds
-        True
-        >>> Closeness().and_sample({"w.grad": replace(near, form=5e-6)}).why
-        'w.grad is off by 5e-06, eager by 1e-06'
-    """
-
-    samples: tuple[Sample, ...] = ()
-    error: str = ""
-    audited: bool = False
+    samples: tuple[Sample, ...] = ()  # distances by name, in the order of sampling
+    error: str = ""  # text of the error that the form raised, or empty
+    audited: bool = False  # the samples come from audits
 
     def and_sample(self, found: Sample | str) -> Closeness:
         """With one more sample, or an error."""
@@ -209,13 +189,7 @@ def _sampled(
     number: int | None,
     wide: Mapping[str, Captured],
 ) -> tuple[dict[str, Sample | str], Any]:
-    places, lists = captured.trace.places.again(), captured.trace.appended
-    before, contents = Saved(places, captured.written(batch)), [each.content() for each in lists]
-
-    def back() -> None:
-        before.restore()
-        for each, content in zip(lists, contents, strict=True):
-            each.restore(content)
+    back = Saved(captured.trace.places.again(), captured.written(batch), captured.trace.appended).restore
 
     def moved() -> None:
         if number is not None:

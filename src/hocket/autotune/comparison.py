@@ -13,9 +13,10 @@ import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 
 from hocket.adaptation import CoRun
-from hocket.autotune.candidate import Candidate, rank_of
+from hocket.autotune.candidate import Candidate
 from hocket.autotune.items import TimedStep
 from hocket.backends import Backend
 from hocket.ir import Timeline
@@ -36,20 +37,15 @@ RESAMPLES = 200
 
 @dataclass(frozen=True)
 class StepComparison:
-    """Result of a comparison.
+    """Result of a comparison."""
 
-    Attributes:
-        eager_ms: times of eager steps.
-        candidates: all plans that took part, with the times of their steps. The first is the best one, which was
-            timed in turns with these eager steps to the end. Plans that left earlier may have met another load.
-        low, high: the interval of the speedup of the best one, at this moment.
-        co_runs: pairs of ops that ran side by side in the best plan that has such, as they were measured.
-    """
-
-    eager_ms: tuple[float, ...]
+    eager_ms: tuple[float, ...]  # times of eager steps
+    # all plans that took part, with the times of their steps. The first is the best one, which was timed in turns with
+    # these eager steps to the end. Plans that left earlier may have met another load.
     candidates: tuple[Candidate, ...]
-    low: float
+    low: float  # the interval of the speedup of the best one, at this moment
     high: float
+    # pairs of ops that ran side by side in the best plan that has such, as they were measured
     co_runs: tuple[CoRun, ...] = ()
 
     @property
@@ -95,7 +91,7 @@ def compare_steps(
         replace(candidate, steps_ms=tuple(chain(*rounds)), timelines=tuple(lines))
         for candidate, rounds, lines in zip(candidates, rounds_ms, timelines, strict=True)
     )
-    others = sorted((one for number, one in enumerate(measured) if number != best), key=rank_of)
+    others = sorted((one for number, one in enumerate(measured) if number != best), key=attrgetter("rank_ms"))
     return StepComparison(tuple(chain(*eager_ms)), (measured[best], *others), low, high)
 
 
@@ -143,13 +139,7 @@ def _keeping(candidate: Candidate, timelines: list[Timeline]) -> Callable[[], No
 def speedup_interval(eager_ms: Sequence[Sequence[float]], planned_ms: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the 95% confidence interval of the ratio of lower quartiles, by bootstrap of rounds (Efron 1979).
 
-    Args:
-        eager_ms: durations of eager's steps, by round.
-        planned_ms: those of the plan's steps in the same rounds.
-
-    Example:
-        >>> speedup_interval([[3.0, 3.0], [30.0, 30.0]], [[2.0, 2.0], [20.0, 20.0]])
-        (1.5, 1.5)
+    Durations are by round, and those of eager and of the plan are of the same rounds.
     """
     draw = random.Random(0)
     rounds = list(zip(eager_ms, planned_ms, strict=True))

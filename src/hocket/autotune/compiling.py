@@ -32,11 +32,7 @@ BEGIN_AFTER_S = 30.0
 
 
 class FormCompiler:
-    """Compiles forms of one captured step.
-
-    Args:
-        folder: cache of compiled steps, or None to keep them for this variant only.
-    """
+    """Compiles forms of one captured step, cached in a folder or for this variant only."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder or Path(tempfile.gettempdir()) / f"hocket-compiled-{uuid4().hex}"
@@ -46,11 +42,7 @@ class FormCompiler:
         self._spent_s = 0.0
 
     def offered(self, form: str, captured: Captured) -> Captured | None:
-        """Return the compiled form of a step if it is cached. Otherwise it is queued for compiling.
-
-        Raises:
-            CaptureError: it cannot be compiled. The message says why.
-        """
+        """The compiled form of a step if it is cached. Otherwise it is queued, or a `CaptureError` says why not."""
         if not native.available():
             raise CaptureError(f"kernels are called natively: {native.available().why}")
         compiling = Compiling(captured, self._folder, threads=torch.get_num_threads())
@@ -60,11 +52,7 @@ class FormCompiler:
         return found
 
     def only_fastest_layout(self, step_ms: Mapping[str, float]) -> None:
-        """Leave out forms in a layout that is the slower one where nothing is compiled: convolutions stay as they are.
-
-        Args:
-            step_ms: what a step takes in each form that was measured.
-        """
+        """Leave out forms in a layout that is the slower one where nothing is compiled, as convolutions are not."""
         for form, compiling in list(self._left.items()):
             last, plain = has_channels_last(form), plain_of(form)
             known = {other: ms for other, ms in step_ms.items() if plain_of(other) == plain}

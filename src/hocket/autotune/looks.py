@@ -28,20 +28,11 @@ CHANGED_WINDOWS, SHORT_GAP, LONG_GAP = 2, 50, 200
 
 
 class StepWatch:
-    """Follows the steps after a verdict that another search or look could turn round.
-
-    Args:
-        limits: of the drift.
-        looks: verdicts are looked at again, too, where plans were compared.
-
-    Attributes:
-        upkeep: when the next look is due. None while there is no plan to look at.
-        recent_ms: times of the latest steps.
-    """
+    """Follows the steps after a verdict that another search, or a look at the verdict, could turn round."""
 
     def __init__(self, limits: DriftLimits, *, looks: bool) -> None:
-        self.upkeep: Upkeep | None = None
-        self.recent_ms: deque[float] = deque(maxlen=NUM_RECENT)
+        self.upkeep: Upkeep | None = None  # when the next look is due. None while there is no plan to look at.
+        self.recent_ms: deque[float] = deque(maxlen=NUM_RECENT)  # times of the latest steps
         self._looks = Upkeep(LOOK_STEPS, LOOK_SHARE, due=FIRST_LOOK) if looks else None
         self._limits = limits
         self._drift: DriftDetector | None = None

@@ -14,7 +14,7 @@ from hocket.errors import InputError
 from hocket.execution import EXECUTORS, unavailable_reason
 from hocket.ir import Machine, Plan
 from hocket.planning import planners
-from hocket.tracing.sources import Entry
+from hocket.tracing.standing import value_now
 from hocket.tracing.state import Inventory
 
 log = logging.getLogger(__name__)
@@ -74,15 +74,7 @@ def unplannable(places: Inventory) -> str:
 
 def _devices_of(places: Inventory) -> set[torch.device]:
     """The devices of the parameters. One that is gone, or is no tensor any more, has none."""
-    found = [_value(entry) for entry in places.parameters]
-    return {value.device for value in found if isinstance(value, torch.Tensor)}
-
-
-def _value(entry: Entry) -> Any:
-    try:
-        return entry.get()
-    except LookupError:
-        return None
+    return {value.device for value in map(value_now, places.parameters) if isinstance(value, torch.Tensor)}
 
 
 def until_it_raises(callback: Callable[[str, int], object]) -> Callable[[str, int], None]:

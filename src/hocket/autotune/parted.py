@@ -45,13 +45,9 @@ LOOK_AGAIN = 1000
 
 
 class LastResort(Protocol):
-    """Runs a step that was refused.
+    """Runs a step that was refused."""
 
-    Attributes:
-        is_eager: nothing is planned of it, and nothing will be.
-    """
-
-    is_eager: bool
+    is_eager: bool  # nothing is planned of it, and nothing will be
 
     def __call__(self, batch: Any) -> Any:
         """One training step."""
@@ -60,10 +56,8 @@ class LastResort(Protocol):
 class PartedPool:
     """Makes a call by a plan of the step, or of its middle.
 
-    Args:
-        config: what the schedule was asked for.
-        before_eager: called before a call that runs the user's own step and nothing else.
-        for_good: given the pool of a step that was refused, makes what runs the step once it is not looked at any more.
+    `before_eager` is called before a call that runs the user's own step and nothing else. Given the pool of a step that
+    was refused, `for_good` makes what runs the step once it is not looked at any more.
     """
 
     def __init__(
@@ -274,11 +268,9 @@ def _holds_graph(batch: Any) -> bool:
 
 
 def _is_held_elsewhere(live: tuple[Any, ...], known: Iterable[Any]) -> bool:
-    """True if a list or a dict that the middle returns is held by anything else: a planned step returns another one.
+    """True if a list or a dict in `live`, what the middle returned, is held by anything but it and the `known` holders.
 
-    Args:
-        live: what the middle returned.
-        known: holders that do not count.
+    A planned step returns another one.
     """
     waiting: list[Any] = [live]
     found: dict[int, Any] = {}

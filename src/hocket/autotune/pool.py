@@ -63,19 +63,13 @@ class _Met:
 class VariantPool:
     """Makes each call by its variant, begins new variants and drops old ones.
 
-    Args:
-        config: options of the schedule.
-        before_eager: called before a call that runs the user's own step and nothing else.
-
-    Attributes:
-        current: the variant of the last call.
-        for_good: makes calls of a step that is not looked at any more.
+    `before_eager` is called before a call that runs the user's own step and nothing else.
     """
 
     def __init__(self, config: TunerConfig, before_eager: Callable[[], None]) -> None:
         self.config = config
-        self.for_good: Callable[[Any], Any] = self.eagerly
-        self.current = Variant(config)
+        self.for_good: Callable[[Any], Any] = self.eagerly  # makes calls of a step that is not looked at any more
+        self.current = Variant(config)  # the variant of the last call
         self._before_eager = before_eager
         self._versions = config.places.versions()
         self._signatures = Signatures()
@@ -93,11 +87,7 @@ class VariantPool:
         self._num_refused = 0  # calls of refused variants, while none was ever captured
 
     def __call__(self, batch: Any) -> Any:
-        """One training step.
-
-        Raises:
-            Exception: whatever the step raises.
-        """
+        """One training step."""
         if self._direct is not None:
             failure: BaseException | None = None
             try:
@@ -146,7 +136,6 @@ class VariantPool:
 
     @property
     def has_plan(self) -> bool:
-        """Return whether some variant is captured."""
         return self._has_plan
 
     @property

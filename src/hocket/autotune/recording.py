@@ -22,7 +22,7 @@ from hocket.tracing.recording.record import record_step
 from hocket.tracing.recording.trace import Recorded, Trace
 from hocket.tracing.signature import signature_of
 from hocket.tracing.sources import Entry
-from hocket.tracing.state import inventory, leaf_of
+from hocket.tracing.state import Inventory, inventory, leaf_of
 from hocket.tracing.variants import in_form
 
 # Tensors outside of models and optimizers that may get gradients, and those that may stand at one place, one after the
@@ -33,70 +33,71 @@ MAX_SUCCESSORS = 3
 
 @dataclass(frozen=True)
 class RecordedForm:
-    """Result of a recorded step.
+    """Result of a recorded step."""
 
-    Attributes:
-        result: return value of the step.
-        guards: conditions on Python's state under which the same would happen again.
-        captured: the step as a graph, or None if it cannot be one.
-        reason: why not, in words.
-        is_settled: False where the step did something for the first time, so that it has to be recorded once more.
-        is_idle: no op ran, as while a memory to learn from is not full.
-    """
-
-    result: Any
-    guards: Guards | None
-    captured: Captured | None = None
-    reason: str = ""
+    result: Any  # return value of the step
+    guards: Guards | None  # conditions on Python's state under which the same would happen again
+    captured: Captured | None = None  # the step as a graph, or None if it cannot be one
+    reason: str = ""  # why not, in words
+    # False where the step did something for the first time, so that it has to be recorded once more
     is_settled: bool = True
-    is_idle: bool = False
+    is_idle: bool = False  # no op ran, as while a memory to learn from is not full
 
 
 def recorded_form(config: TunerConfig, batch: Any, form: str) -> RecordedForm:
-    """Make one ordinary step in this form and record it.
-
-    Raises:
-        Exception: whatever the step raises.
-    """
-    watch: PurityWatch = config.watch
+    """Make one ordinary step in this form and record it."""
     leaves = tuple(config.leaves.values())
     places = inventory(config.model, config.optimizer, leaves=leaves)
     if config.is_region:
         return _recorded_region(config, batch, signature_of(places, batch))
-    recorded: list[Recorded] = []
-    signature: list[tuple[Any, ...]] = []
-    known: list[set[Any]] = []
-    names: list[NamesKnown] = []
+    recorder = StepRecorder(config.watch, places, config.model, config.optimizer, leaves)
+    with alone(), in_form(places, form):
+        seen = config.watch.run(config.step, batch, counts=False, by=recorder)
+    found = _judged(config, seen, recorder)
+    if found.is_settled:
+        config.watch.executed.met_before.clear()  # a list of its activations, say
+    return found
 
-    def recording(step: Callable[[Any], Any], batch: Any) -> Any:
+
+class StepRecorder:
+    """Records a watched step: `PurityWatch.run` calls it with the step and the batch."""
+
+    recorded: Recorded
+    signature: tuple[Any, ...]
+    known: set[Any]  # places and lists that the recording follows, by identity
+    names: NamesKnown  # before the step
+
+    def __init__(
+        self, watch: PurityWatch, places: Inventory, model: Any, optimizer: Any, leaves: Sequence[Entry]
+    ) -> None:
+        self._watch = watch
+        self._places = places
+        self._trained = (model, optimizer)
+        self._leaves = leaves
+
+    def __call__(self, step: Callable[[Any], Any], batch: Any) -> Any:
+        watch = self._watch
         further = watch.outputs
-        names.append(watch.executed.names_now())
-        known.append({*(place.identity for place in further), *watch.appended})
-        signature.append(signature_of(places, batch))
-        appended = tuple(watch.appended.values())
-        live = frozenset(watch.live_leaves)
-        found = record_step(
+        self.names = watch.executed.names_now()
+        self.known = {*(place.identity for place in further), *watch.appended}
+        self.signature = signature_of(self._places, batch)
+        self.recorded = record_step(
             step,
-            config.model,
-            config.optimizer,
+            *self._trained,
             batch,
             further=further,
-            leaves=leaves,
-            appended=appended,
-            live_leaves=live,
+            leaves=self._leaves,
+            appended=tuple(watch.appended.values()),
+            live_leaves=frozenset(watch.live_leaves),
             follows=watch.executed.follows_numbers,
             settles=bool(watch.executed.strict),
             owned=watch.owned,
         )
-        recorded.append(found)
-        return found.result
+        return self.recorded.result
 
-    with alone(), in_form(places, form):
-        seen = watch.run(config.step, batch, counts=False, by=recording)
-    found = _judged(config, watch, seen, recorded[0], signature[0], known[0], names[0])
-    if found.is_settled:
-        watch.executed.met_before.clear()  # a list of its activations, say
-    return found
+    def knows(self, change: Change) -> bool:
+        """True if the recording follows the place of a change, or the list that it is in."""
+        return change.place.identity in self.known or id(change.place.owner) in self.known
 
 
 def _recorded_region(config: TunerConfig, batch: Any, signature: tuple[Any, ...]) -> RecordedForm:
@@ -109,16 +110,10 @@ def _recorded_region(config: TunerConfig, batch: Any, signature: tuple[Any, ...]
     return RecordedForm(found.result, None, captured_from(found.trace, signature, config.step, found.batch))
 
 
-def _judged(
-    config: TunerConfig,
-    watch: PurityWatch,
-    seen: Watched,
-    recorded: Recorded,
-    signature: tuple[Any, ...],
-    known: set[Any],
-    names: NamesKnown,
-) -> RecordedForm:
+def _judged(config: TunerConfig, seen: Watched, recorder: StepRecorder) -> RecordedForm:
     assert seen.before is not None, "steps were watched before"
+    watch: PurityWatch = config.watch
+    recorded = recorder.recorded
     trace = recorded.trace
     are_new = _note_leaves(config.leaves, recorded.leaves, seen)
     guards = Guards(seen.before, watch, {} if trace is None else _effects(trace))
@@ -142,16 +137,18 @@ def _judged(
     unseen = [
         change
         for change in differences(seen.before, seen.after)
-        if not _is_known(change, known) and id(change.place.owner) not in containers
+        if not recorder.knows(change) and id(change.place.owner) not in containers
     ]
     if not seen.settled:
         # Torch's own code ran for the first time, and its names count from now on: what they name is not new.
-        unseen = [change for change in unseen if change.then is not ABSENT or _was_looked_at(change, seen, names)]
+        unseen = [
+            change for change in unseen if change.then is not ABSENT or _was_looked_at(change, seen, recorder.names)
+        ]
     if unseen or watch.executed.num_new_of_user:
         what = f"changes {named(unseen)}" if unseen else f"runs {watch.executed.newest} for the first time"
         why = f"it did something new in each recorded step: the last one {what}; make it once, outside the step"
         return RecordedForm(seen.result, guards, is_settled=False, reason=why)
-    return RecordedForm(seen.result, guards, captured_from(trace, signature, config.step, recorded.batch))
+    return RecordedForm(seen.result, guards, captured_from(trace, recorder.signature, config.step, recorded.batch))
 
 
 def _note_leaves(known: dict[int, Entry], found: Sequence[torch.Tensor], seen: Watched) -> bool:
@@ -171,10 +168,6 @@ def _name_of(tensor: torch.Tensor, seen: Watched) -> str:
             if value is tensor:
                 return group.place(position).name
     return shown(tensor)
-
-
-def _is_known(change: Change, known: set[Any]) -> bool:
-    return change.place.identity in known or id(change.place.owner) in known
 
 
 def _was_looked_at(change: Change, seen: Watched, names: NamesKnown) -> bool:

@@ -33,21 +33,13 @@ _SPINNING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 @dataclass(frozen=True)
 class RememberedPlan:
-    """A plan as it was measured.
+    """A plan as it was measured."""
 
-    Attributes:
-        form: name of the step's form, see `hocket.tracing.variants`.
-        split: the backward of convolutions was split.
-        text: the plan, as ``str(plan)`` writes it.
-        steps_ms: durations of its steps in the comparison, empty before that.
-        costs: durations of its ops.
-    """
-
-    form: str
-    split: bool
-    text: str
-    steps_ms: tuple[float, ...]
-    costs: Costs
+    form: str  # name of the step's form, see `hocket.tracing.variants`
+    split: bool  # the backward of convolutions was split
+    text: str  # the plan, as ``str(plan)`` writes it
+    steps_ms: tuple[float, ...]  # durations of its steps in the comparison, empty before that
+    costs: Costs  # durations of its ops
 
 
 @dataclass(frozen=True)
@@ -60,11 +52,11 @@ class Remembered:
 
     kind: str
     reason: str
-    speedup: float | None
-    low: float | None
-    high: float | None
-    eager_ms: tuple[float, ...]
-    plan: RememberedPlan | None
+    speedup: float | None = None
+    low: float | None = None
+    high: float | None = None
+    eager_ms: tuple[float, ...] = ()
+    plan: RememberedPlan | None = None
     cores_of_others: float = 0.0
 
     @property
@@ -106,11 +98,7 @@ def document_of(about: Mapping[str, Any], found: Remembered) -> dict[str, Any]:
 
 
 def read_document(reader: Reader, about: Mapping[str, Any]) -> Remembered:
-    """The decision of a document.
-
-    Raises:
-        FormatError: it does not read, or is about something else.
-    """
+    """The decision of a document, or a `FormatError` where it does not read, or is about something else."""
     reader.only("format", "about", "decision", "plan")
     if reader["format"].text() != FORMAT:
         raise reader["format"].fail(f'expected "{FORMAT}"')

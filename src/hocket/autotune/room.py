@@ -28,11 +28,7 @@ LIMIT_SHARE, LEAST_LIMIT_BYTES = 0.25, 4 * 2**20
 
 
 def expect_room(captured: Captured) -> None:
-    """Check that a step in float64 fits into memory.
-
-    Raises:
-        CaptureError: it would take more than half of the free memory. The message gives both.
-    """
+    """Raise a `CaptureError` if a step in float64 would take more than half of the free memory."""
     free_bytes, needed_bytes = available_bytes(), float64_peak_bytes(captured)
     if free_bytes is not None and needed_bytes > MAX_SHARE * free_bytes:
         needed, free = needed_bytes / 2**20, free_bytes / 2**20

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.closeness import sample
 from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
-from hocket.autotune.raised_steps import again_by_eager
 from hocket.autotune.recording import recorded_form
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend
@@ -23,6 +23,7 @@ from hocket.errors import CaptureError, HocketError, StaleCaptureError
 from hocket.execution.base import Executor
 from hocket.heap import trim_heap
 from hocket.ir import Plan
+from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
 from hocket.tracing.raising import OTHER_BRANCH, is_other_branch
 from hocket.tracing.variants import in_form
@@ -55,19 +56,33 @@ def refusal(error: Exception) -> str:
     return f"the search for a plan failed: {type(error).__name__}: {error}"
 
 
-class StepRunner:
-    """Makes the steps of one variant's search.
+def again_by_eager(error: BaseException, executor: Executor, step: Callable[[Any], Any], batch: Any) -> Any:
+    """Make a step eagerly that raised by plan and left no trace, or raise `error` with the effects that eager has.
 
-    Attributes:
-        is_done: the step of this call has been made.
-        result: its return value, until it is taken.
-        failed: the step of this call raised an error of the user's.
+    An error of eager's has the plan's notes.
     """
+    if not isinstance(error, Exception) or is_of_sink(error):
+        raise error
+    if is_other_branch(error.args):
+        return step(batch)  # of what it had done nothing is left (see `hocket.tracing.recording.outcomes`)
+    if not executor.left_no_trace():
+        executor.keep_effects(batch)
+        raise error
+    try:
+        return step(batch)
+    except Exception as own:
+        for note in getattr(error, "__notes__", ()):
+            own.add_note(note)
+        raise
+
+
+class StepRunner:
+    """Makes the steps of one variant's search."""
 
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
-        self.is_done = False
-        self.failed = False
-        self.result: Any = None
+        self.is_done = False  # the step of this call has been made
+        self.failed = False  # the step of this call raised an error of the user's
+        self.result: Any = None  # its return value, until it is taken
         self._config = config
         self._backend = backend
         self._proven: WeakKeyDictionary[Captured, list[Plan]] = WeakKeyDictionary()
@@ -150,21 +165,13 @@ class StepRunner:
 
     def _timed(self, executor: Executor | None, form: str, batch: Any) -> float:
         if executor is None:
-            return self._took_ms(self.eager, batch)
+            return self._backend.took_ms(self.eager, batch, self._config.clock)
         if not self._is_proven(executor) or executor.captured.moved(batch):
             return self._first_planned(executor, form, batch)
         if self._was_eager:
             trim_heap()
             self._was_eager = False
-        return self._took_ms(lambda batch: self._planned(executor, batch), batch)
-
-    def _took_ms(self, run: Callable[[Any], Any], batch: Any) -> float:
-        clock: Callable[[], float] = self._config.clock
-        self._backend.synchronize()
-        start = clock()
-        run(batch)
-        self._backend.synchronize()
-        return (clock() - start) * 1e3
+        return self._backend.took_ms(partial(self._planned, executor), batch, self._config.clock)
 
     def _planned(self, executor: Executor, batch: Any) -> None:
         try:
@@ -189,7 +196,8 @@ class StepRunner:
 
         def timed(batch: Any) -> Any:
             results = []
-            times_ms.append(self._took_ms(lambda batch: results.append(executor(batch)), batch))
+            took_ms = self._backend.took_ms(lambda batch: results.append(executor(batch)), batch, self._config.clock)
+            times_ms.append(took_ms)
             return results[0]
 
         def planned(batch: Any) -> Any:

@@ -16,19 +16,12 @@ MAX_BRANCHES, BRANCH_STEPS = 8, 64
 
 @dataclass
 class PlanSearch:
-    """A search that has no decision yet.
+    """A search that has no decision yet."""
 
-    Attributes:
-        begin: starts the tuner. It raises if the step may not be captured.
-        spent_s: time of the calls that belong to it.
-        num_calls: how many these were.
-        is_look: it is a look at a decision that stands.
-    """
-
-    begin: Callable[[], Generator[Item, Any, Decision]]
-    spent_s: float = 0.0
-    num_calls: int = 0
-    is_look: bool = False
+    begin: Callable[[], Generator[Item, Any, Decision]]  # starts the tuner. It raises if the step may not be captured.
+    spent_s: float = 0.0  # time of the calls that belong to it
+    num_calls: int = 0  # how many these were
+    is_look: bool = False  # it is a look at a decision that stands
     _tuner: Generator[Item, Any, Decision] | None = None
     _item: Item | None = None
 

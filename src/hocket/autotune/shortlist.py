@@ -26,21 +26,13 @@ NOISE = 1.05
 
 @dataclass(frozen=True)
 class Profile:
-    """Result of profiling steps.
+    """Result of profiling steps."""
 
-    Attributes:
-        form: name of the step's form.
-        captured: the step in that form.
-        costs: durations of its ops.
-        fastest_ms: its fastest step.
-        error: the largest ratio of a step to its simulation.
-    """
-
-    form: str
-    captured: Captured
-    costs: Costs
-    fastest_ms: float
-    error: float
+    form: str  # name of the step's form
+    captured: Captured  # the step in that form
+    costs: Costs  # durations of its ops
+    fastest_ms: float  # its fastest step
+    error: float  # the largest ratio of a step to its simulation
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,15 +51,7 @@ class Proposal:
 def profile_of(
     form: str, captured: Captured, costs: Costs, backend: Backend, steps: Iterable[tuple[Plan, Sequence[float]]]
 ) -> Profile:
-    """The profile of a step.
-
-    Args:
-        form: of the step.
-        captured: the step in that form.
-        costs: what its ops take.
-        backend: what it ran on.
-        steps: the plans that profiling ran, and what their steps took in milliseconds, the first one included.
-    """
+    """The profile of a step. `steps` has the plans that ran, and the milliseconds of their steps, the first too."""
     ratios, fastest_ms = [1.0], float("inf")
     for plan, times_ms in steps:
         step_ms = lower_quartile(times_ms[1:] or times_ms)
@@ -93,28 +77,15 @@ def finalists(proposals: Sequence[Proposal]) -> list[Proposal]:
 
 @dataclass(frozen=True)
 class LongestChain:
-    """The ops that no plan of any width can run side by side.
+    """The ops that no plan of any width can run side by side."""
 
-    Attributes:
-        duration_ms: what they take, each as fast as it was ever measured: no plan is faster.
-        op: the one that takes longest.
-        op_ms: what that takes.
-    """
-
-    duration_ms: float
-    op: str
-    op_ms: float
+    duration_ms: float  # what they take, each as fast as it was ever measured: no plan is faster
+    op: str  # the one that takes longest
+    op_ms: float  # what that takes
 
 
 def longest_chain(graph: Graph, costs: Costs) -> LongestChain:
-    """The longest chain of ops that wait for each other.
-
-    Example:
-        >>> from hocket.ir import Edge, Op
-        >>> graph = Graph((Op("a"), Op("b")), (Edge("a", "b"),))
-        >>> longest_chain(graph, Costs({"a": {"1": 9000.0, "2": 8000.0}, "b": {"1": 1000.0}}))
-        LongestChain(duration_ms=9.0, op='a', op_ms=8.0)
-    """
+    """The longest chain of ops that wait for each other."""
     least_us = [min(costs.durations_us[op.name].values()) for op in graph.ops]
     longest = max(range(len(graph)), key=least_us.__getitem__)
     return LongestChain(max(graph_ranks(graph, least_us)) / 1e3, graph.ops[longest].name, least_us[longest] / 1e3)

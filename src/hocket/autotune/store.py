@@ -40,7 +40,7 @@ class DecisionStore:
 
     Example:
         >>> store = DecisionStore(None)
-        >>> store.keep({"threads": 2}, Remembered("eager", "one op has it all", None, None, None, (), None))
+        >>> store.keep({"threads": 2}, Remembered("eager", "one op has it all"))
         >>> store.find({"threads": 2}).reason, store.find({"threads": 4})
         ('one op has it all', None)
     """
@@ -52,11 +52,7 @@ class DecisionStore:
 
     @staticmethod
     def of(cache: bool | str | os.PathLike[str]) -> DecisionStore:
-        """The store that a ``cache`` argument names: the user's, none, or that of a folder.
-
-        Raises:
-            InputError: it is neither a boolean nor a path.
-        """
+        """The store that a ``cache`` argument names: the user's, none, or that of a folder."""
         if isinstance(cache, bool):
             return DecisionStore(user_folder() if cache else None)
         if not isinstance(cache, (str, os.PathLike)):
@@ -104,11 +100,7 @@ class DecisionStore:
         return {"format": STATE_FORMAT, "decisions": list(self._documents.values())}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take in what `state` gave, perhaps in another process.
-
-        Raises:
-            InputError: it is not such a state.
-        """
+        """Take in what `state` gave, perhaps in another process, or raise an `InputError`."""
         reader = Reader(state, "load_state_dict", "")
         if not isinstance(state, dict) or state.get("format") != STATE_FORMAT:
             raise reader.fail(f'expected the state_dict() of a schedule ("format": "{STATE_FORMAT}")')

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ import torch
 from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, TunerConfig, rank_of
+from hocket.autotune.candidate import Candidate, TunerConfig
 from hocket.autotune.comparison import SETTLING_MS, StepComparison, compare_steps, release_wide, speedup_text, take_turn
 from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
@@ -66,31 +67,21 @@ class Missed:
 
 
 class Tuner:
-    """Searches for one variant of a step.
+    """Searches for one variant of a step."""
 
-    Attributes:
-        admission: knowledge of the step so far.
-        recall: keeps decisions, and finds those that were kept.
-        compiler: compiles further forms in the background, or None.
-    """
-
-    compiler: FormCompiler | None = None
+    compiler: FormCompiler | None = None  # compiles further forms in the background, or None
     _cpu_use: CpuUse
 
     def __init__(self, config: TunerConfig, backend: Backend) -> None:
         if _compiles(config, backend):
             self.compiler = FormCompiler(config.store.compiled_folder)
-        self.admission = Admission(config, backend, self.compiler)
-        self.recall = Recall(config, backend, self.admission)
+        self.admission = Admission(config, backend, self.compiler)  # knowledge of the step so far
+        self.recall = Recall(config, backend, self.admission)  # keeps decisions, and finds those that were kept
         self._config = config
         self._backend = backend
 
     def search(self) -> Generator[Item, Any, Decision]:
-        """Ask for steps until it is decided.
-
-        Raises:
-            RefusedError: the step stays eager, for this reason.
-        """
+        """Ask for steps until it is decided, or refuse the step."""
         yield from self.admission.capture()
         self._cpu_use = CpuUse()
         try:
@@ -168,12 +159,8 @@ class Tuner:
         apart, pairs = self._kept_apart(found, profiles)
         if apart is not None:
             second = yield from self._compared([found.best, apart])
-            others = [candidate for candidate in found.candidates if candidate is not found.best]
-            second = replace(second, candidates=(*second.candidates, *others))
-            found = replace(second, co_runs=pairs)
-        else:
-            found = replace(found, co_runs=pairs)
-        return self._decided(found, apart, drift)
+            found = replace(second, candidates=(*second.candidates, *found.candidates[1:]))
+        return self._decided(replace(found, co_runs=pairs), apart, drift)
 
     def _profiles(self) -> Generator[TimedStep, float, list[Profile]]:
         """Profile each form, with the backward of convolutions whole and split. For a given plan, only its own form.
@@ -305,7 +292,7 @@ class Tuner:
         several = [candidate for candidate in found.candidates if candidate.timelines]
         if not several:
             return None, ()
-        judged = min(several, key=rank_of)
+        judged = min(several, key=attrgetter("rank_ms"))
         pairs = co_runs(judged.timelines, judged.plan, judged.costs)
         avoid = interfering(pairs)
         if not avoid or self._config.plan is not None or self._config.planner not in ("auto", "concurrency"):

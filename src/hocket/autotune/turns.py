@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import chain
 
 from hocket.autotune.comparison import speedup_interval
 from hocket.reporting import lower_quartile
@@ -22,25 +23,18 @@ MIN_SPEEDUP = 1.03
 
 
 class Turns:
-    """The turns of an incumbent and a challenger, and the outcome.
+    """The turns of an incumbent, which stays in a draw, and a challenger, and the outcome.
 
-    Args:
-        incumbent: its label. It stays in a draw.
-        challenger: its label.
-        seed: of the order. Comparisons within one step have different seeds, so that each is judged alone.
-
-    Attributes:
-        speedup: of the challenger over the incumbent, as a ratio of lower quartiles.
-        low: lower end of the interval of the speedup.
-        high: upper end of it.
+    Comparisons within one step have orders of different seeds, so that each is judged alone.
     """
 
     def __init__(self, incumbent: str, challenger: str, seed: str) -> None:
+        # Of the challenger over the incumbent, as a ratio of lower quartiles, and its interval.
         self.speedup = self.low = self.high = 1.0
         self._labels = (incumbent, challenger)
         self._seed = seed
         self._num_attempts = 0
-        self._times_ms: dict[str, list[float]] = {label: [] for label in self._labels}
+        self._rounds_ms: dict[str, list[list[float]]] = {label: [] for label in self._labels}
         self._left = _turns(self._labels, seed)
 
     @property
@@ -66,38 +60,34 @@ class Turns:
     @property
     def incumbent_ms(self) -> tuple[float, ...]:
         """Times of the incumbent's steps."""
-        return tuple(self._times_ms[self._labels[0]])
+        return tuple(chain(*self._rounds_ms[self._labels[0]]))
 
     def note(self, duration_ms: float) -> None:
         """The contender's step took this time."""
-        label, counts = self._left.pop(0)
-        if counts:
-            self._times_ms[label].append(duration_ms)
+        label, place = self._left.pop(0)
+        if place == 1:
+            self._rounds_ms[label].append([])
+        if place:
+            self._rounds_ms[label][-1].append(duration_ms)
         if not self._left:
             self._judge()
 
     def _judge(self) -> None:
-        self.speedup, self.low, self.high = _speedup(*(tuple(self._times_ms[label]) for label in self._labels))
+        self.speedup, self.low, self.high = _speedup(*(self._rounds_ms[label] for label in self._labels))
         self._num_attempts += 1
         if not self.is_clear and self._num_attempts < MAX_ATTEMPTS:
             self._left = _turns(self._labels, f"{self._seed}{self._num_attempts}")
 
 
-def _speedup(incumbent_ms: Sequence[float], challenger_ms: Sequence[float]) -> tuple[float, float, float]:
-    """The speedup of the challenger, and its interval."""
-    speedup = lower_quartile(incumbent_ms) / lower_quartile(challenger_ms)
-    return speedup, *speedup_interval(_by_round(incumbent_ms), _by_round(challenger_ms))
+def _speedup(
+    incumbent_ms: Sequence[Sequence[float]], challenger_ms: Sequence[Sequence[float]]
+) -> tuple[float, float, float]:
+    """The speedup of the challenger and its interval, from the times of both by round."""
+    speedup = lower_quartile([*chain(*incumbent_ms)]) / lower_quartile([*chain(*challenger_ms)])
+    return speedup, *speedup_interval(incumbent_ms, challenger_ms)
 
 
-def _by_round(times_ms: Sequence[float]) -> list[Sequence[float]]:
-    return [times_ms[start : start + BLOCK - 1] for start in range(0, len(times_ms), BLOCK - 1)]
-
-
-def _turns(labels: tuple[str, str], seed: str) -> list[tuple[str, bool]]:
-    """The contender of each step, and whether its time counts."""
+def _turns(labels: tuple[str, str], seed: str) -> list[tuple[str, int]]:
+    """The contender of each step, and the place of the step in its block."""
     order = random.Random(seed)
-    found: list[tuple[str, bool]] = []
-    for _ in range(NUM_ROUNDS):
-        for label in order.sample(labels, 2):
-            found += [(label, place > 0) for place in range(BLOCK)]
-    return found
+    return [(label, place) for _ in range(NUM_ROUNDS) for label in order.sample(labels, 2) for place in range(BLOCK)]

@@ -15,13 +15,6 @@ from dataclasses import dataclass, field
 class Upkeep:
     """The schedule of one kind of examination, by what it has cost so far.
 
-    Attributes:
-        start_steps: planned steps that the first examinations may take together.
-        max_share: share of the time that all others may take.
-        due: the step that is examined next.
-        num_steps: planned steps since the decision.
-        num_done: how many examinations there were.
-
     Example:
         >>> looks = Upkeep(start_steps=10, max_share=0.01, due=2)
         >>> [looks.counts() for _ in range(3)]
@@ -30,11 +23,11 @@ class Upkeep:
         3000
     """
 
-    start_steps: float
-    max_share: float
-    due: int = 1
-    num_steps: int = 0
-    num_done: int = 0
+    start_steps: float  # planned steps that the first examinations may take together
+    max_share: float  # share of the time that all others may take
+    due: int = 1  # the step that is examined next
+    num_steps: int = 0  # planned steps since the decision
+    num_done: int = 0  # how many examinations there were
     _spent_steps: float = 0.0
     _last: int = 0
     _pid: int = field(default_factory=os.getpid)

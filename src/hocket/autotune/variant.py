@@ -21,8 +21,7 @@ from hocket.autotune.decision import UNDECIDED, Decision, Verdict
 from hocket.autotune.items import Item
 from hocket.autotune.looks import StepWatch
 from hocket.autotune.options import backend_of, unplannable
-from hocket.autotune.raised_steps import again_by_eager
-from hocket.autotune.runner import InexactError, RefusedError, StepRunner, refusal
+from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager, refusal
 from hocket.autotune.searching import OtherBranches, PlanSearch, Progress
 from hocket.autotune.tuner import Tuner
 from hocket.autotune.upkeep import Upkeep
@@ -40,24 +39,12 @@ MAX_DIRECT, MAX_RECORDED = 25, 3
 
 
 class Variant:
-    """A step in one signature and Python state, called like the step.
-
-    Args:
-        config: options of the schedule.
-        refused: reason why this step may not be captured, or empty.
-
-    Attributes:
-        is_refused: the step stays eager as long as the guards hold, or for good if there are none.
-        decision: the last decision.
-        history: all verdicts, the first one first.
-        backend: runs plans.
-        search_s: what the first search took beyond its steps, or None before it has ended with a comparison.
-    """
+    """A step in one signature and Python state, called like the step. `refused` says why it may not be captured."""
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
-        self.is_refused = False
-        self.decision: Decision = UNDECIDED
-        self.history: tuple[Verdict, ...] = ()
+        self.is_refused = False  # the step stays eager as long as the guards hold, or for good if there are none
+        self.decision: Decision = UNDECIDED  # the last decision
+        self.history: tuple[Verdict, ...] = ()  # all verdicts, the first one first
         self._refused = refused or unplannable(config.places)
         self.backend = backend = backend_of(config)
         self._config = config = replace(config, step=backend.eager(config.step))
@@ -67,6 +54,7 @@ class Variant:
         self._search: PlanSearch | None = PlanSearch(self._begin)
         self._progress = Progress(config.on_progress)
         self._followed_wrongly: set[int] = set()  # leaves of the tape whose other values the plan computes wrongly with
+        # what the first search took beyond its steps, or None before it has ended with a comparison
         self.search_s: float | None = None
         self._watch: StepWatch | None = None
         self._branches = OtherBranches()
@@ -128,9 +116,8 @@ class Variant:
     def __call__(self, batch: Any) -> Any:
         """One training step.
 
-        Raises:
-            StaleCaptureError: the capture is no longer valid. Nothing was run, and a search is over.
-            Exception: whatever the step raises. It ends a search. An earlier decision stands then.
+        A `StaleCaptureError` says that the capture is no longer valid: nothing was run, and a search is over. An error
+        of the step ends a search, too, and an earlier decision stands then.
         """
         best = self.decision.best
         if self._search is not None and best is not None:
@@ -170,10 +157,9 @@ class Variant:
         return result
 
     def direct(self, recognised: Any) -> Any:
-        """Return the planned step as native calls until Python is needed next, or None if it has no such form.
+        """The planned step as native calls until Python is needed next, or None if it has no such form.
 
-        Args:
-            recognised: native check that recognises calls of this variant's signature.
+        `recognised` is the native check of this variant's signature.
         """
         best = self.decision.best
         num_calls = self.calls_until_upkeep(MAX_DIRECT)
@@ -261,10 +247,8 @@ class Variant:
     def _moved(self, best: Candidate, batch: Any, moved: set[int]) -> Any:
         """A step in which numbers have values that were never compared with eager: they are now.
 
-        Where the plan does not follow them, it is good for the values that it was recorded with.
-
-        Raises:
-            StaleCaptureError: that is known already. Nothing was run.
+        Where the plan does not follow them, it is good for the values that it was recorded with. Where that is known
+        already, nothing is run, and a `StaleCaptureError` says so.
         """
         if not moved.isdisjoint(self._followed_wrongly):
             raise StaleCaptureError("captured for other values of numbers that the plan does not follow")

@@ -31,25 +31,15 @@ _PART = 2**16
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two runs are apart.
+    """How far two runs are apart."""
 
-    Attributes:
-        max_abs_diff: the largest difference of any number.
-        relative: the same, relative to the largest magnitude of its tensor.
-        bitwise: no bit differs.
-        where: name of the value with the largest relative difference.
-        steps: number of steps that were compared.
-        error: text of the error that the plan raised, or empty.
-        tolerance: largest `relative` that is allowed where a bit differs. With 0 no bit may differ.
-    """
-
-    max_abs_diff: float
-    relative: float
-    bitwise: bool
-    where: str
-    steps: int
-    error: str = ""
-    tolerance: float = ROUNDING
+    max_abs_diff: float  # the largest difference of any number
+    relative: float  # the same, relative to the largest magnitude of its tensor
+    bitwise: bool  # no bit differs
+    where: str  # name of the value with the largest relative difference
+    steps: int  # number of steps that were compared
+    error: str = ""  # text of the error that the plan raised, or empty
+    tolerance: float = ROUNDING  # largest `relative` that is allowed where a bit differs. With 0 no bit may differ.
 
     @property
     def equal(self) -> bool:
@@ -89,21 +79,16 @@ def verify(
         The difference, and the results of the eager steps.
     """
     moved = captured.moved(batches[0]) if batches else set()
-    places, lists = captured.trace.places.again(), captured.trace.appended
-    contents = [each.content() for each in lists]
-    further = captured.written(batches[0] if batches else ())
+    state = captured.trace.places.again(), captured.written(batches[0] if batches else ()), captured.trace.appended
     made: list[str] = []
     held: list[Any] = []
     release_memory()
-    before = Saved(places, further)
+    before = Saved(*state)
     with _threads(width), sinks_heard(partial(_note_call, made)):
         returned = [(eager or captured.step)(batch) for batch in batches]
     trim_heap()
     returned_values = [(f"result of step {n}", _detached(result)) for n, result in enumerate(returned, 1)]
-    after = Saved(places, further)
-    grown = [each.content() for each in lists]
-    for each, content in zip(lists, contents, strict=True):
-        each.restore(content)
+    after = Saved(*state)
     before.restore()
     del before  # the state is not small
     try:
@@ -117,10 +102,8 @@ def verify(
                         raise  # this step is the user's, and was made
                     result = captured.step(batch)  # nothing was run; a scheduled step goes on eagerly here, too
             results.append((f"result of step {n}", _detached(result)))
-        returned_values += [
-            (f"what is appended to {each.name}", _detached(list_)) for each, list_ in zip(lists, grown, strict=True)
-        ]
-        results += [(f"what is appended to {each.name}", _detached(each.content())) for each in lists]
+        returned_values += [(f"what is appended to {each.name}", _detached(grown)) for each, grown in after.lists]
+        results += [(f"what is appended to {each.name}", _detached(each.content())) for each, _ in after.lists]
         returned_values.append(("what sinks are called with", ["\n".join(made)]))
         results.append(("what sinks are called with", ["\n".join(map(repr, held))]))
         found = differ(
@@ -131,8 +114,6 @@ def verify(
         found = Difference(math.inf, math.inf, False, "", len(batches), f"{type(error).__name__}: {error}")
     finally:
         after.restore()
-        for each, content in zip(lists, grown, strict=True):
-            each.restore(content)
     if found.equal:
         captured.trace.tape.prove(moved)
     return found, returned

@@ -84,11 +84,7 @@ class Backend(ABC):
 
     @abstractmethod
     def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return the planners to try, with their options, for the `planner` of a schedule.
-
-        Raises:
-            InputError: this planner makes plans for other devices.
-        """
+        """Return the planners to try, with their options, for the `planner` of a schedule, which has to fit."""
 
     def predict(self, captured: Captured, plan: Plan, costs: Costs) -> Timeline:
         """Simulate the timeline of a step by `plan`, as its executor launches the ops."""
@@ -101,6 +97,14 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until all launched work is done."""
+
+    def took_ms(self, work: Callable[[Any], Any], batch: Any, clock: Callable[[], float]) -> float:
+        """Run a step and return its milliseconds, with nothing under way at either end."""
+        self.synchronize()
+        start = clock()
+        work(batch)
+        self.synchronize()
+        return (clock() - start) * 1e3
 
     def release(self, executor: Executor) -> None:
         """Free threads and memory after this executor has run, so that others are not slowed down by it.

@@ -21,13 +21,7 @@ from hocket.tracing.captured import Captured
 
 
 class CpuBackend(Backend):
-    """Lanes of CPU cores.
-
-    Args:
-        machine: has the cores.
-        kind: the kind of executor.
-        bitwise: ops run only at widths at which they give eager's bits.
-    """
+    """Lanes of CPU cores. With `bitwise` ops run only at widths at which they give eager's bits."""
 
     def __init__(self, machine: Machine, kind: str, *, bitwise: bool = False) -> None:
         self.machine = machine

@@ -31,9 +31,6 @@ from hocket.tracing.captured import Captured, Frame
 class SimulatedClock:
     """Counts the seconds that simulated steps take, and none in between.
 
-    Attributes:
-        slowdown: factor on simulated times, above 1 for a GPU that is throttled.
-
     Example:
         >>> clock = SimulatedClock()
         >>> clock.advance(1500.0)
@@ -42,7 +39,7 @@ class SimulatedClock:
     """
 
     def __init__(self) -> None:
-        self.slowdown = 1.0
+        self.slowdown = 1.0  # factor on simulated times, above 1 for a GPU that is throttled
         self._now_us = 0.0
 
     def __call__(self) -> float:
@@ -130,26 +127,10 @@ class _HostDevice(StreamDevice):
     def __init__(self) -> None:
         self._captured: list[Callable[[], None]] | None = None
 
-    def stream(self, priority: int, number: int = 0) -> None:
-        """Return None: there is only one stream."""
+    def _nothing(self, *_: Any, **__: Any) -> None:
+        """There is one stream, and what was launched is done."""
 
-    def current(self) -> None:
-        """Return None, likewise."""
-
-    def default(self) -> None:
-        """Return None, likewise."""
-
-    def event(self, timed: bool = False) -> None:
-        """No-op: launched work is done."""
-
-    def record(self, event: Any, stream: Any) -> None:
-        """No-op, likewise."""
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """No-op, likewise."""
-
-    def wait_on_host(self, event: Any) -> None:
-        """No-op, likewise."""
+    stream = current = default = event = record = wait = wait_on_host = synchronize = _nothing
 
     def pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
@@ -162,9 +143,6 @@ class _HostDevice(StreamDevice):
 
     def elapsed_us(self, first: Any, second: Any) -> float:
         return 0.0
-
-    def synchronize(self) -> None:
-        """No-op, likewise."""
 
     def graph(self, work: Callable[[], None]) -> Callable[[], None]:
         launches: list[Callable[[], None]] = []

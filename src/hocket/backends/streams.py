@@ -28,10 +28,7 @@ _LANES = {(6, 0): 64, (7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 class StreamBackend(Backend):
     """Plans on the streams of one GPU, run as CUDA graphs.
 
-    Args:
-        device: makes the streams.
-        machine: the GPU, its only device. Where its rates are known, the part of it that each op fills is estimated.
-        label: what a report calls it.
+    Where the GPU's rates are known, the part of it that each op fills is estimated.
     """
 
     def __init__(self, device: StreamDevice, machine: Machine, label: str) -> None:
@@ -80,11 +77,7 @@ class StreamBackend(Backend):
 
 
 class CudaBackend(StreamBackend):
-    """The streams of one CUDA device.
-
-    Raises:
-        ExecutionError: there is no such device.
-    """
+    """The streams of one CUDA device."""
 
     is_asynchronous = True
 

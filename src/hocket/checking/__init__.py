@@ -1,6 +1,6 @@
 """Checks of a plan before it runs: is it legal, and do all accesses to memory keep their order? No torch."""
 
-from hocket.checking.hazards import Events, events_of, hazards
+from hocket.checking.hazards import hazards
 from hocket.checking.validate import check
 
-__all__ = ["Events", "check", "events_of", "hazards"]
+__all__ = ["check", "hazards"]

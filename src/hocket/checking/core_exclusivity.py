@@ -34,11 +34,8 @@ def check_core_exclusivity(
 ) -> None:
     """Raise a `PlanError` for two ops that share a core and have no order.
 
-    Args:
-        plan: the plan.
-        machine: needed to check lanes that are not pinned.
-        waits: for each op all ops that it waits for directly, the op before it on its lane included.
-        order: the ops in an order that respects `waits`.
+    `waits` has all that each op waits for directly, the op before it on its lane included, and `order` respects them.
+    Lanes that are not pinned are checked with a machine alone.
     """
     when = {op: position for position, op in enumerate(order)}
     unclear: dict[tuple[str, str], None] = {}

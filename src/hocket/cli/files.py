@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -271,13 +272,7 @@ def _timelines(paths: list[Path]) -> dict[str, Timeline]:
 
 
 def _limits(limits: Bounds, timeline: Timeline | None = None) -> dict[str, float]:
-    found = {
-        "lower_us": limits.lower_us,
-        "upper_us": limits.upper_us,
-        "critical_path_us": limits.critical_path_us,
-        "work_us": limits.work_us,
-    }
-    return found if timeline is None else {**found, "efficiency": efficiency(timeline, limits)}
+    return asdict(limits) | ({} if timeline is None else {"efficiency": efficiency(timeline, limits)})
 
 
 def _limits_table(title: str, limits: Bounds, timeline: Timeline | None = None) -> Any:

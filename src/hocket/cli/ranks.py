@@ -46,10 +46,7 @@ def started_by_torchrun() -> bool:
 def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False, may_fail: Collection[int] = ()) -> None:
     """Start all ranks on this machine, each with this process's command line, and wait for their end.
 
-    Agents know no secret that is made here. Without the ranks that `may_fail` the others go on.
-
-    Raises:
-        HocketError: one of them has failed.
+    Agents know no secret that is made here. Without the ranks that `may_fail` the others go on, and an error ends all.
     """
     from hocket.distributed.store import SECRET_VARIABLE, opened
 
@@ -91,8 +88,7 @@ def _end_with_parent() -> None:
 def _wait(processes: list[subprocess.Popen[bytes]], needed: list[int]) -> tuple[int, int] | None:
     """Wait until all ranks have ended, or a needed one has failed and the others have had time to say so.
 
-    Returns:
-        The first of the needed ranks that has failed, with its exit status, which is negative for a signal.
+    Returns the first of the needed ranks that has failed, with its exit status, which is negative for a signal.
     """
     failed: tuple[int, int] | None = None
     until = float("inf")

@@ -17,7 +17,7 @@ from hocket.cli.targets import Target, only_model, wait_policy, working
 from hocket.errors import InputError
 from hocket.ir import ROLES, Costs, Graph, Machine
 from hocket.reporting import Comparison, comparison_table, ops_table, plan_table
-from hocket.reporting.words import count_text, duration_text, plain, quantity_text
+from hocket.reporting.words import count_text, duration_text, plain, quantity_text, value_text
 
 # Places that a table names of those that a step writes. JSON has all of them.
 MAX_WRITTEN = 8
@@ -285,7 +285,8 @@ def tune_verb(args: Namespace) -> None:
     title = f"{study.study_name}: {len(study.trials)} trials, {words}"
     names = list(dict.fromkeys(name for trial in best for name in trial.params))
     rows = [
-        (str(trial.number), f"{trial.value:.6g}", *(_shown(trial.params.get(name)) for name in names)) for trial in best
+        (str(trial.number), f"{trial.value:.6g}", *(value_text(trial.params.get(name)) for name in names))
+        for trial in best
     ]
     emit(args, document, table(title, ("trial", "value", *names), rows))
 
@@ -298,10 +299,6 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     is_known = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and isfinite(value))
     return value if is_known else str(value)
-
-
-def _shown(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _roles_table(name: str, graph: Graph, seconds: float) -> Any:

@@ -200,11 +200,7 @@ class JobStep(ABC, Generic[AnyJob]):
         return self._executor.timeline()
 
     def close(self) -> None:
-        """Leave the job once all transfers have arrived. Parameters are then those after all steps.
-
-        Raises:
-            PeerError: a rank is gone.
-        """
+        """Leave the job once all transfers have arrived. Parameters are then those after all steps."""
         if self._closed:
             return
         self._closed = True

@@ -226,12 +226,7 @@ def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout
 
 
 def join(num_servers: int, timeout_s: float) -> Membership:
-    """Take part in the job that torchrun has started. Its last ranks are servers; without any all ranks are equal.
-
-    Raises:
-        InputError: torchrun has not started this process, no rank is left to be a worker, or the secret is empty.
-        PeerError: the store does not answer.
-    """
+    """Take part in the job that torchrun has started. Its last ranks are servers. Without any all ranks are equal."""
     if not timeout_s > 0:
         raise InputError(f"distribute: expected timeout_s to be a number of seconds above 0, got {timeout_s}")
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]

@@ -102,12 +102,7 @@ def chunk_bytes_for(bytes_per_s: float) -> int:
 
 
 def pack(values: Iterable[tuple[str, int]], chunk_bytes: int = MAX_CHUNK_BYTES) -> tuple[Packet, ...]:
-    """Packets of values, which are given by name and bytes in the order of a wire.
-
-    Example:
-        >>> [packet.members for packet in pack([("a", 8), ("b", 16), ("w", 1_000_000), ("c", 8)])]
-        [('a', 'b'), ('w',), ('c',)]
-    """
+    """Packets of values, which are given by name and bytes in the order of a wire."""
     found: list[Packet] = []
     for name, size in values:
         last = found[-1] if found else None

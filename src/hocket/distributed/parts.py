@@ -145,12 +145,7 @@ def _after_gradients(graph: Graph) -> frozenset[str]:
 
 
 def check_exchangeable(captured: Captured, num_workers: int) -> None:
-    """Return if ranks can exchange all values that a step reads and writes.
-
-    Raises:
-        InputError: the step adds to existing gradients, writes a tensor of its closure, which would be another one at
-            each rank, or keeps a value that cannot be sent. The value is named.
-    """
+    """Refuse a step that adds to existing gradients, writes a tensor of its closure, or keeps what cannot be sent."""
     closed_over = {source.name: source.value for source in captured.trace.sources if isinstance(source, Constant)}
     for op in captured.graph.ops:
         for name in closed_over.keys() & set(op.writes):

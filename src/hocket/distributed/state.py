@@ -22,6 +22,7 @@ from hocket.ir import Lane, Plan
 from hocket.tracing.captured import Captured
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.sources import Entry
+from hocket.tracing.standing import value_now
 from hocket.tracing.state import inventory
 
 # Tolerances of the planned first step against the eager one, by the bytes of an element. 1e-2 for smaller ones.
@@ -76,13 +77,13 @@ def make_state(captured: Captured, names: Collection[str]) -> None:
     examples = {id(source): captured.stand_ins.get(slot) for slot, source in captured.program.inputs.items()}
     for entry in _state_tensors(captured):
         example = examples.get(id(entry))
-        if entry.name in names and example is not None and not _exists(entry):
+        if entry.name in names and example is not None and value_now(entry) is None:
             entry.set(torch.zeros_like(example))
 
 
 def begin_from_zeros(captured: Captured) -> None:
     """Create missing optimizer state as zeros, or raise an `InputError` if the optimizers begin otherwise."""
-    if all(_exists(entry) for entry in _state_tensors(captured)):
+    if all(value_now(entry) is not None for entry in _state_tensors(captured)):
         return
     places = captured.trace.places
     names = [entry.name for entry in _state_tensors(captured)]
@@ -111,14 +112,6 @@ def begin_from_zeros(captured: Captured) -> None:
 
 def _state_tensors(captured: Captured) -> Sequence[Entry]:
     return [entry for entry in captured.trace.places.tensors if entry.kind == "state"]
-
-
-def _exists(entry: Entry) -> bool:
-    try:
-        entry.get()
-    except KeyError:
-        return False
-    return True
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:

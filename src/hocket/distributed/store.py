@@ -173,12 +173,7 @@ def store_of_job(rank: int, timeout_s: float) -> JobStore:
 
 
 def opened(host: str, port: int, timeout_s: float, *, is_keeper: bool = False) -> JobStore:
-    """Connect to the store at an address, or keep it there, at that address alone.
-
-    Raises:
-        InputError: the secret of the environment is empty.
-        RuntimeError, ValueError, OSError: the address cannot be listened at, or does not answer.
-    """
+    """Connect to the store at an address, or keep it there, at that address alone."""
     secret, timeout = job_secret(), timedelta(seconds=timeout_s)
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listening = None

@@ -66,9 +66,6 @@ class Wire:
         """Add packets that this end sends and receives. The other end adds the same with the directions swapped.
 
         If `ordered`, each packet leaves once a step, in this order, else as soon as it can be sent.
-
-        Raises:
-            InputError: a value is there already.
         """
         with self._changed:
             numbers = self._outgoing.add(outgoing)

@@ -45,14 +45,11 @@ log = logging.getLogger(__name__)
 class BackendOptions:
     """Options of this backend, as given by ``torch.compile(..., options=...)``.
 
-    Attributes:
-        numerics: as for `hocket.schedule`.
-        cache: remember decisions: in the user's folder, in this folder, or not at all.
-
     Raises `InputError` at construction for any other value.
     """
 
-    numerics: str = "bitwise"
+    numerics: str = "bitwise"  # as for `hocket.schedule`
+    # remember decisions: in the user's folder, in this folder, or not at all
     cache: bool | str | os.PathLike[str] = False
 
     def __post_init__(self) -> None:
@@ -63,11 +60,7 @@ class BackendOptions:
 
     @staticmethod
     def of(options: Mapping[str, Any] | None, mode: str | None = None) -> BackendOptions:
-        """The options in a mapping.
-
-        Raises:
-            InputError: it has other names or values, or there is a ``mode``.
-        """
+        """The options in a mapping, or an `InputError` for other names, other values and a ``mode``."""
         if mode is not None:
             raise InputError(f"backend='hocket' has no modes, got mode={mode!r}; use options={{'numerics': ...}}")
         known = set(BackendOptions.__dataclass_fields__)
@@ -167,16 +160,11 @@ def _about(graph: fx.GraphModule, numerics: str) -> dict[str, Any]:
 
 
 class _Parts:
-    """The graphs that AOTAutograd makes of one of Dynamo's.
-
-    Attributes:
-        regions: those that can be planned.
-        meta: AOTAutograd's notes on the graph. None unless there are gradients.
-    """
+    """The graphs that AOTAutograd makes of one of Dynamo's."""
 
     def __init__(self, options: BackendOptions) -> None:
-        self.regions: list[Region] = []
-        self.meta: Any = None
+        self.regions: list[Region] = []  # those that can be planned
+        self.meta: Any = None  # AOTAutograd's notes on the graph. None unless there are gradients.
         self._options = options
         self._made: dict[str, tuple[fx.GraphModule, Boxed]] = {}
 

@@ -164,7 +164,7 @@ class Contest:
                 region.was_called = False  # the user's own backward may take another way
             if where and self._needs_equal_bits:
                 reason = f"AOTAutograd computes other bits than eager: {where} differs"
-                self._keep(Remembered("eager", reason, None, None, None, (), None))
+                self._keep(Remembered("eager", reason))
                 self._keep_original(reason)
 
     def _wait_for_regions(self) -> None:
@@ -177,7 +177,7 @@ class Contest:
         elif all(region.verdict != "planned" for region in called):
             reason = f"no region has a plan that is faster ({called[0].why})"
             if all(region.is_clear for region in called):
-                self._keep(Remembered("eager", reason, None, None, None, (), None))
+                self._keep(Remembered("eager", reason))
             self._keep_original(reason)
         elif not turns.NUM_ROUNDS or not self._seed:
             self._keep_compiled("")
@@ -213,7 +213,7 @@ class Contest:
         )
         if found.is_clear:
             kind = "regions" if found.is_faster else "eager"
-            self._keep(Remembered(kind, reason, found.speedup, found.low, found.high, found.incumbent_ms, None))
+            self._keep(Remembered(kind, reason, found.speedup, found.low, found.high, found.incumbent_ms))
         if found.is_faster:
             self._keep_compiled(reason)
         else:

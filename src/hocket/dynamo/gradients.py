@@ -43,9 +43,6 @@ class Differentiable:
         draws: the forward draws random numbers.
         meta: AOTAutograd's notes on the graph.
         compile: makes a boxed function of another backward graph.
-
-    Attributes:
-        on_twice: called when gradients are asked for that can be differentiated again.
     """
 
     def __init__(
@@ -59,6 +56,7 @@ class Differentiable:
         compile: Callable[[fx.GraphModule], Boxed],
     ) -> None:
         self.original, self.forward, self.draws = original, forward, draws
+        # called when gradients are asked for that can be differentiated again
         self.on_twice: Callable[[], object] = lambda: None
         self._graph, self._compile = graph, compile
         self._backward: dict[frozenset[int], Boxed] = {frozenset(): backward}
@@ -208,14 +206,10 @@ def num_trained(meta: Any) -> int:
 
 
 def without_gradients(graph: fx.GraphModule, num_saved: int, missing: frozenset[int]) -> fx.GraphModule:
-    """A backward graph for the case that some of its gradients have not arrived.
+    """A backward graph for the case that the gradients at some positions are `missing`, which it does not take.
 
     Autograd runs no node that no gradient reaches, whatever it computes, but gives zeros beside gradients that do.
-
-    Args:
-        graph: of the backward. Its inputs are what was saved, then the gradients.
-        num_saved: of its inputs.
-        missing: positions among the gradients. The graph that is returned does not take them.
+    The graph's inputs are what was saved, then the gradients.
     """
     pruned = copied(graph.graph)
     given = pruned.find_nodes(op="placeholder")[num_saved:]

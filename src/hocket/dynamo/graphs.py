@@ -30,19 +30,12 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class Outputs:
-    """Recipe of a graph's result: computed values, inputs and constants.
+    """Recipe of a graph's result: computed values, inputs and constants."""
 
-    Attributes:
-        inputs: positions of the inputs that are returned.
-        constants: values that are returned whatever the inputs are.
-        order: of each output the position in: computed values, then these inputs, then these constants.
-        moves: the graph has numbers among its inputs, so that shapes differ between calls.
-    """
-
-    inputs: tuple[int, ...]
-    constants: tuple[Any, ...]
-    order: tuple[int, ...]
-    moves: bool
+    inputs: tuple[int, ...]  # positions of the inputs that are returned
+    constants: tuple[Any, ...]  # values that are returned whatever the inputs are
+    order: tuple[int, ...]  # of each output the position in: computed values, then these inputs, then these constants
+    moves: bool  # the graph has numbers among its inputs, so that shapes differ between calls
 
     def put_together(self, computed: Sequence[Any], passed: Sequence[Any]) -> tuple[Any, ...]:
         """The graph's result, of computed values and the inputs at `inputs`."""

@@ -51,16 +51,11 @@ _Exchange = tuple[dict[str, Any], str, Any]
 
 
 class PlannedParts:
-    """The models and optimizers of one step.
-
-    Attributes:
-        called: outermost modules that were called while looked on.
-        failure: why Dynamo has given up a model. Empty if it has not.
-    """
+    """The models and optimizers of one step."""
 
     def __init__(self, config: TunerConfig) -> None:
-        self.called: dict[nn.Module, None] = {}
-        self.failure = ""
+        self.called: dict[nn.Module, None] = {}  # outermost modules that were called while looked on
+        self.failure = ""  # why Dynamo has given up a model. Empty if it has not.
         self._config = config
         self._thread = threading.get_ident()
         self._is_on = False

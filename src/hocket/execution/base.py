@@ -23,15 +23,11 @@ from hocket.tracing.scalars.tape import TapeRef
 
 @dataclass(frozen=True)
 class Releases:
-    """When the memory of each value goes back.
+    """When the memory of each value goes back."""
 
-    Attributes:
-        frees: op -> slots whose last reader it always is.
-        shared: slot -> ops that read or fill it, where none of them is always the last: each counts itself off, and
-            who comes last frees the slot.
-    """
-
-    frees: dict[str, tuple[int, ...]]
+    frees: dict[str, tuple[int, ...]]  # op -> slots whose last reader it always is
+    # slot -> ops that read or fill it, where none of them is always the last: each counts itself off, and who comes
+    # last frees the slot
     shared: dict[int, tuple[str, ...]]
 
 
@@ -84,19 +80,12 @@ def below_autograd() -> Iterator[None]:
 
 
 class Executor(ABC):
-    """Runs one plan of one captured step, again and again.
+    """Runs one plan of one captured step, again and again."""
 
-    Attributes:
-        starts_with_prologue: the executor makes the views of inputs itself, in `run`.
-        keeps_time: it measures when the ops of every step ran.
-        failure: why every op is called by itself where that is not what the executor is for. Empty if it is not so.
-        num_first_runs: runs that are compared with eager before a plan counts as proven.
-    """
-
-    starts_with_prologue = False
-    keeps_time = True
-    num_first_runs = 1
-    failure = ""
+    starts_with_prologue = False  # the executor makes the views of inputs itself, in `run`
+    keeps_time = True  # it measures when the ops of every step ran
+    num_first_runs = 1  # runs that are compared with eager before a plan counts as proven
+    failure = ""  # why every op is called by itself where that is not what the executor is for. Empty if it is not so.
     failed_op = ""  # in the last step that raised
 
     def __init__(self, captured: Captured, plan: Plan) -> None:
@@ -141,11 +130,7 @@ class Executor(ABC):
         return self.captured.trace.undo is not None and action is not None and action.is_undone
 
     def begin(self, batch: Any) -> Frame:
-        """Return the argument of `run` for this batch, for callers that act between the two.
-
-        Raises:
-            StaleCaptureError: as for a call. Nothing was run.
-        """
+        """Return the argument of `run` for this batch, for callers that act between the two. Raises as a call."""
         frame = self.captured.begin(batch, prologue=not self.starts_with_prologue)
         if frame is None:
             raise StaleCaptureError(f"the captured step does not stand for this one: {self.captured.why_not(batch)}")

@@ -37,15 +37,10 @@ Done = Callable[[BaseException | None], None]
 
 
 class Channel(Protocol):
-    """Transport of the values of a channel lane.
+    """Transport of the values of a channel lane."""
 
-    Attributes:
-        runs_ahead: a receive may begin one step ahead.
-        runs_behind: a send may be delivered one step behind.
-    """
-
-    runs_ahead: bool
-    runs_behind: bool
+    runs_ahead: bool  # a receive may begin one step ahead
+    runs_behind: bool  # a send may be delivered one step behind
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
         """Begin to send `tensor`, or to receive into it, without waiting.
@@ -76,11 +71,7 @@ class Host(Protocol):
 
 
 class ChannelOps:
-    """The channel ops of a plan: begins them, and knows which have arrived.
-
-    Raises:
-        ExecutionError: a lane without a channel, or an op on the wrong kind of lane.
-    """
+    """The channel ops of a plan: begins them, and knows which have arrived. Each lane of such ops needs its channel."""
 
     def __init__(self, captured: Captured, plan: Plan, channels: Mapping[str, Channel]) -> None:
         self.lanes = [lane for lane in plan.lanes if lane.kind == "channel" and lane.ops]
@@ -130,11 +121,7 @@ class ChannelOps:
             self._is_over(op, epoch, host)
 
     def wait(self, epoch: int) -> None:
-        """Sleep until all ops of a step are over, and those that may run behind were delivered for the one before.
-
-        Raises:
-            ExecutionError: a channel has failed. The message names op and peer.
-        """
+        """Sleep until all ops of a step are over, and those that may run behind were delivered for the one before."""
         self._wait(lambda: self._reached(self._arrived, epoch) and self._reached(self._delivered, epoch - 1))
 
     def _wait(self, is_over: Callable[[], bool]) -> None:

@@ -31,11 +31,7 @@ PER_MODEL_OPTIONS: tuple[tuple[tuple[type, ...], str], ...] = (
 
 
 def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> dict[str, str]:
-    """Return the blocks that do not fuse, each with the reason, after comparing all models with the first one.
-
-    Raises:
-        InputError: models cannot fuse. The message names the layer.
-    """
+    """Compare all models with the first one. Return the blocks that do not fuse, each with the reason."""
     if not isinstance(models, (list, tuple, nn.ModuleList)):
         raise InputError(f"models: expected a list of modules, got {type(models).__name__}")
     if len(models) == 0:

@@ -40,21 +40,11 @@ from hocket.errors import HocketError
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """One way to run B models.
+    """One way to run B models."""
 
-    Attributes:
-        group_size: models at a time, which is one or B.
-        per_group_backward: whether each model goes through its loss and backward before the next one begins.
-        channels_last: whether convolutions of single models get their images with the channels last.
-
-    Example:
-        >>> str(ExecutionPlan(8)), str(ExecutionPlan(1, per_group_backward=True, channels_last=True))
-        ('8 at a time', '1 at a time with backward, channels last')
-    """
-
-    group_size: int
-    per_group_backward: bool = False
-    channels_last: bool = False
+    group_size: int  # models at a time, which is one or B
+    per_group_backward: bool = False  # whether each model goes through its loss and backward before the next one begins
+    channels_last: bool = False  # whether convolutions of single models get their images with the channels last
 
     def __str__(self) -> str:
         backward, layout = " with backward" * self.per_group_backward, ", channels last" * self.channels_last
@@ -79,23 +69,14 @@ HANDICAP = 1.05  # times what a plan took that is not the usual one
 
 @dataclass
 class Choice:
-    """The plan that calls of a kind run by.
+    """The plan that calls of a kind run by."""
 
-    Attributes:
-        kind: "forward" or "losses", and what else tells such calls apart but their arguments' shapes.
-        winner: the plan that runs from now on, or the fastest so far while the choice is not settled.
-        times_us: shortest time from a call to the next call, in microseconds, by plan.
-        is_settled: whether calls have shown which plan it is, or there was only one.
-        size: how many numbers the arguments have.
-        is_current: whether the models are still as they were, so that it says something of later calls.
-    """
-
-    kind: Any
-    winner: ExecutionPlan
-    times_us: Mapping[ExecutionPlan, float]
-    is_settled: bool = True
-    size: int = 0
-    is_current: bool = True
+    kind: Any  # "forward" or "losses", and what else tells such calls apart but their arguments' shapes
+    winner: ExecutionPlan  # the plan that runs from now on, or the fastest so far while the choice is not settled
+    times_us: Mapping[ExecutionPlan, float]  # shortest time from a call to the next call, in microseconds, by plan
+    is_settled: bool = True  # whether calls have shown which plan it is, or there was only one
+    size: int = 0  # how many numbers the arguments have
+    is_current: bool = True  # whether the models are still as they were, so that it says something of later calls
 
     def behind(self) -> dict[ExecutionPlan, float]:
         """Times of the plans as multiples of the fastest time. The winner has 0."""
@@ -104,15 +85,7 @@ class Choice:
 
 
 class PlanContest:
-    """Turns of plans, the usual one first, until one is left or has won.
-
-    Example:
-        >>> contest = PlanContest([ExecutionPlan(4), ExecutionPlan(1, True)])
-        >>> while not contest.is_over:
-        ...     contest.took(0.2 if contest.plan.group_size == 1 else 0.1)
-        >>> contest.plan, contest.step_s
-        (ExecutionPlan(group_size=4, per_group_backward=False, channels_last=False), 0.1)
-    """
+    """Turns of plans, the usual one first, until one is left or has won."""
 
     def __init__(self, plans: Sequence[ExecutionPlan]) -> None:
         self.times_s = dict.fromkeys(plans, math.inf)  # the fastest step of each, those that have left included

@@ -100,11 +100,7 @@ def versions(leaves: Sequence[Any]) -> list[int]:
 
 
 def stack_parts(outs: Sequence[Any], where: str) -> Any:
-    """Join the output trees of all models into one tree of `Stacked`.
-
-    Raises:
-        InputError: trees or shapes differ between models, or an object of an unknown class holds tensors.
-    """
+    """Join the output trees of all models, which have to be alike, into one tree of `Stacked`."""
     if set(map(type, outs)) == {Tensor}:
         return _stacked(outs, where)
     flat = [pytree.tree_flatten(out) for out in outs]

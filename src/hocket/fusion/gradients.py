@@ -60,13 +60,6 @@ class GradientMemory:
 class Parts:
     """Each model's part of the stacked tensors, by name. Parts are made anew when stacked tensors are replaced or
     moved.
-
-    Example:
-        >>> whole = torch.nn.Parameter(torch.ones(2, 3))
-        >>> first, second = Parts().of({"weight": whole})
-        >>> (3 * first["weight"] + 5 * second["weight"]).sum().backward()
-        >>> whole.grad.tolist()
-        [[3.0, 3.0, 3.0], [5.0, 5.0, 5.0]]
     """
 
     def __init__(self) -> None:

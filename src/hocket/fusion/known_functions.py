@@ -170,8 +170,7 @@ def strides(
 def unlike_alone(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], in_common: Set[Any]) -> bool:
     """True if an op of `STRIDED` may reach elements outside of a contiguous tensor.
 
-    Raises:
-        InputError: it counts from the beginning of a memory `in_common` with other models.
+    One that counts from the beginning of a memory `in_common` with other models is refused.
     """
     tensor = args[0]
     size, stride, first = strides(*args[1 + (name == "as_strided_scatter" and "src" not in kwargs) :], **kwargs)

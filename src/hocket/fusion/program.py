@@ -89,11 +89,7 @@ class FusedProgram:
                 begun.update(self.traced.tensors[used] for used in node.all_input_nodes if used in self.traced.tensors)
 
     def run(self, leaves: list[Any]) -> Any:
-        """The output for these leaves, `Stacked` where models have their own.
-
-        Raises:
-            InputError: an op fails. The message names the layer.
-        """
+        """The output for these leaves, `Stacked` where models have their own. An error names the layer."""
         return self.traced.unflatten(self._function(leaves, self.store.tensor))
 
     @cached_property

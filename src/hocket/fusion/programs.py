@@ -162,16 +162,13 @@ class World:
 
 
 class Programs:
-    """Records models, and keeps what was made of them.
-
-    Attributes:
-        has_own_code: some model has code of the user's, which may look around. Layers of torch's own do not.
-    """
+    """Records models, and keeps what was made of them."""
 
     def __init__(self, store: Store, settings: Settings) -> None:
         self._store = store
         self._settings = settings
         self._templates = store.templates
+        # some model has code of the user's, which may look around. Layers of torch's own do not.
         self.has_own_code = any(map(has_own_code, self._templates))
         # Layers of torch's own are compared by their options, but for those that rules take for each model.
         rates = list(map(own_options, self._templates))
@@ -222,8 +219,7 @@ class Programs:
     def record(self, world: World, kind: Kind, values: list[Any]) -> tuple[Any, Kind]:
         """Run the plain models, record them and make a program.
 
-        Returns:
-            The output, `Stacked` where models differ, and the kind with the answers that the forwards have got.
+        Returns the output, `Stacked` where models differ, and the kind with the answers that the forwards have got.
         """
         store, traces = self._store, list[RecordedForward]()
         separate, originals = frozenset(store.separate_index), store.originals.known(values)

@@ -133,11 +133,7 @@ Span = tuple[str, int, int]  # the device, and the bytes from the first to behin
 
 
 def check_memory(models: Sequence[nn.Module]) -> None:
-    """Check that no parameter and no buffer shares memory with another tensor or array of these models.
-
-    Raises:
-        InputError: one does. The message names both.
-    """
+    """Refuse a parameter or buffer that shares memory with another tensor or array of these models."""
     found = sorted(
         (*span, is_named, f"model {index}: {name}")
         for index, model in enumerate(models)
@@ -199,11 +195,7 @@ def stray(model: int, place: str) -> InputError:
 
 
 def check_part(known: Known, part: Any) -> None:
-    """Check that a module or tensor is none of these, and shares no memory with them.
-
-    Raises:
-        InputError: it is. The message names it.
-    """
+    """Refuse a module or tensor that is one of these, or shares memory with them."""
     for key in _keys(part):
         if key in known:
             raise stray(*known[key])

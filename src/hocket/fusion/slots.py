@@ -42,13 +42,9 @@ def select_models(store: Store, models: Sequence[int]) -> None:
 
 
 def refill(store: Store, model: int, new: nn.Module, seed: int | None, training: bool) -> bool:
-    """Put another model into a slot, in place, with a seed if the store has seeds.
+    """Put another model that fits into a slot, in place, with a seed if the store has seeds.
 
-    Returns:
-        True if only values have changed, so that programs made before still hold.
-
-    Raises:
-        InputError: the new model does not fit. Nothing has changed then.
+    Returns True if only values have changed, so that programs made before still hold.
     """
     store.check_slot(model)
     if store.seeds is not None and seed is None:

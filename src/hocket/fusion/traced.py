@@ -86,11 +86,7 @@ class RecordedForward:
 
 
 def merged(traces: Sequence[Traced]) -> Traced:
-    """The graph of the first model, with constants that differ as `ModelValues` or `Stacked`.
-
-    Raises:
-        InputError: graphs differ in more than constants.
-    """
+    """The graph of the first model, with constants that differ as `ModelValues` or `Stacked`, and nothing else."""
     first = traces[0]
     columns = [list(traced.graph.nodes) for traced in traces]
     places = [{node: place for place, node in enumerate(nodes)} for nodes in columns]

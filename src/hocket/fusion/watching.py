@@ -54,8 +54,7 @@ class ForwardWatch:
     def run(self, call: Callable[[Callable[[], AbstractContextManager[frozenset[int]]]], Any]) -> Seen:
         """Run and watch a call of all models. The first one runs new code, whose names are known for the others.
 
-        Args:
-            call: makes the call. Its argument gives a context for each model, with the addresses of known tensors.
+        `call` gets a context for each model, which gives the addresses of known tensors.
         """
         executed, numbers, asked = self._watch.executed, list[int](), dict[str, None]()
         looks = [self._watch.look()]

@@ -59,14 +59,10 @@ class _Memory:
 def find_writes(
     graph: fx.Graph, tensors: dict[fx.Node, str], constants: dict[fx.Node, Any], block: Callable[[str], nn.Module]
 ) -> tuple[dict[fx.Node, tuple[int, ...]], set[fx.Node], set[fx.Node], set[Any]]:
-    """Find the writes of a graph.
+    """Find the writes of a graph. A write that may be lost is a `ValueError`.
 
-    Returns:
-        The writes with all places of the values that they change, the values that each model has to own, views of
-        written memory, and the memory written.
-
-    Raises:
-        ValueError: a write may be lost.
+    Returns the writes with all places of the values that they change, the values that each model has to own, views of
+    written memory, and the memory written.
     """
     nodes = list(graph.nodes)
     places = {node: place for place, node in enumerate(nodes)}

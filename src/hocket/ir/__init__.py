@@ -8,15 +8,13 @@ from hocket.ir.machine import Device, Machine
 from hocket.ir.plan import Lane, Plan, one_by_one
 from hocket.ir.semantics import (
     check_ops,
-    clocks_of,
-    deadlock,
     execution_order,
     hardware_threads,
     names_threads,
     waits_of,
 )
 from hocket.ir.timeline import Span, Timeline
-from hocket.ir.waits import Synchronisation, carried_waits, launch_order, synchronisation
+from hocket.ir.waits import Synchronisation, launch_order, synchronisation
 
 __all__ = [
     "BUFFER_LIVES",
@@ -39,10 +37,7 @@ __all__ = [
     "Span",
     "Synchronisation",
     "Timeline",
-    "carried_waits",
     "check_ops",
-    "clocks_of",
-    "deadlock",
     "execution_order",
     "hardware_threads",
     "launch_order",

@@ -33,12 +33,7 @@ MAX_DURATION_US = 1e24
 
 
 def load_document(path: str | os.PathLike[str], format_name: str) -> Reader:
-    """Read `path` as JSON whose first key is ``"format": format_name``.
-
-    Raises:
-        FormatError: not JSON, not an object, or another format or version.
-        FileNotFoundError: there is no such file.
-    """
+    """Read `path` as JSON whose first key is ``"format": format_name``. Anything else is a `FormatError`."""
     source = os.fspath(path)
     reader = Reader(parse_json(read_file(path), source), source, "")
     found = reader.mapping().get("format", _MISSING)
@@ -50,12 +45,7 @@ def load_document(path: str | os.PathLike[str], format_name: str) -> Reader:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a regular file. A device or a pipe is refused at once, because reading it might never end.
-
-    Raises:
-        FormatError: it is no regular file, or larger than `MAX_FILE_BYTES`.
-        OSError: there is no such file, or it may not be read.
-    """
+    """Read a regular file within `MAX_FILE_BYTES`. A device or a pipe is refused: reading it might never end."""
     source = os.fspath(path)
     # A pipe without a writer would hold up `open` itself.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
@@ -68,16 +58,7 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def parse_json(text: bytes, source: str, where: str = "") -> Any:
-    """Parse JSON in UTF-8 that may come from a stranger.
-
-    Raises:
-        FormatError: it is not JSON, a key appears twice in one object, it is nested too deeply, a whole number has more
-            than 100 digits, or a string cannot be written as UTF-8.
-
-    Example:
-        >>> parse_json(b'{"cores": 2}', "machine.json")
-        {'cores': 2}
-    """
+    """Parse JSON in UTF-8 that may come from a stranger. What `FormatError` names is not JSON, or could do harm."""
     try:
         document = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_int=_integer)
         if b"\\ud" in text or b"\\uD" in text:  # perhaps half of a pair, which no file and no terminal takes

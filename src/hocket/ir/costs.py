@@ -31,6 +31,9 @@ MAX_WIDTH_DIGITS = 9
 SOURCES = ("measured", "analytic", "published")
 PLACEMENTS = ("compact", "scatter")
 
+# In the order of a file, which leaves out all but the durations where they are the defaults.
+_FIELDS = ("note", "durations_us", "spread_us", "sources", "shares", "placement", "placements", "only_listed")
+
 
 class Duration(NamedTuple):
     """A duration and how it is known: one of `SOURCES`, or ``interpolated`` or ``extrapolated`` from those."""
@@ -164,15 +167,14 @@ class Costs:
 
         The placement stays the one of these costs.
         """
-        return Costs(
-            _merge(self.durations_us, other.durations_us),
-            _merge(self.spread_us, other.spread_us),
-            {**self.sources, **{op: other.sources.get(op, "measured") for op in other.durations_us}},
-            other.note or self.note,
-            {op: {**self.shares.get(op, {}), **other.shares.get(op, {})} for op in {**self.shares, **other.shares}},
-            self.placement,
-            self.only_listed or other.only_listed,
-            self.placements,
+        return replace(
+            self,
+            durations_us=_merge(self.durations_us, other.durations_us),
+            spread_us=_merge(self.spread_us, other.spread_us),
+            sources={**self.sources, **{op: other.sources.get(op, "measured") for op in other.durations_us}},
+            note=other.note or self.note,
+            shares=_merge(self.shares, other.shares),
+            only_listed=self.only_listed or other.only_listed,
         )
 
     def restricted(self, ops: Iterable[str]) -> Costs:
@@ -199,28 +201,25 @@ class Costs:
     @staticmethod
     def read(reader: Reader) -> Costs:
         """Costs from the document of a ``hocket-costs/1`` file."""
-        keys = ("durations_us", "spread_us", "sources", "note", "shares", "placement", "placements", "only_listed")
-        reader.only("format", *keys)
-        tables = {
-            name: {
-                op: {key: value.duration_us() for key, value in durations.items()}
-                for op, durations in reader.get(name, {}).items()
-            }
-            for name in ("durations_us", "spread_us")
+        reader.only("format", *_FIELDS)
+
+        def durations(table: Reader) -> dict[str, dict[str, float]]:
+            return {op: {key: value.duration_us() for key, value in row.items()} for op, row in table.items()}
+
+        found: dict[str, Any] = {
+            "durations_us": durations(reader["durations_us"]),
+            "spread_us": durations(reader.get("spread_us", {})),
+            "note": reader.get("note", "").text(),
+            "shares": {
+                op: {device: Share(*(part.number() for part in value.elements(2))) for device, value in row.items()}
+                for op, row in reader.get("shares", {}).items()
+            },
+            "placement": reader.get("placement", "compact").text(),
+            "only_listed": reader.get("only_listed", False).boolean(),
+            **{key: {op: text.text() for op, text in reader.get(key, {}).items()} for key in ("sources", "placements")},
         }
-        sources = {op: value.text() for op, value in reader.get("sources", {}).items()}
-        note = reader.get("note", "").text()
-        shares = {
-            op: {device: Share(*(part.number() for part in value.elements(2))) for device, value in row.items()}
-            for op, row in reader.get("shares", {}).items()
-        }
-        _ = reader["durations_us"]
-        placement = reader.get("placement", "compact").text()
-        placements = {op: value.text() for op, value in reader.get("placements", {}).items()}
-        only_listed = reader.get("only_listed", False).boolean()
-        found = (tables["durations_us"], tables["spread_us"], sources, note, shares, placement, only_listed, placements)
         with read_from(reader.source):
-            return Costs(*found)
+            return Costs(**found)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a ``hocket-costs/1`` file that reads back to equal costs."""
@@ -228,23 +227,11 @@ class Costs:
 
     def document(self) -> dict[str, Any]:
         """The content of a ``hocket-costs/1`` file of these costs."""
-        document: dict[str, Any] = {"format": FORMAT}
-        if self.note:
-            document["note"] = self.note
-        document["durations_us"] = self.durations_us
-        if self.spread_us:
-            document["spread_us"] = self.spread_us
-        if self.sources:
-            document["sources"] = self.sources
-        if self.shares:
-            document["shares"] = self.shares
-        if self.placement != "compact":
-            document["placement"] = self.placement
-        if self.placements:
-            document["placements"] = self.placements
-        if self.only_listed:
-            document["only_listed"] = True
-        return document
+        found, defaults = {key: getattr(self, key) for key in _FIELDS}, Costs({})
+        return {
+            "format": FORMAT,
+            **{key: value for key, value in found.items() if key == "durations_us" or value != getattr(defaults, key)},
+        }
 
 
 def _normalised(table: Mapping[str, Mapping[str, float]], name: str) -> dict[str, dict[str, float]]:
@@ -280,8 +267,8 @@ def _shares(table: Mapping[str, Mapping[str, Share]]) -> dict[str, dict[str, Sha
 
 
 def _merge(
-    first: Mapping[str, Mapping[str, float]], second: Mapping[str, Mapping[str, float]]
-) -> dict[str, dict[str, float]]:
+    first: Mapping[str, Mapping[str, _Value]], second: Mapping[str, Mapping[str, _Value]]
+) -> dict[str, dict[str, _Value]]:
     return {
         **{op: dict(value) for op, value in first.items()},
         **{op: {**first.get(op, {}), **value} for op, value in second.items()},

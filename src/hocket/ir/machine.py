@@ -25,6 +25,10 @@ FORMAT = "hocket-machine/1"
 _MOST = {"cores": 4096, "smt": 64, "priorities": 64, "cores_per_cache": 4096}
 
 _KNOWN = Path(__file__).parent / "machines"
+_ALWAYS = (
+    *("name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities"),
+    "smt_speedup",
+)
 _LAUNCHING = ("launch_us", "graph_launch_us", "event_us")
 
 
@@ -196,16 +200,8 @@ class Machine:
         """The content of a ``hocket-machine/1`` file of this machine."""
         devices = [
             {
-                "name": device.name,
-                "kind": device.kind,
-                "cores": device.cores,
-                "smt": device.smt,
-                "flops_per_s": device.flops_per_s,
-                "bytes_per_s": device.bytes_per_s,
-                "memory_bytes": device.memory_bytes,
+                **{field: getattr(device, field) for field in _ALWAYS},
                 "cpus": [list(core) for core in device.cpus],
-                "priorities": device.priorities,
-                "smt_speedup": device.smt_speedup,
                 **{field: getattr(device, field) for field in _LAUNCHING if getattr(device, field)},
                 **({"cores_per_cache": device.cores_per_cache} if device.cores_per_cache > 1 else {}),
             }
@@ -216,11 +212,7 @@ class Machine:
 
 
 def _read_device(reader: Reader) -> Device:
-    reader.only(
-        *("name", "kind", "cores", "smt", "flops_per_s", "bytes_per_s", "memory_bytes", "cpus", "priorities"),
-        *("smt_speedup", "cores_per_cache"),
-        *_LAUNCHING,
-    )
+    reader.only(*_ALWAYS, "cores_per_cache", *_LAUNCHING)
     return Device(
         name=reader["name"].text(),
         kind=reader.get("kind", "cpu").text(),

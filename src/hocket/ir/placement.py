@@ -30,12 +30,7 @@ from hocket.ir import Device, Graph, Lane, Machine, Plan, execution_order, synch
 
 
 def scattered_cores(device: Device) -> tuple[int, ...]:
-    """The cores of a device: the first one of each cache, then the second ones, and so on.
-
-    Example:
-        >>> scattered_cores(Device("cpu0", cores=8, cores_per_cache=2))
-        (0, 2, 4, 6, 1, 3, 5, 7)
-    """
+    """The cores of a device: the first one of each cache, then the second ones, and so on."""
     size = device.cores_per_cache
     return tuple(core for first in range(size) for core in range(first, device.cores, size))
 

@@ -25,12 +25,6 @@ def check_ops(graph: Graph, plan: Plan) -> None:
 
     Raises:
         PlanError: names the op, and its lane where it has one.
-
-    Example:
-        >>> from hocket.ir import Graph, Lane, Op, Plan
-        >>> check_ops(Graph((Op("a"), Op("b"))), Plan((Lane("main", ("a",)),)))
-        Traceback (most recent call last):
-        hocket.errors.PlanError: op 'b' of the graph is run by no lane
     """
     for lane in plan.lanes:
         for op in lane.ops:
@@ -53,12 +47,9 @@ def waits_of(graph: Graph, plan: Plan) -> dict[str, list[str]]:
 
 
 def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]] | None = None) -> tuple[str, ...]:
-    """The ops in an order in which each comes after all that it waits for.
+    """The ops in an order in which each comes after all that it waits for. A `PlanError` names a circle of waits.
 
     `waits` is the result of `waits_of`, where it is at hand.
-
-    Raises:
-        PlanError: ops that wait for each other in a circle, each with the reason.
     """
     waits = waits_of(graph, plan) if waits is None else waits
     followers: dict[str, list[str]] = {op: [] for op in waits}
@@ -78,11 +69,11 @@ def execution_order(graph: Graph, plan: Plan, waits: Mapping[str, Iterable[str]]
         try:
             TopologicalSorter({op: waits[op] for op, count in missing.items() if count}).prepare()
         except CycleError as error:
-            raise deadlock(graph, plan, error.args[1]) from None
+            raise _deadlock(graph, plan, error.args[1]) from None
     return tuple(order)
 
 
-def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
+def _deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
     """The error for ops that wait for each other in a circle, with the reason of each wait.
 
     Each op of the circle waits for the one before it. The last is the same as the first.
@@ -93,36 +84,9 @@ def deadlock(graph: Graph, plan: Plan, circle: Sequence[str]) -> PlanError:
             reasons.append(f"op {op!r} depends on {before!r}")
         elif before in plan.after.get(op, ()):
             reasons.append(f"op {op!r} is told to wait for {before!r}")
-        elif plan.lane_of[before] is plan.lane_of[op]:
-            reasons.append(f"op {op!r} comes after {before!r} on lane {plan.lane_of[op].name!r}")
         else:
-            reasons.append(f"op {op!r} waits for an event of {before!r}")
+            reasons.append(f"op {op!r} comes after {before!r} on lane {plan.lane_of[op].name!r}")
     return PlanError(f"deadlock: {'; '.join(reasons)}", op=circle[0], lane=plan.lane_of[circle[0]].name)
-
-
-def clocks_of(plan: Plan, order: Iterable[str], waits: Mapping[str, Iterable[str]]) -> dict[str, tuple[int, ...]]:
-    """Vector clocks (Fidge 1988, Mattern 1989): the number of ops of each lane that have finished when an op ends.
-
-    In `order` each op comes after what it waits for. `waits` has the ops of other lanes. The order of a lane counts
-    in any case.
-
-    Example:
-        >>> from hocket.ir import Lane, Plan
-        >>> clocks_of(Plan((Lane("x", ("a",)), Lane("y", ("b",)))), ["a", "b"], {"b": ["a"]})
-        {'a': (1, 0), 'b': (1, 1)}
-    """
-    number = {lane.name: position for position, lane in enumerate(plan.lanes)}
-    current: list[tuple[int, ...]] = [(0,) * len(plan.lanes)] * len(plan.lanes)
-    done = [0] * len(plan.lanes)
-    clocks: dict[str, tuple[int, ...]] = {}
-    for op in order:
-        lane = number[plan.lane_of[op].name]
-        clock = current[lane]
-        for other in waits.get(op, ()):
-            clock = tuple(map(max, clock, clocks[other]))
-        done[lane] += 1
-        current[lane] = clocks[op] = (*clock[:lane], done[lane], *clock[lane + 1 :])
-    return clocks
 
 
 def hardware_threads(lane: Lane, device: Device) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-r"""Events that a plan needs, within a step and across its end, and the order in which to launch its ops.
+r"""The waits that a plan needs, and the order in which to launch its ops.
 
 A lane runs its ops in order, so an op needs a wait only where an edge crosses lanes, and not even there if an earlier
 wait implies it. Vector clocks decide that (Fidge 1988, Mattern 1989): for each op, the number of ops of every lane that
@@ -8,7 +8,7 @@ have finished when it ends::
               \                 /
     lane 1     b ------------- d          d follows b on its lane: no wait at all
 
-Executors, the simulator and the hazard checker take the events from here, so that they all use the same ones.
+Executors, the simulator and the hazard checker take the waits from here, so that they all use the same ones.
 """
 
 from __future__ import annotations
@@ -57,37 +57,18 @@ def synchronisation(graph: Graph, plan: Plan) -> Synchronisation:
     for name in execution_order(graph, plan):
         number, position = place[name]
         needed = (*graph.predecessors[name], *plan.after.get(name, ()))
-        clock, waited = _join(current[number], needed, number, clocks, place)
+        clock = current[number]
+        waited: list[str] = []
+        # Latest first, so that one wait may imply the others.
+        for before in sorted(needed, key=lambda op: sum(clocks[op]), reverse=True):
+            other, reached = place[before]
+            if other != number and clock[other] <= reached:
+                waited.append(before)
+                clock = tuple(map(max, clock, clocks[before]))
         current[number] = clocks[name] = (*clock[:number], position + 1, *clock[number + 1 :])
         if waited:
-            waits[name] = waited
+            waits[name] = tuple(waited)
     return Synchronisation(waits, clocks, place)
-
-
-def carried_waits(graph: Graph, plan: Plan, sync: Synchronisation | None = None) -> dict[str, tuple[str, ...]]:
-    """The waits across the step's end, for lanes that start the next step as soon as they have finished this one.
-
-    Returns:
-        op -> ops of the step before, on other lanes, that it has to wait for. Waits are left out that the order of the
-        lane, the waits inside the step, or other waits of this kind imply.
-    """
-    sync = sync or synchronisation(graph, plan)
-    before: dict[str, dict[str, None]] = {}
-    for src, dst in graph.carried:
-        before.setdefault(dst, {})[src] = None
-    # How far each lane got in the step before, as far as an op of this step knows.
-    known: dict[str, tuple[int, ...]] = {}
-    at_start = [sync.clocks[lane.ops[-1]] if lane.ops else (0,) * len(plan.lanes) for lane in plan.lanes]
-    waits: dict[str, tuple[str, ...]] = {}
-    for name in sorted(sync.clocks, key=lambda op: sum(sync.clocks[op])):
-        number, position = sync.place[name]
-        clock = known[plan.lanes[number].ops[position - 1]] if position else at_start[number]
-        for other in sync.waits.get(name, ()):
-            clock = tuple(map(max, clock, known[other]))
-        known[name], waited = _join(clock, before.get(name, ()), number, sync.clocks, sync.place)
-        if waited:
-            waits[name] = waited
-    return waits
 
 
 def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
@@ -95,9 +76,6 @@ def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
 
     An op's level is one more than that of the last thing it waits for, its lane's previous op included. Ops go by
     level, and within a level by the place of their lane in the plan.
-
-    Raises:
-        PlanError: as `synchronisation`.
     """
     check_ops(graph, plan)
     rank = {op: (number, at) for number, lane in enumerate(plan.lanes) for at, op in enumerate(lane.ops)}
@@ -114,20 +92,3 @@ def launch_order(graph: Graph, plan: Plan) -> tuple[str, ...]:
 
     order = tuple(list_order({name: len(before) for name, before in needed.items()}, followers, key))
     return order if len(order) == len(plan) else execution_order(graph, plan)  # which names the circle
-
-
-def _join(
-    clock: tuple[int, ...],
-    needed: Iterable[str],
-    number: int,
-    clocks: dict[str, tuple[int, ...]],
-    place: dict[str, tuple[int, int]],
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    waited = []
-    # Latest first, so that one wait may imply the others.
-    for before in sorted(needed, key=lambda op: sum(clocks[op]), reverse=True):
-        lane, position = place[before]
-        if lane != number and clock[lane] <= position:
-            waited.append(before)
-            clock = tuple(map(max, clock, clocks[before]))
-    return clock, tuple(waited)

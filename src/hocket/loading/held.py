@@ -37,18 +37,8 @@ _KEY = "_hocket_hold"
 
 _ATTRIBUTES = (
     *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "is_leaf", "grad", "grad_fn", "itemsize"),
-    *(
-        "nbytes",
-        "is_cpu",
-        "is_cuda",
-        "is_meta",
-        "is_sparse",
-        "is_quantized",
-        "is_nested",
-        "is_mkldnn",
-        "is_xpu",
-        "is_mps",
-    ),
+    *("nbytes", "is_cpu", "is_cuda", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_xpu"),
+    "is_mps",
 )
 _METHODS = (
     *("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "get_device"),
@@ -163,10 +153,6 @@ def hold(tensor: torch.Tensor, first_use: Callable[[], object]) -> None:
 
     The tensor is an ordinary one again when that returns, or by `release`. For a tensor that is already held,
     `first_use` is replaced.
-
-    Args:
-        tensor: of a class in `HOLDABLE`.
-        first_use: returns when the tensor's memory has its values, or raises.
 
     Example:
         >>> weight = torch.ones(3)

@@ -97,11 +97,7 @@ class DiskSource(Source):
         return os.preadv(self._file, buffers, offset)
 
     def read_now(self, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill the buffers from their beginning with cached bytes, and return how many there were.
-
-        Raises:
-            OSError: nothing is cached, or this file system does not support the question.
-        """
+        """Fill the buffers from their beginning with cached bytes, and return how many. None at all is an `OSError`."""
         if self._file is None or not (flag := getattr(os, "RWF_NOWAIT", 0)):
             return 0
         return os.preadv(self._file, buffers, offset, flag)

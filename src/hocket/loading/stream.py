@@ -91,11 +91,7 @@ class WeightStream:
             raise
 
     def wait(self, arrival: PendingTensor) -> None:
-        """Sleep until a tensor has arrived. It is read next.
-
-        Raises:
-            ExecutionError: reading has failed, or the thread that reads is in another process.
-        """
+        """Sleep until a tensor has arrived, which is read next. An `ExecutionError` says why it will not."""
         if os.getpid() != self._process:
             raise ExecutionError(
                 f"{arrival.name!r} was still being read from {self._weights.name} when the process was forked; call "
@@ -226,12 +222,9 @@ MAX_BYTES = 1 << 30
 
 
 def read_cached(landings: Mapping[str, tuple[StoredTensor, Landing]]) -> frozenset[str]:
-    """Read cached tensors in the order of their files, up to the first byte that is not cached.
+    """Read cached tensors in the order of their files, up to the first byte that is not cached. Return their names.
 
-    Nothing is read if they have more than `MAX_BYTES` together.
-
-    Returns:
-        The names of the tensors that have arrived. The memory of all others is undefined.
+    Nothing is read if they have more than `MAX_BYTES` together. The memory of tensors that did not arrive is undefined.
     """
     if sum(stored.entry.size_bytes for stored, _ in landings.values()) > MAX_BYTES:
         return frozenset()

@@ -70,12 +70,9 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def find_targets(
     model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], weights: Weights, *, strict: bool = True
 ) -> list[Destination]:
-    """Match each tensor of the model with one of the files, in the order of registration.
+    """Match each tensor of the model with one of the files, in the order of registration, or refuse.
 
     With `strict`, both sides have the same names. The model's parameters may be on the meta device.
-
-    Raises:
-        InputError: names are missing or unexpected, shapes differ, or a dtype cannot become the model's.
     """
     by_memory: dict[Any, list[str]] = {}
     for name, tensor in tensors.items():
@@ -164,13 +161,9 @@ def place(
     the same objects, as with `torch.nn.Module.to`, and keep their values unless new ones are about to arrive.
 
     `arriving` has the names of what a file has. Without a device tensors stay where they are, and those of the meta
-    device become the CPU's.
+    device become the CPU's. One on the meta device that is in no file is refused before anything has changed.
 
-    Returns:
-        What was replaced: each module, the name there, and the tensor on the meta device.
-
-    Raises:
-        InputError: a tensor on the meta device is in no file. Nothing has been changed.
+    Returns what was replaced: each module, the name there, and the tensor on the meta device.
     """
     tables = (table for _, module in modules_by_path(model) for table in (module._parameters, module._buffers))
     if not any(tensor is not None and _moves(tensor, device) for table in tables for tensor in table.values()):

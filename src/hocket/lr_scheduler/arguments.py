@@ -16,8 +16,6 @@ from hocket.errors import InputError
 from hocket.optim.base import FusedOptimizer
 from hocket.optim.hyper import Bound, check_whole, is_number, is_row, one_of, row
 
-__all__ = ["Place", "bound", "by_place", "checked", "for_each"]
-
 Place = tuple[int, int]  # a model, and the number of a parameter group
 
 LEAST = {"total_iters": 0, "patience": 0, "cooldown": 0, "milestones": 0}  # other whole numbers are at least 1

@@ -26,8 +26,6 @@ from hocket.lr_scheduler.arguments import Place, bound, by_place, checked
 from hocket.optim.base import FusedOptimizer
 from hocket.optim.hyper import as_tuple, by_model, check_whole, numbers_of, of_model, plain
 
-__all__ = ["FusedScheduler"]
-
 KEYS = ("lr", "momentum", "betas", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
 
 

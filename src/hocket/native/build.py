@@ -83,12 +83,7 @@ def available() -> Availability:
 
 
 def cause(error: Exception) -> str:
-    r"""The line of a failed build's output that says why: the compiler's first error, not the command before it.
-
-    Example:
-        >>> cause(RuntimeError("Error building extension: c++ -c a.cpp\n/src/a.cpp:1:1: error: no such type"))
-        'a.cpp:1:1: error: no such type'
-    """
+    r"""The line of a failed build's output that says why: the compiler's first error, not the command before it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     line = next((line for line in lines if _OF_ERRORS.search(line)), lines[0])
     return textwrap.shorten(re.sub(r"^\S*/", "", line), 200, placeholder=" ...")
@@ -128,11 +123,7 @@ def load() -> Any:
 
 
 def _jobs(free: int | None) -> int | None:
-    """Return the number of files that may be compiled at a time in this memory, None for any number.
-
-    Raises:
-        MemoryError: not even one.
-    """
+    """Return how many files may be compiled at a time in this memory, None for any number. None at all is an error."""
     if free is None:
         return None
     if free < COMPILE_BYTES:

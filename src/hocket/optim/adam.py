@@ -8,11 +8,10 @@ from typing import Any, ClassVar
 import torch
 
 from hocket.optim.arithmetic import Tensors, add_, addcdiv_, addcmul_, divided, lerp_, power, root, root_and
-from hocket.optim.base import Chunk, FusedOptimizer
+from hocket.optim.base import FusedOptimizer
+from hocket.optim.chunks import Chunk
 from hocket.optim.counts import step_of
 from hocket.optim.hyper import Bound, Number, numbers
-
-__all__ = ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"]
 
 
 class MovingAverages(FusedOptimizer):

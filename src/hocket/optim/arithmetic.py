@@ -14,9 +14,6 @@ import torch
 
 from hocket.optim.hyper import Number
 
-__all__ = ["Factor", "Tensors", "add", "add_", "addcdiv_", "addcmul_", "divided", "is_on", "lerp_", "power"]
-__all__ += ["root", "root_and"]
-
 Tensors = list[torch.Tensor]
 Factor = float | Tensors
 

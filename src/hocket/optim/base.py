@@ -34,8 +34,6 @@ from hocket.optim.hyper import Number, one_of, plain
 from hocket.optim.slots import slots_of
 from hocket.optim.state import ModelStates
 
-__all__ = ["Chunk", "FusedOptimizer"]
-
 NONFINITE = ("step", "skip", "freeze")
 IS_SPARSE = attrgetter("grad.is_sparse")
 GLOBAL_HOOKS = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)

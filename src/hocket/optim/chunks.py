@@ -24,8 +24,6 @@ from hocket.optim.arithmetic import Factor, Tensors, add
 from hocket.optim.hyper import Number
 from hocket.optim.slots import Slots
 
-__all__ = ["Bucket", "Chunk", "Layout", "Pieces", "columns", "lay_out"]
-
 GRAD, GRAD_DTYPE = attrgetter("grad"), attrgetter("grad.dtype")
 LINE_BYTES = 64
 CHUNK_BYTES = 1 << 20  # parameters of one chunk on a CPU; an update reads and writes a few times as much

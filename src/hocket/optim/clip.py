@@ -16,8 +16,6 @@ from hocket.errors import InputError
 from hocket.optim.hyper import Bound, by_model, numbers_of
 from hocket.optim.slots import slots_of
 
-__all__ = ["clip_grad_norm_", "clip_grad_value_"]
-
 
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],

@@ -27,9 +27,6 @@ from hocket.optim.hyper import (
 )
 from hocket.optim.slots import Slots, largest, slots_of
 
-__all__ = ["FLAGS", "Counted", "Options", "count_dtype", "groups_of", "options_of", "signature_of", "step_of"]
-
-
 KERNELS = ("foreach", "fused", "capturable", "differentiable")  # torch's choices, which here are made for the user
 FLAGS = ("amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov")  # they choose code, not numbers
 

@@ -21,8 +21,6 @@ from hocket.errors import InputError
 from hocket.optim.base import FusedOptimizer
 from hocket.optim.hyper import Bound, by_model, check_whole, numbers_of, row
 
-__all__ = ["GradScaler"]
-
 SHARED = ("growth_factor", "backoff_factor", "growth_interval")  # by all models
 
 

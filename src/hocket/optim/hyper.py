@@ -20,9 +20,6 @@ import torch
 
 from hocket.errors import InputError
 
-__all__ = ["Bound", "Number", "PerModel", "as_tuple", "by_model", "check_whole", "from_models", "is_number", "is_row"]
-__all__ += ["numbers", "numbers_of", "of_model", "one_of", "per_model", "plain", "row"]
-
 
 class PerModel(torch.Tensor):
     """One number for each model: float64, of shape (B,).

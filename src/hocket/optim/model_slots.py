@@ -17,8 +17,6 @@ from hocket.optim.grad_scaler import GradScaler
 if TYPE_CHECKING:
     from hocket.fusion.model import Array
 
-__all__ = ["ModelSlots", "TrainedModel"]
-
 
 @dataclass(frozen=True)
 class TrainedModel:

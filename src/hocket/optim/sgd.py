@@ -9,10 +9,9 @@ import torch
 
 from hocket.errors import InputError
 from hocket.optim.arithmetic import add, add_, addcdiv_, addcmul_, divided, is_on, lerp_, root_and
-from hocket.optim.base import Chunk, FusedOptimizer
+from hocket.optim.base import FusedOptimizer
+from hocket.optim.chunks import Chunk
 from hocket.optim.hyper import Bound, Number, numbers
-
-__all__ = ["SGD", "Adadelta", "Adagrad", "RMSprop"]
 
 
 class SGD(FusedOptimizer):

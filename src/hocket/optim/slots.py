@@ -11,8 +11,6 @@ import torch
 from hocket.errors import InputError
 from hocket.optim.hyper import check_whole
 
-__all__ = ["Slots", "largest", "slots_of"]
-
 
 class Slots(dict[torch.Tensor, "int | None"]):
     """For each parameter the model it belongs to, or None where it is fused of all B, in the parameters' order."""
@@ -74,9 +72,6 @@ def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots 
         params: fused ones, of shape (B, ...), carry `_hocket_models` = B. Those of one model `_hocket_model` = i.
         num_models: B, where it is known. Parameters that carry neither attribute must then begin with B.
         known: parameters that have been read already.
-
-    Raises:
-        InputError: a parameter that is neither, B = 0, or parameters of other numbers of models.
     """
     found = [p[1] if isinstance(p, tuple) else p for p in params]
     for place, p in enumerate(found):

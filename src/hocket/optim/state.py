@@ -21,8 +21,6 @@ from hocket.optim.counts import FLAGS, Counted, count_dtype
 from hocket.optim.hyper import PerModel, as_tuple, by_model, from_models, is_row, of_model, plain
 from hocket.optim.slots import Slots
 
-__all__ = ["ModelStates", "PlainState"]
-
 Entries = dict[str, Any]
 
 

@@ -111,9 +111,6 @@ def channel_lanes(
 
     The other ops end at `ends_us`. The transfer with the lowest number in `urgency` goes first, and those without a
     number last.
-
-    Raises:
-        InputError: no link leads where a transfer goes.
     """
     transfers = [op.name for op in graph.ops if op.name not in plan.lane_of]
     link_of = links_of(graph, transfers, costs, machine)
@@ -253,9 +250,6 @@ def plan_around(
     """Plan `graph` with its transfers on channels, the most urgent first.
 
     The most urgent has the lowest number. `compute_planner` plans the other ops, given their earliest starts.
-
-    Raises:
-        InputError: no link leads where a transfer goes, or the planner's own.
     """
     arrived = arrivals_us(graph, roots_of(graph, transfers), costs, machine, urgency)
     compute = without_transfers(graph, transfers)

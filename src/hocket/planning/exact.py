@@ -65,12 +65,7 @@ class Exact(Planner):
 
 
 def solve(instance: Instance, time_limit_s: float = 60.0) -> tuple[list[Placement], bool]:
-    """The shortest placements, up to the tolerance above, and True if that was proved.
-
-    Raises:
-        MissingDependencyError: OR-tools is not installed.
-        InputError: no solution was found in time.
-    """
+    """The shortest placements, up to the tolerance above, and True if that was proved."""
     try:
         from ortools.sat.python import cp_model
     except ImportError:

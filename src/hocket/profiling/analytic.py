@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from timeit import repeat
 
 import torch
 
@@ -17,6 +17,8 @@ from hocket.ir import Costs, Graph, Machine
 
 # Dispatching one op from Python, by the order of magnitude.
 _OP_US = 3.0
+# Of a product and of a copy, whose median counts.
+RUNS = 5
 
 
 def estimate(graph: Graph, machine: Machine, *, device: str = "cpu0") -> Costs:
@@ -40,25 +42,20 @@ def estimate(graph: Graph, machine: Machine, *, device: str = "cpu0") -> Costs:
     return Costs(durations, sources=dict.fromkeys(durations, "analytic"), note=f"estimated from rates of {device}")
 
 
-def measure_rates(machine: Machine, *, device: str = "cpu0", runs: int = 5) -> Machine:
+def measure_rates(machine: Machine) -> Machine:
     """`machine` with the rates of its CPU measured: a matrix product for arithmetic, a large copy for memory."""
     size = 768
     a, b = torch.randn(size, size), torch.randn(size, size)
     source = torch.empty(16 * 2**20)
     target = torch.empty_like(source)
     out = torch.empty(size, size)
-    product_s = _seconds(lambda: torch.mm(a, b, out=out), runs)
-    copy_s = _seconds(lambda: target.copy_(source), runs)
+    product_s = _seconds(lambda: torch.mm(a, b, out=out))
+    copy_s = _seconds(lambda: target.copy_(source))
     return machine.with_rates(
-        device, flops_per_s=2.0 * size**3 / product_s, bytes_per_s=2.0 * source.numel() * 4 / copy_s
+        "cpu0", flops_per_s=2.0 * size**3 / product_s, bytes_per_s=2.0 * source.numel() * 4 / copy_s
     )
 
 
-def _seconds(work: Callable[[], object], runs: int) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     work()
-    times = []
-    for _ in range(runs):
-        start = perf_counter()
-        work()
-        times.append(perf_counter() - start)
-    return median(times)
+    return median(repeat(work, repeat=RUNS, number=1))

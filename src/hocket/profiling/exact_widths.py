@@ -29,7 +29,7 @@ from hocket.execution.base import below_autograd, releases
 from hocket.execution.process import forked
 from hocket.ir import Lane, Plan, synchronisation
 from hocket.tracing.captured import Captured
-from hocket.tracing.program import Action, Slot, compile_action
+from hocket.tracing.program import Action, Call, Slot, compile_action
 from hocket.tracing.saved_state import span
 from hocket.tracing.scalars.tape import TapeRef
 
@@ -96,20 +96,25 @@ class ExactWidths:
 def _scratch(captured: Captured) -> Iterator[tuple[list[Any], list[Any]]]:
     """The slots and numbers of a step on copies. Generators and the number of threads are as before afterwards."""
     threads = torch.get_num_threads()
-    held = _generators([(call.args, call.kwargs) for action in captured.program.actions for call in action.calls])
-    states = [generator.get_state() for generator in held]
-    with torch.random.fork_rng(devices=()), below_autograd():
+    calls = [call for action in captured.program.actions for call in action.calls]
+    with torch.random.fork_rng(devices=()), below_autograd(), _generators_kept(calls):
         frame = captured.rehearse()
         try:
             yield frame.values, frame.numbers
         finally:
             torch.set_num_threads(threads)
-            for generator, state in zip(held, states, strict=True):
-                generator.set_state(state)
 
 
-def _generators(arguments: Any) -> list[torch.Generator]:
-    return list({id(leaf): leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Generator)}.values())
+@contextmanager
+def _generators_kept(calls: Iterable[Call]) -> Iterator[None]:
+    """Let the generators that calls are given be as before afterwards."""
+    leaves = tree_leaves([(call.args, call.kwargs) for call in calls])
+    states = [(leaf, leaf.get_state()) for leaf in leaves if isinstance(leaf, torch.Generator)]
+    try:
+        yield
+    finally:
+        for generator, state in states:
+            generator.set_state(state)
 
 
 def _in_order(captured: Captured) -> Iterator[tuple[Action, tuple[int, ...]]]:
@@ -175,17 +180,12 @@ def _outcome(
         return None
     for slot, copy in copies.items():
         inputs[slot] = copy
-    held = _generators([(call.args, call.kwargs) for call in action.calls])
-    states = [generator.get_state() for generator in held]
     torch.set_num_threads(width)
     try:
-        with torch.random.fork_rng(devices=(), enabled=_draws(action)):
+        with torch.random.fork_rng(devices=(), enabled=_draws(action)), _generators_kept(action.calls):
             run(inputs, numbers)
     except Exception:  # noqa: BLE001  # whatever a kernel says of values that are not its own
         return None
-    finally:
-        for generator, state in zip(held, states, strict=True):
-            generator.set_state(state)
     changed = [inputs[slot] for slot in action.fills]
     if any(call.func._schema.is_mutable for call in action.calls if hasattr(call.func, "_schema")):
         changed += [inputs[slot] for slot in action.reads]

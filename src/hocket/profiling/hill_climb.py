@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -65,37 +64,6 @@ class Setting(NamedTuple):
 
     width: int
     affinity: str = COMPACT
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """The parameters of climbs, see `HillClimb`."""
-
-    widest: int
-    interval: int
-    caches: int
-    also: tuple[int, ...]
-    tolerance: float
-
-    def settings(self, width: int) -> tuple[Setting, ...]:
-        both = 1 < width <= self.caches
-        return (Setting(width), Setting(width, SCATTER)) if both else (Setting(width),)
-
-    def next(self, samples_us: Mapping[Setting, Sequence[float]]) -> Setting | None:
-        """Return the setting to measure next, or None when the climb has ended."""
-        best_us = math.inf
-        width = 1
-        while True:
-            for setting in self.settings(width):
-                if setting not in samples_us:
-                    return setting
-            time_us = min(min(samples_us[setting]) for setting in self.settings(width))
-            if width == self.widest or time_us > best_us * (1 + self.tolerance):
-                break
-            best_us = min(best_us, time_us)
-            width = min(width + self.interval, self.widest)
-        ahead = (setting for width in self.also for setting in self.settings(width) if setting not in samples_us)
-        return next(ahead, None)
 
 
 class HillClimb:
@@ -132,7 +100,19 @@ class HillClimb:
         also: Iterable[int] | None = None,
         tolerance: float = 0.0,
     ) -> None:
-        self._rules = _rules(cores, interval, cores_per_cache, also, tolerance)
+        numbers = {"cores": cores, "interval": interval, "cores_per_cache": cores_per_cache}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"hill climb: expected {name} to be a whole number >= 1, got {value!r}")
+        if not 0 <= tolerance < math.inf:
+            raise InputError(f"hill climb: expected a tolerance >= 0, got {tolerance!r}")
+        self._widest, self._interval, self._tolerance = cores, interval, tolerance
+        self._also = tuple(sorted({min(2, cores), cores})) if also is None else tuple(also)
+        for width in self._also:
+            if not 1 <= width <= cores:
+                raise InputError(f"hill climb: expected also to name widths from 1 to {cores}, got {width!r}")
+        # One core a cache: there is nothing to choose. Otherwise a thread can be alone in a cache while caches last.
+        self._caches = cores // cores_per_cache if cores_per_cache > 1 else 0
         self._samples: dict[tuple[str, float, float], dict[Setting, list[float]]] = {}
         self._of: dict[str, dict[Setting, list[float]]] = {}
         for op in ops:
@@ -143,7 +123,7 @@ class HillClimb:
     @property
     def wanted(self) -> dict[Setting, tuple[str, ...]]:
         """Map settings to the ops to measure there next: those whose climb goes on, or lacks one of the `also`."""
-        next_of = {id(samples): self._rules.next(samples) for samples in self._samples.values()}
+        next_of = {id(samples): self._next(samples) for samples in self._samples.values()}
         found: dict[Setting, list[str]] = {}
         for op, samples in self._of.items():
             setting = next_of[id(samples)]
@@ -152,19 +132,15 @@ class HillClimb:
         return {setting: tuple(found[setting]) for setting in sorted(found)}
 
     def record(self, op: str, width: int, duration_us: float, affinity: str = COMPACT) -> None:
-        """Record one measurement, requested or not. Of several at the same setting the shortest counts.
-
-        Raises:
-            InputError: an unknown op, a width or an affinity that the machine does not have, or no duration.
-        """
+        """Record one measurement, requested or not. Of several at the same setting the shortest counts."""
         samples = self._of.get(op)
         if samples is None:
             raise InputError(f"hill climb: no op {op!r} to record a duration for")
-        if not 1 <= width <= self._rules.widest:
-            raise InputError(f"hill climb: op {op!r}: expected a width from 1 to {self._rules.widest}, got {width!r}")
+        if not 1 <= width <= self._widest:
+            raise InputError(f"hill climb: op {op!r}: expected a width from 1 to {self._widest}, got {width!r}")
         setting = Setting(width, affinity)
-        if setting not in self._rules.settings(width):
-            names = " or ".join(s.affinity for s in self._rules.settings(width))
+        if setting not in self._settings(width):
+            names = " or ".join(s.affinity for s in self._settings(width))
             raise InputError(f"hill climb: op {op!r}: expected affinity {names} at width {width}, got {affinity!r}")
         if not 0 <= duration_us < math.inf:
             raise InputError(f"hill climb: op {op!r}: expected a duration in microseconds, got {duration_us!r}")
@@ -196,8 +172,28 @@ class HillClimb:
                 if affinity == placement or Setting(width, placement) not in samples:
                     durations.setdefault(op, {})[str(width)] = min(times_us)
                     spreads.setdefault(op, {})[str(width)] = median(times_us) - min(times_us)
-        note = f"hill climbing in steps of {self._rules.interval} up to {self._rules.widest} threads"
+        note = f"hill climbing in steps of {self._interval} up to {self._widest} threads"
         return Costs(durations, spreads, note=note, placement=placement, placements=placements)
+
+    def _settings(self, width: int) -> tuple[Setting, ...]:
+        both = 1 < width <= self._caches
+        return (Setting(width), Setting(width, SCATTER)) if both else (Setting(width),)
+
+    def _next(self, samples_us: Mapping[Setting, Sequence[float]]) -> Setting | None:
+        """Return the setting to measure an op at next, or None when its climb has ended."""
+        best_us = math.inf
+        width = 1
+        while True:
+            for setting in self._settings(width):
+                if setting not in samples_us:
+                    return setting
+            time_us = min(min(samples_us[setting]) for setting in self._settings(width))
+            if width == self._widest or time_us > best_us * (1 + self._tolerance):
+                break
+            best_us = min(best_us, time_us)
+            width = min(width + self._interval, self._widest)
+        ahead = (setting for width in self._also for setting in self._settings(width) if setting not in samples_us)
+        return next(ahead, None)
 
 
 def _gain_us(samples: Mapping[Setting, Sequence[float]]) -> float:
@@ -206,28 +202,8 @@ def _gain_us(samples: Mapping[Setting, Sequence[float]]) -> float:
     return sum(min(samples[near]) - min(samples[apart]) for near, apart in both if near in samples)
 
 
-def _rules(cores: int, interval: int, cores_per_cache: int, also: Iterable[int] | None, tolerance: float) -> _Rules:
-    numbers = {"cores": cores, "interval": interval, "cores_per_cache": cores_per_cache}
-    for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"hill climb: expected {name} to be a whole number >= 1, got {value!r}")
-    if not 0 <= tolerance < math.inf:
-        raise InputError(f"hill climb: expected a tolerance >= 0, got {tolerance!r}")
-    widths = tuple(sorted({min(2, cores), cores})) if also is None else tuple(also)
-    for width in widths:
-        if not 1 <= width <= cores:
-            raise InputError(f"hill climb: expected also to name widths from 1 to {cores}, got {width!r}")
-    # One core a cache: there is nothing to choose. Otherwise a thread can be alone in a cache while caches last.
-    return _Rules(cores, interval, cores // cores_per_cache if cores_per_cache > 1 else 0, widths, tolerance)
-
-
 def interval_of(cores: int) -> int:
-    """Threads added from one width to the next.
-
-    Example:
-        >>> [interval_of(cores) for cores in (8, 68, 128)]
-        [4, 4, 8]
-    """
+    """Threads added from one width to the next."""
     return max(INTERVAL, math.ceil((cores - 1) / (MAX_WIDTHS - 1)))
 
 

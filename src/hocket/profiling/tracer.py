@@ -102,25 +102,17 @@ def cuda_index(captured: Captured) -> int | None:
 
 
 def trace_streams(
-    captured: Captured,
-    device: StreamDevice,
-    runs: int,
-    name: str = "gpu0",
-    *,
-    lanes: type[StreamLanes] = GraphedLanes,
+    captured: Captured, device: StreamDevice, runs: int, *, lanes: type[StreamLanes] = GraphedLanes
 ) -> Costs:
     """Time the ops of a step on one stream by events, in a CUDA graph by default, in steps on copies of all state.
 
     What the host sees of a launch says nothing about its kernel.
 
-    `runs` steps are counted, after one that is not. `name` is that of the device in the costs.
-
-    Raises:
-        ExecutionError: the graph cannot be captured.
+    `runs` steps are counted, after one that is not.
     """
     if runs < 1:
         raise InputError(f"profile: expected at least one run, got {runs}")
-    plan = Plan((Lane(f"{name}.0", captured.graph.order, "stream", name),), planner="serial")
+    plan = Plan((Lane("gpu0.0", captured.graph.order, "stream", "gpu0"),), planner="serial")
     timing = lanes(captured, plan, device=device, timed=True)
     found = []
     with torch.random.fork_rng(devices=[] if device.index is None else [device.index]):
@@ -131,7 +123,7 @@ def trace_streams(
     timing.close()
     if failure:
         raise ExecutionError(f"profile: the step cannot be captured as a CUDA graph: {failure}")
-    return costs_of({name: found[1:]})
+    return costs_of({"gpu0": found[1:]})
 
 
 def costs_of(measured: Mapping[int, Iterable[Timeline]] | Mapping[str, Iterable[Timeline]]) -> Costs:

@@ -43,17 +43,11 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), CodeType, torch.dty
 
 @dataclass(frozen=True)
 class Reach:
-    """All that a value leads to.
+    """All that a value leads to."""
 
-    Attributes:
-        is_closed: it leads to no model, no optimizer, and no code that could know of one.
-        addresses: of the memory of tensors and arrays that it leads to.
-        stores: it leads to code with ``x[i] = y``, whose ``x`` could be a tensor.
-    """
-
-    is_closed: bool
-    addresses: frozenset[int] = frozenset()
-    stores: bool = False
+    is_closed: bool  # it leads to no model, no optimizer, and no code that could know of one
+    addresses: frozenset[int] = frozenset()  # of the memory of tensors and arrays that it leads to
+    stores: bool = False  # it leads to code with ``x[i] = y``, whose ``x`` could be a tensor
 
     def is_apart(self, trained: Collection[int]) -> bool:
         """True if it leads to none of this memory either."""

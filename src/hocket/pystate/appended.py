@@ -19,17 +19,11 @@ from hocket.pystate.places import Place, describe
 
 @dataclass(frozen=True, eq=False)
 class AppendedList:
-    """A list that a step appends to.
+    """A list that a step appends to."""
 
-    Attributes:
-        target: the user's own.
-        places: all that hold it, of those that the step can reach.
-        by_others: it has grown between steps.
-    """
-
-    target: Any
-    places: tuple[Place, ...]
-    by_others: bool = False
+    target: Any  # the user's own
+    places: tuple[Place, ...]  # all that hold it, of those that the step can reach
+    by_others: bool = False  # it has grown between steps
 
     @property
     def name(self) -> str:

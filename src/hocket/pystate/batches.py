@@ -53,21 +53,13 @@ _INNOCENT = frozenset(
 
 @dataclass(frozen=True)
 class _Tree:
-    """The shape of an unfolded value.
+    """The shape of an unfolded value."""
 
-    Attributes:
-        kind: the type of the object. None for a leaf.
-        keys: names of its attributes, then the keys of its items.
-        spec: of a node that torch's pytree knows, with leaves in it.
-        parts: a tree for each child.
-        unseen: attributes that are left out.
-    """
-
-    kind: type | None = None
-    keys: tuple[Any, ...] = ()
-    spec: Any = None
-    parts: tuple[_Tree, ...] = ()
-    unseen: dict[str, Any] = field(default_factory=dict, compare=False)
+    kind: type | None = None  # the type of the object. None for a leaf.
+    keys: tuple[Any, ...] = ()  # names of its attributes, then the keys of its items
+    spec: Any = None  # of a node that torch's pytree knows, with leaves in it
+    parts: tuple[_Tree, ...] = ()  # a tree for each child
+    unseen: dict[str, Any] = field(default_factory=dict, compare=False)  # attributes that are left out
 
     def kinds(self) -> Iterator[type]:
         if self.kind is not None and self.spec is None:
@@ -102,17 +94,11 @@ def unfolded_again(batch: Any) -> Any:
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor of a batch without its elements.
+    """A tensor of a batch without its elements."""
 
-    Attributes:
-        version: how often it was written to. None where torch does not count that.
-        attributes: of its own.
-        has_gradient: a gradient was there already.
-    """
-
-    version: int | None
-    attributes: dict[str, Any]
-    has_gradient: bool
+    version: int | None  # how often it was written to. None where torch does not count that.
+    attributes: dict[str, Any]  # of its own
+    has_gradient: bool  # a gradient was there already
 
 
 def held_by(leaf: Any) -> Held | None:

@@ -37,15 +37,10 @@ _SIZES = frozenset(("size", "dim", "numel"))
 
 @dataclass(frozen=True, eq=False)
 class Statement:
-    """One statement of a body.
-
-    Attributes:
-        node: the statement.
-        names: all local names of the function.
-    """
+    """One statement of a body."""
 
     node: ast.stmt
-    names: frozenset[str]
+    names: frozenset[str]  # all local names of the function
 
     @cached_property
     def loads(self) -> frozenset[str]:

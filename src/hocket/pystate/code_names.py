@@ -28,39 +28,29 @@ _SEEDS = frozenset(("seed", "set_state", "bit_generator"))
 
 
 class CodeNames:
-    """Names and facts of the code that was added, over all watched steps.
-
-    Attributes:
-        codes: what was added.
-        names: every name and attribute in that code, user code that it refers to included.
-        user_names: those of code that is neither torch's nor Python's own.
-        user_strings: names that such code spells as strings.
-        global_names: for each module (by its ``__dict__``), the global names that such code uses.
-        torchs_names: for each module, the names in it that torch's own code calls.
-        imports: names of modules, perhaps, that code of the user's imports or looks up.
-        dynamic: user functions with `getattr`, `vars` or the like: every attribute counts then.
-        asks_types: user functions that compare ``type(x)``: they could tell a live number from a plain one.
-        strict: callables that take plain numbers only, with the line: they would refuse a live one.
-        reads_text: code of the step may read text without calling a method of it.
-        seeds: code of the user's sets the state of a generator. A step may leave it as the step before has left it.
-        num_new_of_user: pieces of the user's code that were added in the last watched step.
-        newest: the last such piece, in words.
-    """
+    """Names and facts of the code that was added, over all watched steps."""
 
     def __init__(self) -> None:
-        self.codes: set[CodeType] = set()
-        self.names: set[str] = set()
-        self.user_names: set[str] = set()
-        self.user_strings: set[str] = set()
+        self.codes: set[CodeType] = set()  # what was added
+        self.names: set[str] = set()  # every name and attribute in that code, user code that it refers to included
+        self.user_names: set[str] = set()  # those of code that is neither torch's nor Python's own
+        self.user_strings: set[str] = set()  # names that such code spells as strings
+        # for each module (by its ``__dict__``), the global names that such code uses
         self.global_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        # for each module, the names in it that torch's own code calls
         self.torchs_names: dict[int, tuple[dict[str, Any], set[str]]] = {}
-        self.imports: set[str] = set()
+        self.imports: set[str] = set()  # names of modules, perhaps, that code of the user's imports or looks up
+        # user functions with `getattr`, `vars` or the like: every attribute counts then
         self.dynamic: dict[str, None] = {}
+        # user functions that compare ``type(x)``: they could tell a live number from a plain one
         self.asks_types: dict[str, None] = {}
+        # callables that take plain numbers only, with the line: they would refuse a live one
         self.strict: dict[str, None] = {}
-        self.reads_text = self.seeds = False
-        self.num_new_of_user = 0
-        self.newest = ""
+        self.reads_text = False  # code of the step may read text without calling a method of it
+        # code of the user's sets the state of a generator. A step may leave it as the step before has left it.
+        self.seeds = False
+        self.num_new_of_user = 0  # pieces of the user's code that were added in the last watched step
+        self.newest = ""  # the last such piece, in words
 
     @property
     def follows_numbers(self) -> bool:

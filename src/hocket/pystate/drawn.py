@@ -66,15 +66,10 @@ def ways(watch: PurityWatch) -> list[StepParts | DrawnAhead]:
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """One call of a generator's method.
+    """One call of a generator's method."""
 
-    Attributes:
-        function: the method, as the step finds it.
-        args, kwargs: plain values.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
+    function: Callable[..., Any]  # the method, as the step finds it
+    args: tuple[Any, ...]  # plain values
     kwargs: Mapping[str, Any]
 
     def again(self) -> Any:
@@ -221,21 +216,15 @@ class _Turn:
     Args:
         known: those that were made ahead.
         states: of the generators, before these were made. None for a step that draws for itself.
-
-    Attributes:
-        gives: numbers that were drawn ahead are given.
-        is_open: the step runs. Methods that it has kept draw for themselves after it.
-        was_left: the step has drawn otherwise.
-        made: draws that the step has made for itself, and those before them.
-        is_plain: what these were given and what they gave are plain values, or arrays that were given.
     """
 
     def __init__(self, known: tuple[Draw, ...], states: Sequence[tuple[Any, Any]] | None) -> None:
         self.known = known
-        self.gives = states is not None
-        self.is_open = self.was_left = False
-        self.made: list[Draw] = []
-        self.is_plain = True
+        self.gives = states is not None  # numbers that were drawn ahead are given
+        self.is_open = False  # the step runs. Methods that it has kept draw for themselves after it.
+        self.was_left = False  # the step has drawn otherwise
+        self.made: list[Draw] = []  # draws that the step has made for itself, and those before them
+        self.is_plain = True  # what these were given and what they gave are plain values, or arrays that were given
         self._states = states or ()
         self._drawn: Sequence[Any] = ()
         self._num = 0

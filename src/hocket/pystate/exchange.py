@@ -32,21 +32,14 @@ class Exchange(ast.NodeTransformer):
         body: of the function. What the statements name, its `given` has.
         statements: of the body.
         within: code of the functions that call it.
-
-    Attributes:
-        nodes: the statements.
-        codes: of called functions that others take the place of.
-        asks: each asks whether the function still calls such a function.
-        lines: of statements that run after the ops, each with its file.
-        is_other: any of them differs.
     """
 
     def __init__(self, body: Body, statements: Iterable[ast.stmt], within: tuple[CodeType, ...] = ()) -> None:
         self.body, self.within = body, (*within, body.function.__code__)
-        self.codes: list[CodeType] = []
-        self.asks: list[Callable[[], bool]] = []
-        self.lines: set[tuple[str, int]] = set()
-        self.is_other = False
+        self.codes: list[CodeType] = []  # of called functions that others take the place of
+        self.asks: list[Callable[[], bool]] = []  # each asks whether the function still calls such a function
+        self.lines: set[tuple[str, int]] = set()  # of statements that run after the ops, each with its file
+        self.is_other = False  # any of them differs
         self.nodes: list[ast.stmt] = [self.visit(each) for each in statements]
 
     def visit(self, node: ast.AST) -> Any:

@@ -53,41 +53,26 @@ _UNMET = (torch.Tensor, ModuleType, type, tuple, str, int, float, complex, bytes
 
 
 class _CodeFacts:
-    """Facts about one piece of code that the hook needs at each event.
-
-    Attributes:
-        code: kept alive, so that no other one gets its address.
-        owner: of its file.
-        of_user: its names count as the user's.
-        is_added: its names were counted.
-        looks_on: it records or walks, and is no part of the step.
-        seeds: it sets the state of a generator of `random`.
-    """
+    """Facts about one piece of code that the hook needs at each event."""
 
     __slots__ = ("code", "is_added", "looks_on", "of_user", "owner", "seeds")
 
     def __init__(self, code: CodeType, namespace: dict[str, Any]) -> None:
-        self.code = code
-        self.owner = origin(code.co_filename)
-        self.of_user = origin(file_of(code, namespace)) in ("user", "library")
-        self.is_added = False
-        self.looks_on = code.co_filename.startswith(LOOKING_ON)
-        self.seeds = code in _SEEDING
+        self.code = code  # kept alive, so that no other one gets its address
+        self.owner = origin(code.co_filename)  # of its file
+        self.of_user = origin(file_of(code, namespace)) in ("user", "library")  # its names count as the user's
+        self.is_added = False  # its names were counted
+        self.looks_on = code.co_filename.startswith(LOOKING_ON)  # it records or walks, and is no part of the step
+        self.seeds = code in _SEEDING  # it sets the state of a generator of `random`
 
 
 @dataclass(frozen=True)
 class NamesKnown:
-    """The names that counted at some moment.
+    """The names that counted at some moment."""
 
-    Attributes:
-        attributes: by which every object is looked at.
-        spaces: by the address of a module's dict, its names.
-        is_wide: all attributes counted.
-    """
-
-    attributes: frozenset[str]
-    spaces: Mapping[int, frozenset[str]]
-    is_wide: bool
+    attributes: frozenset[str]  # by which every object is looked at
+    spaces: Mapping[int, frozenset[str]]  # by the address of a module's dict, its names
+    is_wide: bool  # all attributes counted
 
     def count(self, owner: Any, key: Any) -> bool:
         """True if a name of a dict of attributes, or of a module's, was among them."""
@@ -97,30 +82,24 @@ class NamesKnown:
 
 
 class ExecutedCode(CodeNames):
-    """The code that ran while `watching`, over all watched steps.
-
-    Attributes:
-        calls_sinks: a watched step has called a sink.
-        lines: where ops ran.
-        world: clocks, files and the like that the last watched step asked, with the user's line.
-        persistent: objects that code met in two watched steps running, and so outlive a step.
-        met_before: by its address what the last watched step has met, lists and the like by strong references.
-        divided: code of which the watched step is a part, which counts only if it runs.
-        restored: generators of which it was seen that the step leaves them as it finds them, by their address.
-        asks_draws: what draws or seeds is asked otherwise (see `hocket.pystate.drawn`).
-        num_new: pieces of code that the last watched step ran for the first time.
-    """
+    """The code that ran while `watching`, over all watched steps."""
 
     def __init__(self, divided: tuple[CodeType, ...] = ()) -> None:
         super().__init__()
-        self.divided = divided
+        self.divided = divided  # code of which the watched step is a part, which counts only if it runs
+        # clocks, files and the like that the last watched step asked, with the user's line
         self.world: dict[str, None] = {}
+        # objects that code met in two watched steps running, and so outlive a step
         self.persistent: dict[int, Any] = {}
-        self.num_new = 0
-        self.calls_sinks = self.asks_draws = False
+        self.num_new = 0  # pieces of code that the last watched step ran for the first time
+        self.calls_sinks = False  # a watched step has called a sink
+        self.asks_draws = False  # what draws or seeds is asked otherwise (see `hocket.pystate.drawn`)
+        # generators of which it was seen that the step leaves them as it finds them, by their address
         self.restored: set[int] = set()
-        self.lines = OpLines()
-        self._met, self.met_before = dict[int, Any](), dict[int, Any]()
+        self.lines = OpLines()  # where ops ran
+        self._met: dict[int, Any] = {}
+        # by its address what the last watched step has met, lists and the like by strong references
+        self.met_before: dict[int, Any] = {}
         self._warned, self._warned_before = set[str](), set[str]()  # lines that showed a warning in the last two steps
         self._skipped: FrameType | None = None  # runs an op written in Python, or has called the collector
         self._facts: dict[int, _CodeFacts] = {}  # by address: code is slow to hash

@@ -34,19 +34,12 @@ _WRITABLE = frozenset(("dict", "cell", "list", "slots"))  # what stands in a cla
 
 @dataclass(frozen=True, eq=False)
 class GeneratorPlace:
-    """A place of a method of a generator, or of a generator.
+    """A place of a method of a generator, or of a generator."""
 
-    Attributes:
-        place: where it stands.
-        value: what stands there.
-        method: of the generator. None for the generator itself.
-        is_reached: the step was seen to reach it: something else may be put there.
-    """
-
-    place: Place
-    value: Any
-    method: Callable[..., Any] | None = None
-    is_reached: bool = False
+    place: Place  # where it stands
+    value: Any  # what stands there
+    method: Callable[..., Any] | None = None  # of the generator. None for the generator itself.
+    is_reached: bool = False  # the step was seen to reach it: something else may be put there
 
     @property
     def holds(self) -> bool:

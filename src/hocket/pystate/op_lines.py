@@ -60,25 +60,20 @@ class SourceSpan:
 
 
 class OpLines:
-    """Instructions of the watched steps so far, each as its code and its offset in it (see `places`).
-
-    Attributes:
-        trains: those of `ops` where a backward or an optimizer's update ran.
-        calls: those where a function of the user's or a library's was called, by torch perhaps.
-        bound: for code that trains, its local names and what they led to when it returned last.
-        ops: of each function of the user's or a library's that was on the stack when an op ran.
-        unseen: of each function of the user's or a library's, those that are no call and have called a function that
-            is written in Python: a property, an operator, an iterator.
-        outside: the frame within which the watched step runs. None where none does.
-    """
+    """Instructions of the watched steps so far, each as its code and its offset in it (see `places`)."""
 
     def __init__(self) -> None:
+        # of each function of the user's or a library's that was on the stack when an op ran
         self.ops: set[tuple[CodeType, int]] = set()
-        self.trains: set[tuple[CodeType, int]] = set()
+        self.trains: set[tuple[CodeType, int]] = set()  # those of `ops` where a backward or an optimizer's update ran
+        # those where a function of the user's or a library's was called, by torch perhaps
         self.calls: set[tuple[CodeType, int]] = set()
+        # for code that trains, its local names and what they led to when it returned last
         self.bound: dict[CodeType, dict[str, Reach]] = {}
+        # of each function of the user's or a library's, those that are no call and have called a function that is
+        # written in Python: a property, an operator, an iterator
         self.unseen: set[tuple[CodeType, int]] = set()
-        self.outside: FrameType | None = None
+        self.outside: FrameType | None = None  # the frame within which the watched step runs. None where none does.
 
     def entered(self, frame: FrameType, of_user: bool) -> None:
         """A function that is written in Python is called, one of the user's or of a library's perhaps."""

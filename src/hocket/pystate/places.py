@@ -247,32 +247,22 @@ def _text(value: Any) -> str:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The values that one owner holds.
+    """The values that one owner holds."""
 
-    Attributes:
-        kind: ``dict``, ``class``, ``type`` (the class of an object, and of a class its bases), ``cell``, ``list``,
-            ``sequence``, ``slots``, ``readonly``, ``function``, ``tensor``, ``buffer``, ``set``, ``context``,
-            ``setting`` (what the function that is its key returns), ``state`` (of a generator or an iterator, compared
-            but never guarded: reading advances it).
-        owner: the object.
-        path: how the step reaches it.
-        keys, values: in step with each other.
-        whole: further keys matter, and their order.
-        form: how a message spells a key: ``.``, ``[]``, or not at all.
-        rebindable: which tensor stands here may change (buffers: a captured step reads and writes them anew).
-        counts: which keys matter, where not all do.
-        is_passing: the next step may put another object in the place of the owner.
-    """
-
+    # ``dict``, ``class``, ``type`` (the class of an object, and of a class its bases), ``cell``, ``list``,
+    # ``sequence``, ``slots``, ``readonly``, ``function``, ``tensor``, ``buffer``, ``set``, ``context``, ``setting``
+    # (what the function that is its key returns), ``state`` (of a generator or an iterator, compared but never guarded:
+    # reading advances it)
     kind: str
     owner: Any
-    path: Path
-    keys: Any
+    path: Path  # how the step reaches it
+    keys: Any  # in step with `values`
     values: Any
-    form: str = ""
+    form: str = ""  # how a message spells a key: ``.``, ``[]``, or not at all
+    # which tensor stands here may change (buffers: a captured step reads and writes them anew)
     rebindable: bool = False
-    counts: Callable[[str], bool] | None = None
-    is_passing: bool = False
+    counts: Callable[[str], bool] | None = None  # which keys matter, where not all do
+    is_passing: bool = False  # the next step may put another object in the place of the owner
 
     @property
     def entries(self) -> Any:
@@ -281,6 +271,7 @@ class Group:
 
     @property
     def whole(self) -> bool:
+        """True if further keys matter, and their order."""
         return self.counts is None
 
     def place(self, position: int) -> Place:

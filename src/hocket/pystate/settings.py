@@ -21,17 +21,11 @@ import torch
 
 @dataclass(frozen=True)
 class ProcessSetting:
-    """One setting, or several that are read together.
+    """One setting, or several that are read together."""
 
-    Attributes:
-        name: for messages.
-        read: returns its value.
-        further: names by which code asks for it or changes it, besides the last part of `name`.
-    """
-
-    name: str
-    read: Callable[[], Any]
-    further: tuple[str, ...] = ()
+    name: str  # for messages
+    read: Callable[[], Any]  # returns its value
+    further: tuple[str, ...] = ()  # names by which code asks for it or changes it, besides the last part of `name`
 
     @cached_property
     def names(self) -> frozenset[str]:

@@ -43,14 +43,10 @@ _STAYING = (
 
 @dataclass(frozen=True)
 class Sunk:
-    """Statements that were moved to the end of the middle.
+    """Statements that were moved to the end of the middle."""
 
-    Attributes:
-        cut: position of the first of them.
-        passed: the source of the statements that they have passed, in which no code of the user's may run.
-    """
-
-    cut: int = 0
+    cut: int = 0  # position of the first of them
+    # the source of the statements that they have passed, in which no code of the user's may run
     passed: frozenset[SourceSpan] = frozenset()
 
 

@@ -19,33 +19,25 @@ RETURNED = "_hocket_returned"
 
 @dataclass(frozen=True)
 class StepParts:
-    """A step in three parts.
+    """A step in three parts."""
 
-    Attributes:
-        before: called with the step's arguments. Returns the values that the middle and the last part need, or the
-            step's result and `RETURNED` where the step ends there. None if nothing comes before.
-        middle: called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple: what the last
-            part needs, or the step's result and `RETURNED` where the step ends there.
-        after: called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the
-            middle as `LIVE`. Returns the step's result.
-        lines: of the user's code that is not in the middle.
-        codes: of the functions that are divided.
-        watched: what the state of the middle is reached from, where that is not the middle itself.
-        leaves_draws: the middle has calls that draw or fetch.
-        is_exchanged: some statements of the middle are not the step's own (see `hocket.pystate.exchange`).
-        passed: the source of statements of the middle, which only train, that stood behind some that come after it now.
-        asks: each asks whether the step still calls a function that was divided or exchanged.
-    """
-
+    # called with the step's arguments. Returns the values that the middle and the last part need, or the step's result
+    # and `RETURNED` where the step ends there. None if nothing comes before.
     before: Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]] | None
+    # called with the step's arguments, and `BEFORE` if there is a first part. Returns a tuple: what the last part
+    # needs, or the step's result and `RETURNED` where the step ends there.
     middle: Callable[..., tuple[Any, ...]]
+    # called with the step's arguments, with the second of the first part as `BEFORE` and the tuple of the middle as
+    # `LIVE`. Returns the step's result.
     after: Callable[..., Any]
-    lines: str
-    codes: tuple[CodeType, ...] = ()
-    watched: Any = None
-    leaves_draws: bool = False
-    is_exchanged: bool = False
+    lines: str  # of the user's code that is not in the middle
+    codes: tuple[CodeType, ...] = ()  # of the functions that are divided
+    watched: Any = None  # what the state of the middle is reached from, where that is not the middle itself
+    leaves_draws: bool = False  # the middle has calls that draw or fetch
+    is_exchanged: bool = False  # some statements of the middle are not the step's own (see `hocket.pystate.exchange`)
+    # the source of statements of the middle, which only train, that stood behind some that come after it now
     passed: frozenset[SourceSpan] = frozenset()
+    # each asks whether the step still calls a function that was divided or exchanged
     asks: tuple[Callable[[], bool], ...] = ()
 
     def watch(self, roots: Iterable[Any]) -> PurityWatch:

@@ -48,11 +48,7 @@ def generator_state(value: Any) -> Any:
 
 
 def iterator_state(value: Any) -> tuple[Any, ...]:
-    """Where one of Python's own iterators stands.
-
-    Raises:
-        TypeError, ValueError: it does not tell, or stands in front of too many others.
-    """
+    """Where one of Python's own iterators stands. One that does not tell, or is in front of too many others, raises."""
     state = tuple(itertools.islice(_flat(value.__reduce__(), 0), MAX_PARTS + 1))
     if len(state) > MAX_PARTS:
         raise ValueError("an iterator of too many parts")

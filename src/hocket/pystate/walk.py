@@ -49,18 +49,12 @@ CODE_OF_OTHERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleTyp
 
 
 class Reachable:
-    """State found by one walk.
-
-    Attributes:
-        groups: by owner and kind.
-        opaque: what cannot be looked into, in words.
-        num_values: how many values were seen.
-    """
+    """State found by one walk."""
 
     def __init__(self) -> None:
-        self.groups: dict[tuple[int, str], Group] = {}
-        self.opaque: dict[str, None] = {}
-        self.num_values = 0
+        self.groups: dict[tuple[int, str], Group] = {}  # by owner and kind
+        self.opaque: dict[str, None] = {}  # what cannot be looked into, in words
+        self.num_values = 0  # how many values were seen
 
     def values_at(self, identities: Iterable[Any]) -> Iterator[Any]:
         """The values at the places of these identities."""
@@ -70,12 +64,7 @@ class Reachable:
 
 
 class Walk(ABC):
-    """Visits everything once, breadth first, so that a value is named by its shortest path.
-
-    Attributes:
-        own: addresses of the modules and optimizers that a captured step trains. It reads and writes their tensors
-            and numbers wherever they stand.
-    """
+    """Visits everything once, breadth first, so that a value is named by its shortest path."""
 
     def __init__(self, executed: ExecutedCode) -> None:
         self.executed = executed
@@ -86,6 +75,8 @@ class Walk(ABC):
         self.wide = bool(executed.dynamic)
         # Names that are met later are no concern of these groups: what they name is not new then.
         self.names_now, self.users_names_now = frozenset(executed.names), frozenset(executed.user_names)
+        # addresses of the modules and optimizers that a captured step trains. It reads and writes their tensors and
+        # numbers wherever they stand.
         self.own: set[int] = set()
         self.namespaces: dict[int, Callable[[str], bool]] = {}
 

@@ -52,49 +52,31 @@ MAX_WATCHED = 6
 
 @dataclass(frozen=True)
 class Watched:
-    """Result of watching one step.
+    """Result of watching one step."""
 
-    Attributes:
-        result: what it returned.
-        findings: what it writes or asks that its graph could not, in words.
-        settled: it ran no code for the first time.
-        before, after: what it could reach at its beginning (None in the first step) and at its end.
-    """
-
-    result: Any
-    findings: tuple[str, ...]
-    settled: bool
-    before: Reachable | None
+    result: Any  # what it returned
+    findings: tuple[str, ...]  # what it writes or asks that its graph could not, in words
+    settled: bool  # it ran no code for the first time
+    before: Reachable | None  # what it could reach at its beginning (None in the first step) and at its end
     after: Reachable
 
 
 class PurityWatch:
-    """Watches steps of one schedule, and remembers what they showed.
-
-    Attributes:
-        executed: the code that ran.
-        num_watched: steps that were watched.
-        rebound: places that the step binds another tensor to.
-        moving: places whose number changes, within a step or between steps.
-        written: places that the step sets to plain values.
-        live_leaves: leaves of the batch, counted among those that are no tensors, whose number changes between batches.
-        appended: lists that the step appends to, by identity.
-        owned: addresses of the lists and dicts that the step that runs has found.
-        generators: of Python's and numpy's, those that the step has drawn from.
-    """
+    """Watches steps of one schedule, and remembers what they showed."""
 
     def __init__(self, step: Callable[..., Any], roots: Iterable[Any], divided: tuple[CodeType, ...] = ()) -> None:
         self.step = step
         self.roots = tuple(roots)
-        self.executed = ExecutedCode(divided)
-        self.num_watched = 0
-        self.rebound: dict[Any, Place] = {}
-        self.moving: dict[Any, Place] = {}
-        self.written: dict[Any, Place] = {}
+        self.executed = ExecutedCode(divided)  # the code that ran
+        self.num_watched = 0  # steps that were watched
+        self.rebound: dict[Any, Place] = {}  # places that the step binds another tensor to
+        self.moving: dict[Any, Place] = {}  # places whose number changes, within a step or between steps
+        self.written: dict[Any, Place] = {}  # places that the step sets to plain values
+        # leaves of the batch, counted among those that are no tensors, whose number changes between batches
         self.live_leaves: set[int] = set()
-        self.appended: dict[int, AppendedList] = {}
-        self.owned: frozenset[int] = frozenset()
-        self.generators: dict[int, Any] = {}
+        self.appended: dict[int, AppendedList] = {}  # lists that the step appends to, by identity
+        self.owned: frozenset[int] = frozenset()  # addresses of the lists and dicts that the step that runs has found
+        self.generators: dict[int, Any] = {}  # of Python's and numpy's, those that the step has drawn from
         self._last: Reachable | None = None
         self._numbers_set: dict[Any, Any] = {}
         self._looks_at_lists = False

@@ -56,10 +56,6 @@ def gains_of(
     Times are lower quartiles: of eager's steps, of the planned ones, of eager's ops as native code, one after
     another, and of those of the plan's form, if it is another one. `shares` are of eager's time, by row of its
     record.
-
-    Example:
-        >>> [(gain.name, gain.saved_ms) for gain in gains_of(eager_ms=8.0, serial_ms=5.0, planned_ms=4.0)]
-        [('Python, dispatch and memory', 3.0), ('order and lanes', 1.0)]
     """
     before_ms = serial_ms if in_form_ms is None else in_form_ms
     lanes = Gain("order and lanes", before_ms - planned_ms, False, "ops side by side, at other widths")
@@ -78,12 +74,7 @@ def gains_of(
 
 
 def waterfall(gains: Sequence[Gain], eager_ms: float) -> list[tuple[float, float]]:
-    """Return the times between which the bar of each gain lies, in milliseconds.
-
-    Example:
-        >>> waterfall(gains_of(eager_ms=8.0, serial_ms=5.0, planned_ms=4.0), 8.0)
-        [(5.0, 8.0), (4.0, 5.0)]
-    """
+    """Return the times between which the bar of each gain lies, in milliseconds."""
     levels = list(itertools.accumulate((-gain.saved_ms for gain in gains), initial=eager_ms))
     return [(min(pair), max(pair)) for pair in itertools.pairwise(levels)]
 

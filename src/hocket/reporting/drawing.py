@@ -100,12 +100,7 @@ def heading_of(timeline: Timeline) -> str:
 
 
 def axis_ticks(longest_us: float) -> list[tuple[float, str]]:
-    """Return round times from 0 to `longest_us` with their labels, all in one unit.
-
-    Example:
-        >>> [label for _, label in axis_ticks(2600.0)]
-        ['0', '0.5 ms', '1.0 ms', '1.5 ms', '2.0 ms', '2.5 ms']
-    """
+    """Return round times from 0 to `longest_us` with their labels, all in one unit."""
     if longest_us < MIN_AXIS_US:
         return [(0.0, "0")]
     raw = longest_us / _TICKS
@@ -240,11 +235,6 @@ def merge(spans: Sequence[Span], roles: Mapping[str, str], scale: float, pixel: 
 
     Spans narrower than `pixel` join their neighbour while both together stay within one `pixel`, or while they have its
     role and hardly any idle time is between them.
-
-    Example:
-        >>> spans = [Span(f"op{i}", "main", i * 0.1, i * 0.1 + 0.1) for i in range(10)]
-        >>> [(shape.count, round(shape.width, 3)) for shape in merge(spans, {}, 1.0)]
-        [(10, 1.0)]
     """
     shapes: list[Shape] = []
     group: list[Span] = []

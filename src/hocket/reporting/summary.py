@@ -96,12 +96,7 @@ def lane_uses(timeline: Timeline) -> list[LaneUse]:
 
 
 def lane_text(lane: Lane) -> str:
-    """Describe a lane.
-
-    Example:
-        >>> lane_text(Lane("left", width=2, cores=(0, 1)))
-        'cpu0, 2 threads, cores 0,1'
-    """
+    """The device of a lane, and its threads and cores, its priority or its ends."""
     if lane.kind == "channel":
         src, dst = lane.ends
         return f"channel {src} to {dst}"

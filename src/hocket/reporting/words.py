@@ -71,6 +71,11 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def value_text(value: object) -> str:
+    """Format the value of a hyper-parameter, a float with six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def _three_digits(value: float) -> str:
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"

@@ -112,13 +112,7 @@ def is_fixed(batches: Iterable[Any]) -> bool:
 
 
 def epoch_batches(batches: Iterable[Any], seed: int, epoch: int, field: str = "batches") -> Iterator[tuple[Any, Any]]:
-    """The pairs of inputs and target of one epoch, which `field` of a training gives.
-
-    Example:
-        >>> loader = DataLoader(TensorDataset(torch.arange(4), torch.arange(4)), batch_size=4, shuffle=True)
-        >>> [[again for again, _ in epoch_batches(loader, 0, epoch)][0].tolist() for epoch in (0, 1, 0)]
-        [[2, 1, 3, 0], [1, 3, 2, 0], [2, 1, 3, 0]]
-    """
+    """The pairs of inputs and target of one epoch, which `field` of a training gives."""
     empty = True
     for batch in batches if is_fixed(batches) else _drawn(batches, PRIMES[0] * seed + PRIMES[1] * epoch):
         empty = False
@@ -185,13 +179,7 @@ def size_of(target: Any, inputs: Any) -> int:
 
 
 def are_same_batches(first: Any, second: Any) -> bool:
-    """True if two trials' batches are provably the same data in the same order, epoch for epoch.
-
-    Example:
-        >>> ones = [(torch.ones(2), torch.ones(2))]
-        >>> are_same_batches(ones, [(torch.ones(2), torch.ones(2))]), are_same_batches(ones, [*ones, *ones])
-        (True, False)
-    """
+    """True if two trials' batches are provably the same data in the same order, epoch for epoch."""
     if first is second:
         return True
     if type(first) is not type(second):

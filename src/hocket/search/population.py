@@ -69,14 +69,7 @@ class Population(Schedules):
     def explored(
         self, params: Mapping[str, Any], space: Mapping[str, Any], fusible: Sequence[str], seed: str
     ) -> dict[str, Any]:
-        """Other hyper-parameters near these, of which only the fusible ones move. `seed` is of what is drawn.
-
-        Example:
-            >>> from optuna.distributions import FloatDistribution, IntDistribution
-            >>> space = {"lr": FloatDistribution(0.1, 1.0), "width": IntDistribution(4, 8)}
-            >>> Population(factors=(2.0,), resample=0.0).explored({"lr": 0.3, "width": 4}, space, ["lr"], "any")
-            {'lr': 0.6, 'width': 4}
-        """
+        """Other hyper-parameters near these, of which only the fusible ones move. `seed` is of what is drawn."""
         drawn = random.Random(f"{self.seed} {seed}")
         moved = [name for name in fusible if name in params]
         return dict(params) | {name: self._moved(params[name], space[name], drawn) for name in moved}

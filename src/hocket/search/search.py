@@ -75,12 +75,7 @@ class Search(Decisions):
         self._start_s = perf_counter()
 
     def run(self) -> None:
-        """Search to the end.
-
-        Raises:
-            ExecutionError: the storage failed, or every trial did.
-            InputError: the user's batches or metric are nothing to work with.
-        """
+        """Search to the end. An `ExecutionError` says that the storage failed, or every trial did."""
         try:
             with self.client.stoppable():
                 while True:
@@ -271,13 +266,7 @@ BETWEEN_LINES_S = 60.0  # at most: where a rung takes longer, a line says that t
 
 
 def device_time_s(record: Record) -> tuple[float, float]:
-    """Seconds that the device trained, and the seconds of all trials' epochs, as if each had it alone meanwhile.
-
-    Example:
-        >>> from hocket.search.search import Epoch
-        >>> device_time_s(Record([Epoch(n, 0, "fused", n, 1, 0.0, 2.0, 0.5) for n in range(3)]))
-        (2.0, 6.0)
-    """
+    """Seconds that the device trained, and the seconds of all trials' epochs, as if each had it alone meanwhile."""
     passes = {(each.group, each.start_s, each.end_s) for each in record.epochs}
     return sum(end - start for _, start, end in passes), sum(each.end_s - each.start_s for each in record.epochs)
 

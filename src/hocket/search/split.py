@@ -232,9 +232,6 @@ def find_split(
 
     `base` is one set of parameters, which is built as it is. The others differ from it in one parameter. All names
     that are not `declared`, if some are, are infusible.
-
-    Raises:
-        InputError: a declared name that is not in the space, or whose values change shapes. The message names it.
     """
     if declared is not None:
         unknown = [name for name in declared if name not in space]

@@ -84,9 +84,6 @@ class Trainer(ABC):
 def metric_value(result: Any) -> float:
     """The result of a metric as a number.
 
-    Raises:
-        InputError: it is no number.
-
     Example:
         >>> metric_value(torch.tensor([0.5])), metric_value(2)
         (0.5, 2.0)

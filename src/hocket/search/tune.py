@@ -33,12 +33,7 @@ FEW_TRIALS = 24  # of a round: up to there a fused step hardly takes longer with
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """The arguments of `hocket.tune` beside the function and the space, with their names and meanings, checked.
-
-    Attributes:
-        runner: makes what is called in place of a fused step. See `hocket.search.fused.FusedTrainer`.
-        on_progress: called after each epoch with the search.
-    """
+    """The arguments of `hocket.tune` beside the function and the space, with their names and meanings, checked."""
 
     trials: int | None = None
     epochs: int = 10
@@ -58,8 +53,9 @@ class SearchConfig:
     checkpoints: str | os.PathLike[str] | None = None
     callbacks: Sequence[Callable[[Any, Any], object]] = ()
     processes: int | None = None
+    # makes what is called in place of a fused step. See `hocket.search.fused.FusedTrainer`.
     runner: Runner | None = None
-    on_progress: Callable[[Search], object] | None = None
+    on_progress: Callable[[Search], object] | None = None  # called after each epoch with the search
 
     def __post_init__(self) -> None:
         check_whole("epochs", self.epochs, 1)
@@ -100,11 +96,7 @@ class SearchConfig:
 
 
 def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) -> tuple[optuna.Study, Record]:
-    """Search for hyper-parameters. See `hocket.tune`.
-
-    Returns:
-        The study, and what was done.
-    """
+    """Search for hyper-parameters (see `hocket.tune`). Return the study, and what was done."""
     load_optuna()
     if not callable(train):
         raise InputError(f"train: expected a function of the parameters, got a value of type {type(train).__name__}")

@@ -201,12 +201,7 @@ class SharedCards(RateSharing):
 def max_min_rates(
     limits: Sequence[float], cards: Sequence[Sequence[str]], bytes_per_s: Mapping[str, float]
 ) -> list[float]:
-    """The max-min fair rates of flows.
-
-    Example:
-        >>> max_min_rates([100.0, 100.0, 10.0], [["server"]] * 3, {"server": 100.0})
-        [45.0, 45.0, 10.0]
-    """
+    """The max-min fair rates of flows."""
     rates = [0.0] * len(limits)
     rising = dict.fromkeys(range(len(limits)))
     left = dict(bytes_per_s)

@@ -26,9 +26,6 @@ STEPS = 3
 def unrolled(graph: Graph, plan: Plan, costs: Costs, steps: int) -> tuple[Graph, Plan, Costs]:
     """`steps` steps in a row as one graph, its plan and its costs, with the op ``conv`` of step 2 named ``conv@2``.
 
-    Raises:
-        InputError: fewer than one step.
-
     Example:
         >>> from hocket.ir import Lane, Op
         >>> graph = Graph((Op("forward"), Op("update")), carried=(Carried("update", "forward"),))

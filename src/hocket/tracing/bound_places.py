@@ -16,12 +16,7 @@ class BoundPlaces:
         self._items: dict[tuple[int, Any], int] = {}
 
     def add(self, entry: Entry | Gradient) -> int:
-        """The number of an entry's place.
-
-        Raises:
-            TypeError: the native core cannot read that kind of place.
-            LookupError: nothing stands there.
-        """
+        """The number of an entry's place. One that the native core cannot read is a `TypeError` or a `LookupError`."""
         if not isinstance(entry, Entry):
             raise TypeError(f"{entry.name} is an attribute of a tensor")
         number = self._found(entry.table, entry.key)

@@ -218,11 +218,15 @@ class Captured:
     def written(self, batch: Any) -> list[torch.Tensor]:
         """The live tensors from outside that a step with this batch writes in place."""
         leaves, _ = tree_flatten(batch)
-        roots = {root for note in self.trace.notes.values() for root in note.writes}
-        nodes = {self.lowered.slot_of[node]: root for node, root in self.trace.roots.items()}
-        sources = [source for slot, source in self.inputs if nodes[slot] in roots]
+        sources = [source for slot, source in self.inputs if slot in self.written_slots]
         found = [leaves[source.index] if type(source) is BatchLeaf else source.get() for source in sources]
         return [tensor for tensor in found if tensor is not None]
+
+    @cached_property
+    def written_slots(self) -> frozenset[int]:
+        """Slots of inputs whose memory an op writes."""
+        written = {root for note in self.trace.notes.values() for root in note.writes}
+        return frozenset(self.lowered.slot_of[node] for node, root in self.trace.roots.items() if root in written)
 
     def _read_inputs(self, batch: list[Any]) -> list[Any] | None:
         """Return a value for each slot that is read from outside, or None if one has changed or is missing."""

@@ -165,9 +165,6 @@ def _numbers(made: _Cut, used: set[int]) -> tuple[dict[Entry, TapeRef], Tape, bo
     """The numbers that this part counts on, its tape, and whether it needs the batch.
 
     A number that the part reads is counted on here, too, as on the other parts.
-
-    Raises:
-        InputError: as `_guards`.
     """
     trace = made.captured.trace
     updates = any(made.whole[name].role == "update" for name in made.keep)
@@ -187,8 +184,7 @@ def _numbers(made: _Cut, used: set[int]) -> tuple[dict[Entry, TapeRef], Tape, bo
 def _guards(made: _Cut, needed: Collection[int], with_batch: bool) -> list[tuple[int, Any]]:
     """The guards of this part. On a number in a tensor that another part counts on, it has none: that one does.
 
-    Raises:
-        InputError: an op, or a guard on other numbers too, reads such a number.
+    No op here, and no guard on other numbers, may read such a number.
     """
     tape = made.captured.trace.tape
     counted = {  # by which ops, kept or not

@@ -31,43 +31,27 @@ from hocket.tracing.sources import LiveLeaf
 
 @dataclass(frozen=True)
 class Arrival:
-    """A value that comes over a channel.
+    """A value that comes over a channel."""
 
-    Attributes:
-        name: of the ``recv`` op.
-        buffer: a buffer of the graph: one that outlives the step, or one that an op makes which is not kept.
-        peer: where it comes from.
-    """
-
-    name: str
-    buffer: str
-    peer: str
+    name: str  # of the ``recv`` op
+    buffer: str  # a buffer of the graph: one that outlives the step, or one that an op makes which is not kept
+    peer: str  # where it comes from
 
 
 @dataclass(frozen=True)
 class Departure:
-    """A value that is sent over a channel once the last kept op that writes it is done. See `Arrival`.
-
-    Attributes:
-        unfinished: ops left out write it later, and the receiving part runs them, as for a gradient that is clipped in
-            place elsewhere.
-    """
+    """A value that is sent over a channel once the last kept op that writes it is done. See `Arrival`."""
 
     name: str
     buffer: str
     peer: str
+    # ops left out write it later, and the receiving part runs them, as for a gradient that is clipped in place
+    # elsewhere
     unfinished: bool = False
 
 
 class Division:
-    """A captured step, the ops that a part of it keeps, and what arrives and departs.
-
-    Attributes:
-        maker: slot -> the action that fills it, absent for inputs.
-        slots: buffer -> the slot that holds it: an input's own, or that of the value that made it.
-        touching: buffer -> the kept ops that touch it, in program order.
-        left_writers: buffer -> the ops left out that write it, in program order, without the one that makes it.
-    """
+    """A captured step, the ops that a part of it keeps, and what arrives and departs."""
 
     def __init__(
         self, captured: Captured, keep: frozenset[str], arrivals: Sequence[Arrival], departures: Sequence[Departure]
@@ -75,12 +59,15 @@ class Division:
         self.captured, self.whole, self.old = captured, captured.graph, captured.program
         self.keep, self.arrivals, self.departures = keep, arrivals, departures
         self.moved: list[Arrival | Departure] = [*arrivals, *departures]
+        # slot -> the action that fills it, absent for inputs
         self.maker = {slot: action.name for action in self.old.actions for slot in action.fills}
         self.buffers = {buffer.name: buffer for buffer in self.whole.buffers}
+        # buffer -> the slot that holds it: an input's own, or that of the value that made it
         self.slots = self._slots()
         self.actions = [action for action in self.old.actions if action.name in keep]
         self.arriving = {arrival.buffer for arrival in arrivals}
-        self.touching: dict[str, list[str]] = {}
+        self.touching: dict[str, list[str]] = {}  # buffer -> the kept ops that touch it, in program order
+        # buffer -> the ops left out that write it, in program order, without the one that makes it
         self.left_writers: dict[str, list[str]] = {}
         for op in self.whole.ops:
             if op.name in keep:
@@ -137,11 +124,7 @@ class Division:
         return True
 
     def check(self) -> None:
-        """Refuse what could not compute as the whole step does.
-
-        Raises:
-            InputError: names the op and the buffer.
-        """
+        """Refuse what could not compute as the whole step does, and name the op and the buffer."""
         if self.captured.trace.appended:
             raise InputError("cut: the step appends to lists, and a part of it cannot")
         self._check_names()

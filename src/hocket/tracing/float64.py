@@ -50,17 +50,12 @@ MAX_COLUMNS_BYTES = 16 * 2**20
 
 @dataclass(frozen=True)
 class Left:
-    """Results and state after a step. Values may lie in a file until the ``with`` block ends: read them by `each`.
+    """Results and state after a step. Values may lie in a file until the ``with`` block ends: read them by `each`."""
 
-    Attributes:
-        places: the value of each place that it reads or writes (parameters, buffers, state, gradients).
-        result: the leaves of its result, and of values that it appends to lists.
-        memory: holds the values.
-    """
-
+    # the value of each place that it reads or writes (parameters, buffers, state, gradients)
     places: tuple[tuple[Any, Any], ...]
-    result: tuple[Any, ...]
-    memory: ValueMemory = field(default_factory=lambda: ValueMemory(math.inf, {}))
+    result: tuple[Any, ...]  # the leaves of its result, and of values that it appends to lists
+    memory: ValueMemory = field(default_factory=lambda: ValueMemory(math.inf, {}))  # holds the values
 
     def __enter__(self) -> Left:
         return self
@@ -179,17 +174,12 @@ class _Arguments:
     """Resolves the arguments of a call.
 
     A function within `_run` that calls itself would keep all values alive until Python's collector comes by.
-
-    Attributes:
-        values, numbers: of the step.
-        dtypes: dtypes of the slots that values are converted to, or None to keep them.
-        is_wide: dtypes among the arguments become those of float64.
     """
 
-    values: Mapping[int, Any]
+    values: Mapping[int, Any]  # of the step
     numbers: Sequence[Any]
-    dtypes: Mapping[int, torch.dtype] | None
-    is_wide: bool
+    dtypes: Mapping[int, torch.dtype] | None  # dtypes of the slots that values are converted to, or None to keep them
+    is_wide: bool  # dtypes among the arguments become those of float64
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, Slot):

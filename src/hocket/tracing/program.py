@@ -46,18 +46,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Transfer of an op on a channel lane (see `hocket.tracing.cut`).
+    """Transfer of an op on a channel lane (see `hocket.tracing.cut`)."""
 
-    Attributes:
-        slot: of the value that is sent, that is received into its own memory, or that a received value fills.
-        peer: where it goes to or comes from.
-        sends: whether it goes out.
-        new: shape, strides, dtype and device of a received value without memory of its own. None if it has some.
-    """
-
-    slot: int
-    peer: str
-    sends: bool
+    slot: int  # of the value that is sent, that is received into its own memory, or that a received value fills
+    peer: str  # where it goes to or comes from
+    sends: bool  # whether it goes out
+    # shape, strides, dtype and device of a received value without memory of its own. None if it has some.
     new: tuple[Any, Any, Any, Any] | None = None
 
 
@@ -96,21 +90,13 @@ class Action:
 
 @dataclass(frozen=True)
 class Program:
-    """All actions in program order, and the slots they work on.
+    """All actions in program order, and the slots they work on."""
 
-    Attributes:
-        actions: one for each op of the graph, in the graph's order.
-        prologue: views of inputs, run before the first action.
-        num_slots: number of slots.
-        inputs: slot -> source, for what is read before the first action.
-        kept: slots that are needed after the last action (results, gradients).
-    """
-
-    actions: tuple[Action, ...]
-    prologue: Action
-    num_slots: int
-    inputs: dict[int, Any]
-    kept: frozenset[int]
+    actions: tuple[Action, ...]  # one for each op of the graph, in the graph's order
+    prologue: Action  # views of inputs, run before the first action
+    num_slots: int  # number of slots
+    inputs: dict[int, Any]  # slot -> source, for what is read before the first action
+    kept: frozenset[int]  # slots that are needed after the last action (results, gradients)
     by_name: dict[str, Action] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

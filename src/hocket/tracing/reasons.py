@@ -164,19 +164,14 @@ REASONS: dict[str, tuple[str, str]] = {
 class Reason:
     """One reason.
 
-    Attributes:
-        kind: its entry in `REASONS`.
-        subject: the object, in the user's words.
-        line: of the user's code, as ``train.py:12``.
-
     Example:
         >>> print(Reason("replaces memory", "", "train.py:12"))
         the step at train.py:12 gives a tensor other memory (tensor.data = new); write into it: tensor.data.copy_(new)
     """
 
-    kind: str
-    subject: str = ""
-    line: str = ""
+    kind: str  # its entry in `REASONS`
+    subject: str = ""  # the object, in the user's words
+    line: str = ""  # of the user's code, as ``train.py:12``
 
     def __str__(self) -> str:
         text, cure = REASONS[self.kind]

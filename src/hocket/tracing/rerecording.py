@@ -56,11 +56,7 @@ def has_images(captured: Captured) -> bool:
 
 
 def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:
-    """The captured step in another form.
-
-    Raises:
-        CaptureError: an op cannot be run in this form. The message says why.
-    """
+    """The captured step in another form, or a `CaptureError` if an op cannot be run in it."""
     devices = sorted({kind.device.index for kind in captured.trace.kinds.values() if kind and kind.device.index})
     with alone(), torch.random.fork_rng(devices), torch.no_grad():
         again = _Again(captured, frozenset(rewrites))

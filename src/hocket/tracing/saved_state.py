@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from hocket.errors import CaptureError
+from hocket.pystate.appended import AppendedList
 from hocket.pystate.places import as_it_stands
 from hocket.tracing.sources import Gradient
 from hocket.tracing.state import Inventory
@@ -81,14 +82,15 @@ class KnownState:
 
 
 class Saved:
-    """A copy of the values at some places, of further tensors, and of the random state. `restore` puts it back.
+    """A copy of the values at some places, of further tensors, lists, and the random state. `restore` puts it back.
 
-    Raises:
-        CaptureError: a gradient has another type than its parameter (whose `data` was exchanged), and torch would not
-            take it back. Nothing has changed.
+    A gradient of another type than its parameter (whose `data` was exchanged) is refused, since torch would not take it
+    back.
     """
 
-    def __init__(self, places: Inventory, further: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, places: Inventory, further: Sequence[torch.Tensor] = (), lists: Sequence[AppendedList] = ()
+    ) -> None:
         self._entries = [(e, e.get(), e.get().detach().clone()) for e in (*places.parameters, *places.tensors)]
         self._gradients = [(g, g.get(), _copy(g.get())) for g in map(Gradient, places.parameters)]
         for gradient, tensor, _ in self._gradients:
@@ -101,6 +103,7 @@ class Saved:
         # What a step writes is often at a place, too: once is enough, and a copy of the momenta is not small.
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
+        self.lists = [(each, each.content()) for each in lists]
         self._known = KnownState(places.optimizers, (tensor for _, tensor, _ in self._entries))
 
     def restore(self) -> None:
@@ -121,6 +124,8 @@ class Saved:
         made: dict[int, Any] = {}
         for entry, number in self._numbers:
             entry.put(as_it_stands(number, made))
+        for each, content in self.lists:
+            each.restore(content)
         self._known.restore()
 
     def values(self) -> Iterator[tuple[str, Any]]:

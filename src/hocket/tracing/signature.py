@@ -128,13 +128,10 @@ class Signature:
 
 
 class Signatures:
-    """Computes the signatures of calls.
-
-    Attributes:
-        recognised: the native check that recognised the last call, or None if Python had to describe it.
-    """
+    """Computes the signatures of calls."""
 
     def __init__(self) -> None:
+        # the native check that recognised the last call, or None if Python had to describe it
         self.recognised: Any = None
         self._met: dict[tuple[Any, ...], Signature] = {}
         self._first_values: dict[Any, Any] = {}  # of the batch that was the first of its shape

@@ -46,15 +46,11 @@ class GroupOf:
 
 @dataclass(eq=False)
 class ValueOf:
-    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry.
-
-    Attributes:
-        place: the place.
-        in_place: the step writes into the list or dict that stands there, and makes no other one. Set when the step has
-            been recorded.
-    """
+    """A place outside of models and optimizers (see `hocket.pystate.places`), as a table of one entry."""
 
     place: Place
+    # the step writes into the list or dict that stands there, and makes no other one. Set when the step has been
+    # recorded.
     in_place: bool = False
 
     def __getitem__(self, key: Any) -> Any:

@@ -33,9 +33,7 @@ class _Spent(torch.autograd.Function):
 def with_spent_graph(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """Return the tensor as eager returns it: it requires a gradient, and a backward through its graph raises.
 
-    Args:
-        tensor: detached, and not used elsewhere.
-        name: name of its autograd node in eager, such as ``NllLossBackward0``, empty for a leaf.
+    The tensor is detached, and not used elsewhere. `name` is that of its autograd node in eager, empty for a leaf.
     """
     if not name:
         return tensor.requires_grad_()

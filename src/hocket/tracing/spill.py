@@ -49,17 +49,6 @@ class ValueMemory:
     Args:
         limit_bytes: limit between two calls. One call may need more.
         uses: for each slot the calls that read or fill it, by their number, in order.
-
-    Example:
-        >>> memory = ValueMemory(2**20, {0: [0, 9], 1: [1, 2]})
-        >>> first, second = torch.ones(2**18), torch.ones(2**18)
-        >>> memory.add(0, first), memory.add(1, second)
-        (None, None)
-        >>> memory.spill(1), first.untyped_storage().nbytes()
-        (None, 0)
-        >>> memory.load([0]), first.sum().item()
-        (None, 262144.0)
-        >>> memory.close()
     """
 
     def __init__(self, limit_bytes: float, uses: Mapping[int, Sequence[int]]) -> None:
@@ -171,11 +160,7 @@ class ValueMemory:
 
 
 def _all(move: Any, block: _Block) -> None:
-    """Read or write all bytes of a storage.
-
-    Raises:
-        OSError: there is no room, or the file is shorter than it was.
-    """
+    """Read or write all bytes of a storage. Too few are an `OSError`."""
     view = memoryview((ctypes.c_char * block.size_bytes).from_address(block.storage.data_ptr())).cast("B")
     done = 0
     while done < block.size_bytes:

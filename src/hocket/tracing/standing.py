@@ -57,19 +57,13 @@ class TensorKind:
 
 @dataclass(frozen=True)
 class Standing:
-    """Checks the tensors in the slots of a captured step.
+    """Checks the tensors in the slots of a captured step."""
 
-    Attributes:
-        kinds: slot -> the kind of its tensor, for all that is not of the batch (whose kinds are in the signature).
-        slots: of the tensors whose memory counts, in order.
-        first: for each of these, the position of the first one that shares its memory.
-        twins: pairs of places that hold one tensor.
-    """
-
+    # slot -> the kind of its tensor, for all that is not of the batch (whose kinds are in the signature)
     kinds: Mapping[int, TensorKind | None]
-    slots: tuple[int, ...]
-    first: tuple[int, ...]
-    twins: Sequence[tuple[Entry | Gradient, Entry | Gradient]]
+    slots: tuple[int, ...]  # of the tensors whose memory counts, in order
+    first: tuple[int, ...]  # for each of these, the position of the first one that shares its memory
+    twins: Sequence[tuple[Entry | Gradient, Entry | Gradient]]  # pairs of places that hold one tensor
 
     @staticmethod
     def of(trace: Trace, inputs: Sequence[tuple[int, Any]], slot_of: Mapping[fx.Node, int]) -> Standing:

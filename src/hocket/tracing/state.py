@@ -21,30 +21,25 @@ from hocket.tracing.sources import Entry, Gradient, GroupOf, StateOf, ValueOf
 
 @dataclass(frozen=True)
 class Inventory:
-    """All places of one model (or several) and its optimizers.
-
-    Attributes:
-        further: places outside of models and optimizers that a step writes, or whose number changes between steps.
-        follows: numbers of further places are among `numbers`, else among `plain`.
-        plain: those of the further places that hold any other value now, or none (`ABSENT`).
-        twins: pairs of places that hold the same tensor object.
-        leaves: those of `parameters` that belong to no model and no optimizer. The step gives them gradients.
-        paths: the path of each module.
-        versioned: the dicts of those that count in ``_hocket_version`` how often something changed that no tensor shows
-            (fused models do, and their optimizers: a model left, came, or is frozen).
-    """
+    """All places of one model (or several) and its optimizers."""
 
     models: tuple[nn.Module, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    # places outside of models and optimizers that a step writes, or whose number changes between steps
     further: tuple[Place, ...] = ()
-    follows: bool = True
+    follows: bool = True  # numbers of further places are among `numbers`, else among `plain`
     parameters: list[Entry] = field(default_factory=list)
     tensors: list[Entry] = field(default_factory=list)
     numbers: list[Entry] = field(default_factory=list)
+    # those of the further places that hold any other value now, or none (`ABSENT`)
     plain: list[Entry] = field(default_factory=list)
+    # pairs of places that hold the same tensor object
     twins: list[tuple[Entry | Gradient, Entry | Gradient]] = field(default_factory=list)
+    # those of `parameters` that belong to no model and no optimizer. The step gives them gradients.
     leaves: list[Entry] = field(default_factory=list)
-    paths: dict[nn.Module, str] = field(default_factory=dict)
+    paths: dict[nn.Module, str] = field(default_factory=dict)  # the path of each module
+    # the dicts of those that count in ``_hocket_version`` how often something changed that no tensor shows (fused
+    # models do, and their optimizers: a model left, came, or is frozen)
     versioned: list[dict[str, Any]] = field(default_factory=list)
 
     @cached_property

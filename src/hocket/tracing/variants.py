@@ -48,14 +48,7 @@ def forms_of(places: Inventory) -> tuple[str, ...]:
 
 
 def rewrites_of(form: str, places: Inventory, *, has_images: bool) -> tuple[str, ...]:
-    """The forms that a step in this one can be rewritten to, the one with fewer rewrites first.
-
-    Example:
-        >>> from hocket.tracing.state import inventory
-        >>> net = torch.nn.Conv2d(3, 8, 3)
-        >>> rewrites_of("", inventory(net, torch.optim.SGD(net.parameters())), has_images=True)
-        ('+fused-update', '+channels-last+fused-update')
-    """
+    """The forms that a step in this one can be rewritten to, the one with fewer rewrites first."""
     update = f"+{FUSED_UPDATE}" if any(map(has_fused_kernels, places.optimizers)) else ""
     last = f"+{CHANNELS_LAST}" if has_images else ""
     ops = "".join(f"+{op}" for op in _native_ops(places)) if last else ""
@@ -69,14 +62,7 @@ def compiled_rewrites_of(form: str, *, has_images: bool) -> tuple[str, ...]:
 
 
 def compiled_from(form: str, places: Inventory) -> tuple[str, ...]:
-    """The forms of which a compiled one can be made, the one with the fewest ops first.
-
-    Example:
-        >>> from hocket.tracing.state import inventory
-        >>> net = torch.nn.Linear(3, 8)
-        >>> compiled_from("+channels-last+compiled", inventory(net, torch.optim.SGD(net.parameters())))
-        ('+channels-last+fused-update', '+channels-last')
-    """
+    """The forms of which a compiled one can be made, the one with the fewest ops first."""
     plain = form.removesuffix(f"+{COMPILED}")
     fused = (f"{plain}+{FUSED_UPDATE}",) if any(map(has_fused_kernels, places.optimizers)) else ()
     return (*fused, plain)
@@ -103,12 +89,7 @@ def reference_of(form: str, forms: Mapping[str, _Step]) -> _Step | None:
 
 
 def native_ops_of(form: str) -> tuple[str, ...]:
-    """The native ops that the step is to be lowered with.
-
-    Example:
-        >>> native_ops_of("+channels-last+fused-norm+winograd+fused-update")
-        ('fused-norm', 'winograd')
-    """
+    """The native ops that the step is to be lowered with."""
     return tuple(rewrite for rewrite in form.split("+") if rewrite in NATIVE_OPS)
 
 

@@ -121,10 +121,6 @@ def run_pipeline(
     """Run a job's forward and backward as a pipeline over the ranks of the process group. Nothing is updated.
 
     Parameters are those of rank 0. The batch is the job's first one, in `microbatches` equal parts.
-
-    Raises:
-        InputError: what `check_pipeline` raises.
-        ExecutionError: batches differ between ranks, or gradients are not eager's.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stages = ranks if has_one_stage_a_rank(schedule) else 2 * ranks

@@ -48,12 +48,9 @@ from hocket.planning.partition.pipeline_order import PipelineAction, PipelineOrd
 
 
 def made_by_first_rank(make: Callable[[], Any]) -> Any:
-    """The result of `make` on rank 0, on every rank of the job, or here where there is no job.
+    """The result of `make`, something that JSON can hold, on rank 0, on every rank of the job, or without a job.
 
-    It is something that JSON can hold.
-
-    Raises:
-        PeerError: it raised on rank 0, where the error itself is raised.
+    An error of rank 0 is a `PeerError` on the others.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return make()
@@ -105,11 +102,7 @@ def has_one_stage_a_rank(name: str) -> bool:
 
 
 def torch_order(name: str, *, stages: int, ranks: int, microbatches: int) -> PipelineOrder:
-    """The actions of each rank, which has as many stages as every other one, by torch's schedule of that name.
-
-    Raises:
-        InputError: an unknown schedule, or numbers that it does not take, with torch's words.
-    """
+    """The actions of each rank, which has as many stages as every other one, by torch's schedule of that name."""
     made = schedule_class(name)
     per_rank, remainder = divmod(stages, ranks)
     if remainder or per_rank < 1:

@@ -60,11 +60,7 @@ def micro_batches_of(batch: Any, count: int) -> list[Any]:
 
 
 class PipelinedStep:
-    """The step of a job, on one batch in micro-batches.
-
-    Raises:
-        InputError: the job has several models, the batch cannot be divided, or the step does something else.
-    """
+    """The step of a job, on one batch in micro-batches. It refuses several models, and a step of another kind."""
 
     def __init__(self, job: Job, microbatches: int) -> None:
         if len(job.models) != 1:

@@ -135,9 +135,6 @@ def chain_of(traced: fx.GraphModule, times: Mapping[str, tuple[float, float]]) -
     No cut may be where something other than a tensor would cross it, or a complex one with a gradient (which torch does
     not send), or between a tensor and an op that changes it in place, nor among the ops that read a buffer which one of
     them changes.
-
-    Raises:
-        InputError: a node without a cost.
     """
     nodes = list(traced.graph.nodes)
     ops = tuple(node for node in nodes if node.op not in ("placeholder", "get_attr", "output"))

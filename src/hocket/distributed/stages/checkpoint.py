@@ -118,11 +118,7 @@ def digests_of(entries: Mapping[str, Entry], state: Mapping[str, Any], fails: bo
 
 
 def check_alike(hashes: Mapping[int, Sequence[int]], names: Sequence[str]) -> None:
-    """Return if all ranks can load their states, and no two have different values of a place, by `digests_of` each.
-
-    Raises:
-        InputError: a rank cannot load, or two ranks differ. The ranks and the place are named.
-    """
+    """Refuse to load, on all ranks, if one cannot or two have different values of a place, by `digests_of` each."""
     for rank, values in hashes.items():
         if values[0]:
             raise InputError(

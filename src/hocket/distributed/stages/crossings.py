@@ -96,12 +96,7 @@ class Borders:
         return replace(self._graph, together=tuple(ops for ops in found if len(ops) > 1))
 
     def check(self, rank_of: Mapping[str, int], num_ranks: int) -> None:
-        """Return if a division can run.
-
-        Raises:
-            InputError: an op without a rank, an unknown op, an unknown rank, ops on two ranks that must share one, or
-                two places that share memory. They are named.
-        """
+        """Refuse a division of unknown ops or ranks, or one that parts what has to share a rank."""
         self._check_shared_memory()
         for name in self._graph.by_name:
             if name not in rank_of:

@@ -42,10 +42,6 @@ class ModelFile:
         model: the module, which may be on the meta device.
         file: a safetensors file, the index of several, or a folder with either.
 
-    Attributes:
-        stored: the stored tensor of each place, by the name of the place.
-        digest: hash of the header and of the start of each tensor.
-
     Raises:
         InputError: several models, or names, shapes or dtypes that are not the model's. They are named.
         FormatError: a malformed header.
@@ -61,8 +57,9 @@ class ModelFile:
         self._weights = open_weights(file)
         try:
             targets = find_targets(models[0], named_tensors(models[0]), self._weights)
+            # the stored tensor of each place, by the name of the place
             self.stored: Mapping[str, StoredTensor] = {name: each.stored for each in targets for name in each.names}
-            self.digest = self._digested()
+            self.digest = self._digested()  # hash of the header and of the start of each tensor
         except BaseException:
             self.close()
             raise
@@ -111,12 +108,9 @@ def check_fresh(model: Any, optimizer: Any) -> None:
 
 
 def check_optimizers_begin_from_zeros(captured: Captured) -> None:
-    """Return if a planned step from zero state does the same as each optimizer's first step.
+    """Refuse optimizers whose first step differs from a planned step from zero state.
 
     No rank has the values of the model, so optimizers of the same class and options are tried on a small one.
-
-    Raises:
-        InputError: the results differ, or no second optimizer can be made from these options.
     """
     for optimizer in captured.trace.places.optimizers:
         models = [_small_model() for _ in optimizer.param_groups]

@@ -31,7 +31,7 @@ from hocket.distributed.job import captured_for
 from hocket.errors import CaptureError, InputError
 from hocket.tracing.captured import Captured
 from hocket.tracing.sources import Entry
-from hocket.tracing.standing import TensorKind
+from hocket.tracing.standing import TensorKind, value_now
 from hocket.tracing.state import inventory
 
 
@@ -48,11 +48,8 @@ class PartMemory:
         for name, entry in self._entries.items():
             if name in names or name in self.released:
                 continue
-            try:
-                tensor = entry.get()
-            except KeyError:
-                continue
-            if tensor.numel():
+            tensor = value_now(entry)
+            if tensor is not None and tensor.numel():
                 self.released[name] = (tuple(tensor.shape), tensor.stride())
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
@@ -76,10 +73,6 @@ def captured_at(
     """Capture a step at a rank, on fake tensors in place of those on the meta device.
 
     `in_file` has the names of tensors whose values all ranks read from a file.
-
-    Raises:
-        InputError: rank 0 lacks values that all ranks take from it.
-        CaptureError: as `hocket.capture`.
     """
     missing = [name for name in _of_meta(model, optimizer) if name not in in_file] if rank == 0 else []
     if missing:
@@ -127,11 +120,8 @@ def given_memory(captured: Captured) -> Captured:
     """
     places = captured.trace.places
     for entry in (*places.parameters, *places.tensors):
-        try:
-            tensor = entry.get()
-        except KeyError:
-            continue  # state that does not exist yet
-        if tensor.is_meta:
+        tensor = value_now(entry)  # None for state that does not exist yet
+        if tensor is not None and tensor.is_meta:
             _exchange(tensor, _like(tensor, _empty(tensor)))
     stand_ins = {
         slot: _empty(value) if isinstance(value, FakeTensor) else value for slot, value in captured.stand_ins.items()

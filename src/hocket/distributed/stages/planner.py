@@ -37,15 +37,7 @@ DEFAULT_SHARE = 1.3
 
 
 def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[float, ...] | None:
-    """The memory limit of each rank in bytes, or None if there is none.
-
-    Raises:
-        InputError: a limit that is not above 0, or not one for each rank.
-
-    Example:
-        >>> limits_of(1e9, 2), limits_of(None, 2)
-        ((1000000000.0, 1000000000.0), None)
-    """
+    """The memory limit of each rank in bytes, above 0, or None if there is none. One number is for every rank."""
     if given is None:
         return None
     limits = tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),) * num_ranks
@@ -81,11 +73,7 @@ def held_within(
 
 
 def check_fits(graph: Graph, limits: Sequence[float]) -> None:
-    """Return if the memory of each op is within the largest limit.
-
-    Raises:
-        InputError: an op needs more. It is named, with its bytes.
-    """
+    """Raise an `InputError` for an op that needs more memory than the largest limit."""
     size = {buffer.name: buffer.size_bytes for buffer in graph.buffers}
     for op in graph.ops:
         needed = sum(size.get(name, 0.0) for name in {*op.reads, *op.writes})

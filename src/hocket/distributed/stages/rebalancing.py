@@ -90,11 +90,7 @@ def divided_again(job: StageJob, rank_of: Mapping[str, int], order: Sequence[str
 def migrated(before: StageJob, after: StageJob) -> tuple[StageJob, int]:
     """Move all state to its new home. Every rank calls this at the same time, while nothing runs or is under way.
 
-    Returns:
-        The new job, and the number of bytes of state that went from one rank to another.
-
-    Raises:
-        PeerError: a rank is gone or silent, or has made another division, and is named.
+    Returns the new job, and the number of bytes of state that went from one rank to another.
     """
     here = before.rank
     arriving = {rank: _arriving(before, after, rank) for rank in range(before.num_ranks)}
@@ -126,9 +122,6 @@ def compare_plans(job: StageJob, digest: int) -> None:
     """Wait until all ranks have reached this point, and check that they have made the same plan.
 
     `digest` is that of the plan, or 0 if ops do not move.
-
-    Raises:
-        PeerError: a rank is gone or silent, or has made another plan, and is named.
     """
     mine = torch.tensor([digest], dtype=torch.int64)
     for rank, theirs in job.exchanged(READY, mine).items():
@@ -293,11 +286,7 @@ def rebalanced(
 ) -> tuple[StageJob, Migration | None]:
     """Measure, decide, and move ops, once `stop` has waited for all transfers. Every rank calls it at the same time.
 
-    Returns:
-        The new job, or the same one if no op has moved, and the migration or its refusal, if one was decided.
-
-    Raises:
-        PeerError: a rank is gone or silent, or decides otherwise, and is named.
+    Returns the new job, or the same one if no op has moved, and the migration or its refusal, if one was decided.
     """
     if not (moves := rebalancer.moves(job, steps)):
         return job, None
@@ -325,11 +314,7 @@ def made_rules(
 
 
 def rules_from(document: Mapping[str, Any], graph: Graph, num_ranks: int) -> AssistantRules:
-    """Read the rules that rank 0 announces: the fields of `AssistantRules`.
-
-    Raises:
-        PeerError: they are malformed, or rules of another step or another number of ranks.
-    """
+    """Read the rules that rank 0 announces, the fields of `AssistantRules`, for this step and this number of ranks."""
     try:
         numbers = dict(document)
         devices, ops, flows = (numbers.pop(key) for key in ("devices", "ops", "flows"))

@@ -178,12 +178,7 @@ class StageSends:
 def divided(
     job: JoinedJob, borders: Borders, plan: Plan, memory: PartMemory, *, all_parts: bool, since: int = 0
 ) -> StageJob:
-    """Make the part of this rank, by a plan that all ranks have. With `all_parts` those of all are checked together.
-
-    Raises:
-        InputError: a division that could not compute as the whole step does.
-        PlanError: the plan is not legal, or two ops that use the same memory have no order.
-    """
+    """Make the part of this rank, by a plan that all ranks have. With `all_parts` those of all are checked together."""
     began = time.perf_counter()
     captured, rank, num_ranks = job.captured, job.membership.rank, job.membership.num_workers
     rank_of = {

@@ -51,10 +51,6 @@ def begun_job(
 
     `planned` makes the plan at rank 0, from the whole step, its borders, the number of ranks, and the bytes per second
     between them.
-
-    Raises:
-        CaptureError, InputError: the step cannot be captured or divided.
-        PeerError: another rank trains something else, has failed, or does not come.
     """
     file: ModelFile | None = None
     connected: JoinedJob | None = None

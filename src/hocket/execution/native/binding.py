@@ -26,11 +26,7 @@ _KINDS = {"tensor": "d", "item": "i", "number": "n"}
 
 
 class Binding:
-    """A captured step bound to a native core.
-
-    Raises:
-        TypeError, ValueError, LookupError: the native core cannot read a place of the step, or its batch.
-    """
+    """A captured step bound to a native core, unless the core cannot read a place of the step, or its batch."""
 
     def __init__(self, captured: Captured, core: Any, batch: Any) -> None:
         self._captured = captured

@@ -28,18 +28,12 @@ EXIT_S = 5.0
 
 
 class NativeChannels:
-    """The channel lanes of a plan whose other lanes are native.
-
-    Attributes:
-        ops: the channel ops.
-        epoch: number of the last step.
-        began_ns: when it began.
-    """
+    """The channel lanes of a plan whose other lanes are native."""
 
     def __init__(self, captured: Captured, plan: Plan, channels: Mapping[str, Channel]) -> None:
         self.ops = ChannelOps(captured, plan, channels)
-        self.epoch = 0
-        self.began_ns = 0
+        self.epoch = 0  # number of the last step
+        self.began_ns = 0  # when it began
         self._core: Any = None
         self._words: dict[str, int] = {}
         self._sync: Synchronisation | None = None
@@ -55,11 +49,7 @@ class NativeChannels:
         return behind.union(moved) if moved else set()
 
     def start(self, core: Any, words: Mapping[str, int], sync: Synchronisation, frees: Mapping[str, _Frees]) -> None:
-        """A thread for each channel lane. `frees` are slots, and counters with slots, that its ops free at the end.
-
-        Raises:
-            ExecutionError: the lanes were closed before: what was under way then is lost.
-        """
+        """A thread for each channel lane. `frees` are slots, and counters with slots, that its ops free at the end."""
         if not self.ops.lanes:
             return
         if self.epoch:
@@ -77,11 +67,7 @@ class NativeChannels:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Context of one step of the core. It ends when all transfers of the step have arrived.
-
-        Raises:
-            ExecutionError: a channel failed, in this step or before. The message names op and peer.
-        """
+        """Context of one step of the core. It ends when all transfers of the step have arrived."""
         if self.ops.failure is not None:
             raise self.ops.failure
         self.epoch += 1

@@ -34,11 +34,7 @@ MAX_BINDINGS = 4
 
 
 class NativeLanes(Executor):
-    """Runs a plan on native lanes: the same rules and errors as `ThreadLanes`, without Python between ops.
-
-    Raises:
-        ExecutionError: native lanes are not available here, or an op is none of torch's dispatcher.
-    """
+    """Runs a plan on native lanes: the same rules and errors as `ThreadLanes`, without Python between ops."""
 
     starts_with_prologue = True
 
@@ -151,11 +147,7 @@ class NativeLanes(Executor):
             self.close()
 
     def _claimed(self) -> bool:
-        """Claim the step for this thread, and return True.
-
-        Raises:
-            ExecutionError: another thread runs it.
-        """
+        """Claim the step for this thread, and return True. Another thread that runs it is an `ExecutionError`."""
         if self._busy.acquire(blocking=False):
             if self._core is None or self._pid != os.getpid() or self._core.is_free():
                 return True
@@ -271,19 +263,12 @@ class NativeLanes(Executor):
 
 @dataclass(frozen=True)
 class _Script:
-    """The commands that build a core, and what is known of them.
+    """The commands that build a core, and what is known of them."""
 
-    Attributes:
-        words: the op whose end a word says.
-        num_users: of each slot that several workers read.
-        commands: methods of the core with their arguments.
-        freed: what is freed after each channel op.
-    """
-
-    words: dict[str, int]
-    num_users: list[int]
-    commands: list[tuple[str, tuple[Any, ...]]]
-    freed: dict[str, tuple[list[int], list[tuple[int, int]]]]
+    words: dict[str, int]  # the op whose end a word says
+    num_users: list[int]  # of each slot that several workers read
+    commands: list[tuple[str, tuple[Any, ...]]]  # methods of the core with their arguments
+    freed: dict[str, tuple[list[int], list[tuple[int, int]]]]  # what is freed after each channel op
 
 
 def _views_of(program: Program) -> Iterator[tuple[str, tuple[Any, ...]]]:

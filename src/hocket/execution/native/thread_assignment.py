@@ -34,16 +34,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class Workers:
-    """All threads of a plan. The first one is the caller's.
+    """All threads of a plan. The first one is the caller's."""
 
-    Attributes:
-        workers: lanes and ops of each thread.
-        sync: the waits between them, with a worker in place of a lane, and each channel op by itself.
-        asleep: op -> ops on other workers that use a core of its lane before it. The worker sleeps until they end.
-    """
-
-    workers: tuple[Worker, ...]
-    sync: Synchronisation
+    workers: tuple[Worker, ...]  # lanes and ops of each thread
+    sync: Synchronisation  # the waits between them, with a worker in place of a lane, and each channel op by itself
+    # op -> ops on other workers that use a core of its lane before it. The worker sleeps until they end.
     asleep: dict[str, tuple[str, ...]]
 
 

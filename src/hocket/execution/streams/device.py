@@ -16,13 +16,9 @@ _OF_CAPTURES = -1  # the number of the stream on which graphs are captured, whic
 
 
 class StreamDevice(ABC):
-    """Streams, events between them, and graphs of both. Streams and events are opaque to the executors.
+    """Streams, events between them, and graphs of both. Streams and events are opaque to the executors."""
 
-    Attributes:
-        index: of the CUDA device whose random generator its ops use, or None if they use the CPU's.
-    """
-
-    index: int | None = None
+    index: int | None = None  # of the CUDA device whose random generator its ops use, or None if they use the CPU's
 
     @abstractmethod
     def stream(self, priority: int, number: int = 0) -> Any:
@@ -88,14 +84,7 @@ class StreamDevice(ABC):
 
 
 class CudaDevice(StreamDevice):
-    """One CUDA device.
-
-    Args:
-        index: of the device. The current one by default.
-
-    Raises:
-        ExecutionError: there is no CUDA device.
-    """
+    """The CUDA device of this index, or the current one."""
 
     def __init__(self, index: int | None = None) -> None:
         if not torch.cuda.is_available():

@@ -74,9 +74,7 @@ class GraphedLanes(StreamLanes):
             if type(source) is BatchLeaf or bound.get(source, slot) != slot
         }
         self._copied.update(self._leaves_before)
-        writes = {root for note in captured.trace.notes.values() for root in note.writes}
-        root_of = {captured.lowered.slot_of[node]: root for node, root in captured.trace.roots.items()}
-        self._written_back = {slot for slot in self._copied if slot in tensors and root_of[slot] in writes}
+        self._written_back = self._copied & tensors.keys() & captured.written_slots
         self._results = {
             captured.lowered.slot_of[leaf] for kind, leaf in captured.trace.result.leaves if kind == "tensor"
         }
@@ -110,9 +108,6 @@ class GraphedLanes(StreamLanes):
         """When each op ran in one further step, made on copies of everything by a graph that records events.
 
         The graph of the steps themselves records none: each costs about a microsecond. Needs a second step's memory.
-
-        Raises:
-            CaptureError: the numbers of the optimizer are others than those that the step was captured with.
         """
         if self.timed:
             return super().timeline()

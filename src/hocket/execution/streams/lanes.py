@@ -36,10 +36,6 @@ class StreamLanes(Executor):
     """Runs a plan on streams of a device, by default the current CUDA device.
 
     With `timed` events are recorded around every op, for `timeline`, which costs launch time.
-
-    Raises:
-        PlanError: the plan is not one for this graph.
-        ExecutionError: a lane is not a stream, or there is no device.
     """
 
     def __init__(

@@ -15,23 +15,14 @@ from hocket.tracing.program import Program
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Order, waits and drops of one launch.
+    """Order, waits and drops of one launch."""
 
-    Attributes:
-        order: the ops in launch order.
-        lane_of: op -> number of its lane in the plan.
-        sync: the waits between them.
-        last: the last op of each lane that takes part.
-        dropped: op -> slots to drop once it has been launched.
-        late: slots to drop when the lanes have joined.
-    """
-
-    order: tuple[str, ...]
-    lane_of: dict[str, int]
-    sync: Synchronisation
-    last: tuple[str, ...]
-    dropped: dict[str, tuple[int, ...]]
-    late: tuple[int, ...]
+    order: tuple[str, ...]  # the ops in launch order
+    lane_of: dict[str, int]  # op -> number of its lane in the plan
+    sync: Synchronisation  # the waits between them
+    last: tuple[str, ...]  # the last op of each lane that takes part
+    dropped: dict[str, tuple[int, ...]]  # op -> slots to drop once it has been launched
+    late: tuple[int, ...]  # slots to drop when the lanes have joined
 
 
 def launch_plan_of(program: Program, graph: Graph, plan: Plan, ops: Collection[str] | None = None) -> LaunchPlan:
@@ -58,11 +49,9 @@ def launch_plan_of(program: Program, graph: Graph, plan: Plan, ops: Collection[s
 
 
 def drops(program: Program, sync: Synchronisation, plan: Plan) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
-    """Find the op after whose launch each value of these ops is dropped.
+    """Find the op after whose launch each value of these ops is dropped, on the lane that made it and after all uses.
 
-    Returns:
-        Slots to drop after each op's launch (on the lane that made them, after all uses), and the slots without such
-        an op, which are dropped when the lanes have joined.
+    Slots without such an op come second. They are dropped when the lanes have joined.
     """
     readers = program.readers()
     dropped: dict[str, list[int]] = {}

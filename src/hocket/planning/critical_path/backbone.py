@@ -154,12 +154,7 @@ class Block:
 def dominators(above: Sequence[Sequence[int]]) -> list[int]:
     """For each op of a topological order its immediate dominator, or `START` if it has none.
 
-    Args:
-        above: for each of n ops its direct predecessors, all at smaller positions.
-
-    Example:
-        >>> dominators([[], [0], [0], [1, 2]])
-        [-1, 0, 0, 0]
+    `above` has the direct predecessors of each op, all at smaller positions.
     """
     found: list[int] = []
     depth: list[int] = []
@@ -270,17 +265,7 @@ def levels(graph: Graph) -> dict[str, int]:
 def dependency_distance(graph: Graph, critical: set[str] | None = None) -> dict[str, float]:
     """For each op the distance to the first use of its output, in levels, infinite if there is none.
 
-    Args:
-        graph: one step, with its carried edges.
-        critical: the ops that count as uses, by default those of the backbone.
-
-    Example:
-        >>> from hocket.ir import Carried, Edge, Op
-        >>> ops = (Op("f", role="forward"), Op("dA", role="activation_grad"), Op("dW", role="weight_grad"))
-        >>> edges = (Edge("f", "dA"), Edge("dA", "dW"), Edge("dW", "u"))
-        >>> graph = Graph((*ops, Op("u", role="update")), edges, (Carried("u", "f"),))
-        >>> dependency_distance(graph)
-        {'f': 1.0, 'dA': 3.0, 'dW': 2.0, 'u': 1.0}
+    Carried edges count. The `critical` ops count as uses, by default those of the backbone.
     """
     level = levels(graph)
     length = max(level.values(), default=-1) + 1

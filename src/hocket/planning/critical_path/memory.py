@@ -85,9 +85,6 @@ def peak_bytes(graph: Graph, plan: Plan, order: Sequence[str] | None = None) -> 
 
     Edges, lanes and added waits respect the `order`, by default that of launches. Some orders give tighter bounds
     than others.
-
-    Raises:
-        PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
     """
     found = _walk(graph, plan, launch_order(graph, plan) if order is None else order, None)
     assert found is not None
@@ -275,11 +272,7 @@ def min_memory_order(graph: Graph) -> tuple[str, ...]:
 
 
 def pool_bytes(graph: Graph, plan: Plan) -> float:
-    """Return the bytes that all streams hold together, and what lasts from step to step.
-
-    Raises:
-        PlanError: the plan does not fit the graph, or its lanes wait for each other in a circle.
-    """
+    """Return the bytes that all streams hold together, and what lasts from step to step."""
     sync, order = synchronisation(graph, plan), launch_order(graph, plan)
     makers: dict[str, str] = {}
     users: dict[str, list[str]] = {}

@@ -235,10 +235,6 @@ def hardware_levels(wanted: Mapping[Stream, int], num_levels: int) -> dict[Strea
 
     If there are too few levels, weight and bias gradients share the lowest one, and the other levels go to the most
     critical paths, of which the last ones share a level. With only one level all streams share it.
-
-    Example:
-        >>> hardware_levels({("activation", 0): 2, ("activation", 1): 1, ("weight", 0): 0, ("bias", 0): -1}, 2)
-        {('activation', 0): 1, ('activation', 1): 1, ('weight', 0): 0, ('bias', 0): 0}
     """
     distinct = sorted(set(wanted.values()))
     if len(distinct) <= num_levels:

@@ -100,9 +100,6 @@ def coarsen(
 
     Nothing is merged if `below_us` is 0. Transfers (``recv`` and ``send``) are never merged, nor ops that wait for
     different arrivals (`earliest_us`) or may run at different widths.
-
-    Raises:
-        InputError: an op without a cost.
     """
     table = durations_of(graph, costs, device)
     place = {name: position for position, name in enumerate(graph.order)}

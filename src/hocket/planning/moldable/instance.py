@@ -115,9 +115,6 @@ def durations_of(graph: Graph, costs: Costs, device: Device) -> npt.NDArray[np.f
     """`Costs.duration_us` of each op (row) at each width (column, where column 0 is not used).
 
     Ops with the same measured widths are looked up together: 3,000 ops at 68 widths would be 200,000 calls.
-
-    Raises:
-        InputError: an op without a cost.
     """
     table = np.zeros((len(graph), device.cores + 1))
     alike: dict[tuple[str, ...], list[int]] = {}
@@ -163,9 +160,6 @@ def as_plan(
     """A plan of these placements, with waits between ops that share cores or are kept `apart`.
 
     An op on sibling threads (numbers from the device's cores on) starts beside the op that has their cores.
-
-    Raises:
-        InputError: two placements overlap on a core.
     """
     lanes: dict[tuple[int, ...], list[str]] = {}
     after: dict[str, tuple[str, ...]] = {}

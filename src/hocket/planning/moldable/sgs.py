@@ -147,12 +147,9 @@ class Clock:
 def parallel_sgs(
     instance: Instance, widths: Sequence[int], priority: Sequence[float], latest_us: Sequence[float] | None = None
 ) -> list[Placement]:
-    """Start ready ops as soon as their width fits, the highest `priority` first.
+    """Start ready ops as soon as their width fits, the highest `priority` first, and return them in this order.
 
-    Placing ends at the first op that starts after its `latest_us`.
-
-    Returns:
-        The placements, in the order in which the ops were started. They are fewer than the ops if one was too late.
+    Placing ends at the first op that starts after its `latest_us`. The placements are then fewer than the ops.
     """
     durations = instance.durations_us
     clock = Clock(instance)

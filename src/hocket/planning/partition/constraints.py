@@ -39,11 +39,8 @@ def partition_within(
 ) -> tuple[bool | None, NDArray[np.int32] | None]:
     """Decide whether a partition within limits exists, and return one if there is.
 
-    The limits are the least and the most work of each part, and its memory.
-
-    Returns:
-        True and the part of each op, which keeps the limits but for rounding, or False. None if it was not decided,
-        or OR-Tools is not installed.
+    The limits are the least and the most work of each part, and its memory. The answer is True and the part of each op
+    (the limits are kept but for rounding), False, or None if it was not decided or OR-Tools is not installed.
     """
     if importlib.util.find_spec("ortools") is None:
         return None, None

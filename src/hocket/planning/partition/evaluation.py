@@ -12,14 +12,7 @@ from hocket.planning.partition.problem import PartitionProblem
 
 
 def bytes_moved(problem: PartitionProblem, part: Sequence[int]) -> float:
-    """Bytes that cross between parts, each tensor once for each part that reads it and does not make it.
-
-    Example:
-        >>> from hocket.planning.partition.problem import Tensor
-        >>> problem = PartitionProblem(("a", "b", "c"), np.ones((3, 2)), (Tensor(0, (1, 2), 8.0),))
-        >>> bytes_moved(problem, [0, 1, 1])
-        8.0
-    """
+    """Bytes that cross between parts, each tensor once for each part that reads it and does not make it."""
     return sum(t.size_bytes * (len({part[t.source], *(part[r] for r in t.readers)}) - 1) for t in problem.tensors)
 
 

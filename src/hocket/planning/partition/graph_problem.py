@@ -27,9 +27,6 @@ LINK_LATENCY_US = 10.0
 def equal_devices(machine: Machine, count: int) -> Machine:
     """`count` devices like the first one of a machine, without links.
 
-    Raises:
-        InputError: a count below 1.
-
     Example:
         >>> [device.name for device in equal_devices(Machine.of(cores=2), 2).devices]
         ['device0', 'device1']

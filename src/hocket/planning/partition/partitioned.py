@@ -290,12 +290,9 @@ class PartitionPlanner(Planner):
 
 
 def plan_of(found: Partition, machine: Machine, order: Sequence[str] | None = None) -> Plan:
-    """A partition as a plan with one lane for each device that has ops, as wide as the device.
+    """A partition as a plan with one lane for each device of `machine` that has ops, as wide as the device.
 
-    Args:
-        found: the partition, whose devices are those of `machine`, in their order.
-        machine: its devices.
-        order: a topological order that lanes keep, by default the partition's own.
+    Lanes keep `order`, a topological one, by default the partition's own.
     """
     lanes = []
     device_of = found.device_of

@@ -110,9 +110,6 @@ def cut_for_schedule(
     """Search for the cuts with the shortest step by `order`.
 
     The memory of a rank is unlimited by default.
-
-    Raises:
-        InputError: there are fewer places to cut than needed, no cuts fit the memory, or none were found that do.
     """
     # There and back: an activation one way, its gradient the other.
     border_us = 2 * (latency_us + chain.crossing_bytes / bytes_per_s * 1e6)
@@ -183,13 +180,6 @@ def cut_chain(
 
     A cut before an op costs its `crossing_us` on either side, infinite where no cut may be. A stage has to hold
     what its ops keep, and what they save for as many micro-batches as it has `in_flight`.
-
-    Raises:
-        InputError: there are fewer places to cut than needed, or no cuts fit the memory.
-
-    Example:
-        >>> cut_chain([1.0, 1.0, 4.0, 1.0], [0.0, 0.0, 0.0, 9.0], 2)
-        (2,)
     """
     count = len(takes_us)
     crossing = np.append(np.asarray(crossing_us, np.float64), 0.0)

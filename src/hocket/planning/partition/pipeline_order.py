@@ -37,11 +37,6 @@ class PipelineOrder:
     """The actions of each rank, in the order in which it runs them.
 
     Raises `InputError` at construction for a stage that is nowhere or on two ranks.
-
-    Example:
-        >>> F, B = PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)
-        >>> PipelineOrder("gpipe", ((F, B),), 1, 1).rank_of
-        (0,)
     """
 
     schedule: str  # the name of the schedule
@@ -109,9 +104,6 @@ def pipeline_step_us(
 
     The forwards and backwards of stages are for one micro-batch, and `crossing_us` is one way over the border
     before each stage. The first value is not used.
-
-    Raises:
-        InputError: actions that wait for each other in a circle.
     """
     rank_of, place = order.rank_of, order.place
     ends_us: list[list[float]] = [[] for _ in order.ranks]  # of the actions that have been placed

@@ -38,11 +38,6 @@ class PartitionProblem:
 
     Raises `InputError` at construction for lengths that differ, a negative or infinite time, a device without speed, a
     tensor that its source reads, or an op that fits into no device (named, with its bytes).
-
-    Example:
-        >>> problem = PartitionProblem(("a", "b"), np.ones((2, 2)), (Tensor(0, (1,), 8.0),), ((0, 1),))
-        >>> len(problem), problem.num_parts
-        (2, 2)
     """
 
     names: tuple[str, ...]  # of the ops

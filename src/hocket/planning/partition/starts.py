@@ -56,11 +56,6 @@ def block_start(problem: PartitionProblem, seed: int | None = None) -> NDArray[n
     No cut separates groups that wait for each other in a circle, so parts never wait in a circle.
 
     The order is the one closest to the given one, or with a `seed` a random one.
-
-    Example:
-        >>> problem = PartitionProblem(("a", "b", "c", "d"), np.ones((4, 2)), waits=((0, 1), (1, 2), (2, 3)))
-        >>> block_start(problem).tolist()
-        [0, 0, 1, 1]
     """
     if not len(problem):
         return np.zeros(0, np.int32)
@@ -130,11 +125,7 @@ def random_start(problem: PartitionProblem, seed: int) -> NDArray[np.int32]:
 
 
 def metis_start(problem: PartitionProblem, epsilon: float, seed: int = 0) -> NDArray[np.int32]:
-    """METIS's partition of the graph that has an edge from the source of each tensor to each of its readers.
-
-    Raises:
-        MissingDependencyError: pymetis is not installed.
-    """
+    """METIS's partition of the graph that has an edge from the source of each tensor to each of its readers."""
     try:
         import pymetis
     except ImportError:
@@ -162,11 +153,7 @@ def metis_start(problem: PartitionProblem, epsilon: float, seed: int = 0) -> NDA
 
 
 def mtkahypar_start(problem: PartitionProblem, epsilon: float, seed: int = 0) -> NDArray[np.int32]:
-    """Mt-KaHyPar's partition, for its objective km1, which is the bytes moved.
-
-    Raises:
-        MissingDependencyError: mtkahypar is not installed.
-    """
+    """Mt-KaHyPar's partition, for its objective km1, which is the bytes moved."""
     try:
         import mtkahypar
     except ImportError:

@@ -54,9 +54,6 @@ def partitioned_within(
     `limits` are the bytes of each part, and `peaks` gives more exact ones than `held`. With `is_promise` the limits
     have to be kept. Otherwise, if no partition keeps them, the result of the search without limits is returned,
     which has the best objective.
-
-    Raises:
-        InputError: as `partitioned`.
     """
     wanted = np.asarray(limits, np.float64)
     free = replace(problem, memory_limit_bytes=np.full(problem.num_parts, np.inf))

@@ -98,9 +98,6 @@ def exact_order(receives: Receives) -> Order:
     With one wire of one channel, the makespan after a set of recvs follows from that after the set without its last
     one, so the best order of every set follows from the best orders of smaller ones (Held, Karp 1962). With several
     links all combinations of their orders are tried.
-
-    Raises:
-        InputError: too many recvs for that.
     """
     if len(receives.channels) <= 1 and max(receives.channels, default=1) == 1:
         if len(receives) > MAX_RECVS:

@@ -108,9 +108,6 @@ def receives_of(graph: Graph, costs: Costs, machine: Machine) -> Receives:
     """The recvs of `graph` that wait for no op, and the work that waits for them on the computing device.
 
     Ops run at the full width of the first CPU device, or on the first GPU for which all have costs.
-
-    Raises:
-        InputError: an op without a cost, or no link leads to a recv.
     """
     transfers = transfers_of(graph, costs, machine)
     roots = roots_of(graph, transfers)

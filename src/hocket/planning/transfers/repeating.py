@@ -34,9 +34,6 @@ def in_order_of_readiness(
 
     Carried edges tell when a transfer is ready for the next step. `lanes` names the channels. The lowest number in
     `urgency` goes first, and ops of earlier steps before all others.
-
-    Raises:
-        InputError: as `hocket.simulate`.
     """
     longer, row, more = unrolled(graph, plan, costs, STEPS)
     took_us = dict(zip((op.name for op in longer.ops), durations(longer, row, more, machine).tolist(), strict=True))

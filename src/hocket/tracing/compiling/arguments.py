@@ -20,9 +20,6 @@ _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.m
 def encoded(value: Any, reference: Callable[[Any], dict[str, int] | None]) -> Any:
     """An argument as JSON. `reference` maps a leaf to the value or number that it refers to, or a constant to None.
 
-    Raises:
-        CaptureError: there is no text for it.
-
     Example:
         >>> encoded([1, torch.float32], lambda leaf: {"value": 7} if leaf == 1 else None)
         [{'value': 7}, {'dtype': 'float32'}]
@@ -43,11 +40,7 @@ def encoded(value: Any, reference: Callable[[Any], dict[str, int] | None]) -> An
 
 
 def decoded(text: Any, leaf: Callable[[str, int], Any]) -> Any:
-    """Return the argument that a text encodes. A reference becomes ``leaf("value", 3)``.
-
-    Raises:
-        CaptureError: it is no such text.
-    """
+    """Return the argument that a text encodes. A reference becomes ``leaf("value", 3)``."""
     if isinstance(text, list):
         return [decoded(element, leaf) for element in text]
     if not isinstance(text, dict):
@@ -72,9 +65,6 @@ def dtype_of(name: str) -> torch.dtype:
 def op_text(func: Any) -> str:
     """The name of an op of the dispatcher.
 
-    Raises:
-        CaptureError: it is none.
-
     Example:
         >>> op_text(torch.ops.aten.add.Tensor), op_named("aten.add.Tensor")
         ('aten.add.Tensor', <OpOverload(op='aten.add', overload='Tensor')>)
@@ -85,11 +75,7 @@ def op_text(func: Any) -> str:
 
 
 def op_named(text: str) -> Any:
-    """The op of this name.
-
-    Raises:
-        CaptureError: this torch has none of that name.
-    """
+    """The op of this name, or a `CaptureError` if this torch has none."""
     try:
         namespace, name, overload = text.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -37,9 +37,6 @@ def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: i
         kernels: by name.
         threads: for which they were written.
         is_timed: they run in training. Others run only in a few compared steps, and are compiled in less time.
-
-    Raises:
-        CaptureError: a kernel is not written as expected, or does not compile.
     """
     texts = [_text(name, kernel, threads) for name, kernel in kernels.items()]
     includes = dict.fromkeys(line for _, found in texts for line in found)
@@ -68,11 +65,7 @@ def _parts(texts: Sequence[str], most: int) -> list[list[str]]:
 
 
 def link(library: Path, objects: Sequence[Path]) -> None:
-    """Link objects to a library.
-
-    Raises:
-        CaptureError: they cannot be linked.
-    """
+    """Link objects to a library, or raise a `CaptureError`."""
     compiler, _ = _compiler(with_vectors=False)
     # OpenMP is not linked: it is torch's own, found in the library that it has loaded.
     linked = ["-L" + str(Path(torch.__file__).parent / "lib"), "-ltorch", "-ltorch_cpu", "-lc10"]

@@ -28,11 +28,7 @@ from hocket.tracing.scalars.tape import TapeRef
 
 
 def compiled_form(captured: Captured, request: CompileRequest, listings: tuple[Listing, Listing]) -> Captured:
-    """The captured step in its compiled form, and in the same form in float64.
-
-    Raises:
-        CaptureError: the two do not belong together, or a kernel cannot be loaded.
-    """
+    """The captured step in its compiled form, and in the same form in float64, if these belong together."""
     if not native.available():
         raise CaptureError(f"kernels are called natively: {native.available().why}")
     native.load()

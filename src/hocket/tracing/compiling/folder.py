@@ -30,11 +30,7 @@ MAX_SCRATCH_S = 3600.0
 
 
 class Compiling:
-    """Compiles a step in a process of its own, or finds what is kept of an earlier time.
-
-    Raises:
-        CaptureError: the step cannot be compiled. The message says why.
-    """
+    """Compiles a step in a process of its own, or finds what is kept of an earlier time, or raises `CaptureError`."""
 
     def __init__(self, captured: Captured, folder: Path, *, threads: int) -> None:
         self._captured = captured
@@ -45,11 +41,7 @@ class Compiling:
         self._scratch: Path | None = None
 
     def found(self) -> Captured | None:
-        """Return the compiled form if it is stored. Unreadable files are deleted.
-
-        Raises:
-            CaptureError: it is readable and does not fit the step. Compiling again would not help.
-        """
+        """Return the compiled form if it is stored. Unreadable files are deleted. One that does not fit is an error."""
         if not self._kept.is_dir():
             return None
         try:
@@ -65,11 +57,7 @@ class Compiling:
         return compiled_form(self._captured, self._request, listings)
 
     def start(self, process: CompilingProcess | None = None) -> None:
-        """Add the request to a process that has not begun. Without one, begin to compile at once.
-
-        Raises:
-            CaptureError: the folder cannot be written, or no process started.
-        """
+        """Add the request to a process that has not begun. Without one, begin to compile at once."""
         try:
             private_folder(self._folder)
             self._scratch = Path(tempfile.mkdtemp(prefix=f".{self._request.digest}-", dir=self._folder))
@@ -97,11 +85,7 @@ class Compiling:
             self._process.wait()
 
     def result(self) -> Captured:
-        """Wait for the process, keep what it made, and return the compiled form.
-
-        Raises:
-            CaptureError: it failed. The message says why in one line.
-        """
+        """Wait for the process, keep what it made, and return the compiled form, or raise its reason in one line."""
         assert self._process is not None, "it was not started"
         assert self._scratch is not None
         try:

@@ -209,11 +209,7 @@ def _opaque(func: Any) -> Any:
 
 
 def _with_numbers(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of an op, one or more of whose numbers are tensors of no dimension now.
-
-    Raises:
-        CaptureError: it is not known how to give this op a tensor in place of a number.
-    """
+    """The result of an op, one or more of whose numbers are tensors of no dimension now, where that is known."""
     name = func._schema.name.partition("::")[2]
     rule = _RULES.get(name.removesuffix("_"))
     if func.namespace != "aten" or rule is None:

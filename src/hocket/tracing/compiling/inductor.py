@@ -72,12 +72,7 @@ _PRECISIONS = ("own", "wide")
 
 
 def compiled_to(folder: Path, document: dict[str, Any], *, wide: bool) -> None:
-    """Compile a request in one precision. Write its part of the listing, and the objects of its kernels.
-
-    Raises:
-        CaptureError: the step cannot be compiled. The message says why.
-        Exception: whatever Inductor or the compiler raise.
-    """
+    """Compile a request in one precision. Write its part of the listing, and the objects of its kernels."""
     precision = _PRECISIONS[wide]
     with _configured(document["threads"], wide), shortcuts():
         source, given = _written(document, wide)

@@ -30,50 +30,31 @@ class ListedTensor:
 
 @dataclass(frozen=True)
 class ListedCall:
-    """A call of a kernel, or of an op of torch.
+    """A call of a kernel, or of an op of torch."""
 
-    Attributes:
-        op: name of the op, or symbol of a kernel.
-        args, kwargs: of an op, as text (see `hocket.tracing.compiling.arguments`).
-        given, written: the values that it reads or writes, and those of them that it writes.
-        outs: position in the result (-1: the whole) and value that it is.
-        order: of a kernel: its arguments as places in `given`, or as -1 - place in `outs`. None for an op.
-        offsets: of a kernel's arguments, in elements behind the first one of that tensor.
-    """
-
-    op: str
-    args: Sequence[Any]
+    op: str  # name of the op, or symbol of a kernel
+    args: Sequence[Any]  # of an op, as text (see `hocket.tracing.compiling.arguments`)
     kwargs: Mapping[str, Any]
-    given: tuple[int, ...]
+    given: tuple[int, ...]  # the values that it reads or writes, and those of them that it writes
     written: tuple[int, ...]
-    outs: tuple[tuple[int, int], ...]
+    outs: tuple[tuple[int, int], ...]  # position in the result (-1: the whole) and value that it is
+    # of a kernel: its arguments as places in `given`, or as -1 - place in `outs`. None for an op.
     order: tuple[int, ...] | None = None
-    offsets: tuple[int, ...] = ()
+    offsets: tuple[int, ...] = ()  # of a kernel's arguments, in elements behind the first one of that tensor
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A compiled step.
+    """A compiled step."""
 
-    Attributes:
-        values: all tensors. The first ones are the request's inputs and its numbers.
-        events: in their order.
-        outputs: the values that stand for the request's outputs.
-        library: of the kernels.
-    """
-
-    values: tuple[ListedTensor, ...]
-    events: tuple[ListedCall, ...]
-    outputs: tuple[int, ...]
-    library: Path
+    values: tuple[ListedTensor, ...]  # all tensors. The first ones are the request's inputs and its numbers.
+    events: tuple[ListedCall, ...]  # in their order
+    outputs: tuple[int, ...]  # the values that stand for the request's outputs
+    library: Path  # of the kernels
 
 
 def load_listings(folder: Path) -> tuple[Listing, Listing]:
-    """Read what was compiled into a folder: the step, and the same in float64.
-
-    Raises:
-        CaptureError: it is damaged, or of another torch.
-    """
+    """Read what was compiled into a folder, undamaged and by this torch: the step, and the same in float64."""
     # Kernels write where the list says, so neither is read unless it is as it was made.
     if not is_sealed(folder / LISTING) or not is_sealed(folder / LIBRARY):
         raise CaptureError(f"the compiled list or library in {folder.name} is missing or damaged")

@@ -30,11 +30,9 @@ _TURNS = (_aten.t.default, _aten.permute.default)
 
 
 def join_products(graph: fx.Graph, is_random: Callable[[Any], bool]) -> None:
-    """Join the small products of a functional graph.
+    """Join the small products of a functional graph, whose last nodes alone write anything.
 
-    Args:
-        graph: every node has its value, on fake tensors, as ``meta["val"]``. Only its last nodes write anything.
-        is_random: whether a target draws random numbers. Such nodes stay in their order.
+    Every node has its value, on fake tensors, as ``meta["val"]``. Nodes whose target `is_random` stay in their order.
     """
     made = _Making(graph, is_random)
     for node in list(graph.nodes):

@@ -56,19 +56,13 @@ _VIEWS = {**_SPLITS, _aten._unsafe_view.default: _aten.view.default}
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A step to be compiled.
+    """A step to be compiled."""
 
-    Attributes:
-        document: the text: inputs, calls, outputs, and the updates that follow (see `request_of`).
-        inputs: slots of the captured program, in the order of the document's inputs.
-        numbers: entries of the tape, in the order of the document's numbers.
-        outputs: slots, in the order of the document's outputs: what the step leaves and what its updates read, with
-            the base in place of views of one memory.
-    """
-
-    document: dict[str, Any]
-    inputs: tuple[int, ...]
-    numbers: tuple[int, ...]
+    document: dict[str, Any]  # the text: inputs, calls, outputs, and the updates that follow (see `request_of`)
+    inputs: tuple[int, ...]  # slots of the captured program, in the order of the document's inputs
+    numbers: tuple[int, ...]  # entries of the tape, in the order of the document's numbers
+    # slots, in the order of the document's outputs: what the step leaves and what its updates read, with the base in
+    # place of views of one memory
     outputs: tuple[int, ...]
 
     @property
@@ -83,11 +77,7 @@ class CompileRequest:
 
 
 def request_of(captured: Captured, *, threads: int) -> CompileRequest:
-    """The request for a captured step.
-
-    Raises:
-        CaptureError: the step cannot be compiled. The message says why.
-    """
+    """The request for a captured step, or a `CaptureError` that says why it cannot be compiled."""
     _expect_known_torch(torch.__version__)
     program, slot_of = captured.program, captured.lowered.slot_of
     layouts = {
@@ -184,11 +174,7 @@ def _is_view(call: Call, memory: Mapping[int, int]) -> bool:
 
 
 def _divided(actions: Iterable[Action], memory: Mapping[int, int]) -> tuple[list[Call], list[Call]]:
-    """The calls of a step that are compiled, and the updates that come after them.
-
-    Raises:
-        CaptureError: a call that is no update has to come after one.
-    """
+    """The calls of a step that are compiled, and the updates, all of which have to come after them."""
     compiled: list[Call] = []
     updates: list[Call] = []
     touched: set[int | None] = set()
@@ -237,11 +223,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def with_told_views(calls: Sequence[Call], memory: Mapping[int, int], kept: Collection[int]) -> list[Call]:
-    """The same calls, so that each one does what its schema says.
-
-    Raises:
-        CaptureError: a call shares memory in silence, and is not known to.
-    """
+    """The same calls, so that each one does what its schema says. One that shares memory in silence has to be known."""
     told: list[Call] = []
     late: dict[int, list[Call]] = {}
     for at, call in enumerate(calls):

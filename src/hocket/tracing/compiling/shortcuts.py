@@ -55,14 +55,7 @@ def shortcuts() -> AbstractContextManager[None]:
 def linear_stride(index: Any, var: Any) -> Any:
     """Return the amount by which a sum of variables with constant factors grows when this variable grows by one.
 
-    Returns:
-        The factor, or None for an expression in which the variable is elsewhere, too.
-
-    Example:
-        >>> import sympy
-        >>> x, y = sympy.symbols("x y", integer=True)
-        >>> linear_stride(84 * x + y + 7, x), linear_stride(y // 2, x), linear_stride(x * y, x)
-        (84, 0, None)
+    None for an expression in which the variable is elsewhere, too.
     """
     import sympy  # type: ignore[import-untyped]
 

@@ -35,17 +35,12 @@ class WrittenKernel:
 
 @dataclass
 class RecordedCalls:
-    """Events in their order, on numbered values.
+    """Events in their order, on numbered values."""
 
-    Attributes:
-        values: of each value its tensor, which has a layout and no data.
-        events: the calls, see `hocket.tracing.compiling.listing.Listing`.
-        outputs: the values that the step leaves.
-    """
-
-    values: list[torch.Tensor] = field(default_factory=list)
+    values: list[torch.Tensor] = field(default_factory=list)  # of each value its tensor, which has a layout and no data
+    # the calls, see `hocket.tracing.compiling.listing.Listing`
     events: list[dict[str, Any]] = field(default_factory=list)
-    outputs: list[int] = field(default_factory=list)
+    outputs: list[int] = field(default_factory=list)  # the values that the step leaves
     _known: dict[int, int] = field(default_factory=dict)
     _first: dict[int, int] = field(default_factory=dict)
 
@@ -106,11 +101,7 @@ def kernels_of(source: str) -> dict[str, WrittenKernel]:
 
 
 def recorded(source: str, given: Sequence[torch.Tensor]) -> RecordedCalls:
-    """Run a wrapper's ``call`` on fake tensors, one for each argument, inside their mode. Note what it does.
-
-    Raises:
-        CaptureError: the wrapper does what is not known here.
-    """
+    """Run a wrapper's ``call`` on fake tensors, one for each argument, inside their mode. Note what it does."""
     calls = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef) and n.name == "call"]
     if len(calls) != 1:
         raise CaptureError(f"the wrapper has {len(calls)} functions named call")

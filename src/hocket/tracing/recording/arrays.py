@@ -42,13 +42,11 @@ class ArrayReads:
 
     torch itself reads a few items of an array that is an index of a tensor, in the user's own frame, and only then asks
     the mode. So single items count when the recording ends, unless their instruction was such an index.
-
-    Attributes:
-        are_any: some were read, or written. The recording is void, and the step goes on with the user's own arrays.
     """
 
     def __init__(self, note: Callable[[str], object]) -> None:
         self._note = note
+        # some were read, or written. The recording is void, and the step goes on with the user's own arrays.
         self.are_any = False
         self._items: dict[tuple[FrameType, int], str] = {}
         self._watched: list[tuple[np.ndarray[Any, Any], torch.Tensor]] = []

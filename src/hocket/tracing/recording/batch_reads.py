@@ -63,17 +63,12 @@ class _Noted:
 
 @dataclass(frozen=True)
 class BatchGuards:
-    """Reads of a batch that are made before a step, and their checks.
+    """Reads of a batch that are made before a step, and their checks."""
 
-    Attributes:
-        parts: for each read a function that runs the ops before it, the slot that it reads, and its check.
-        template: the initial slots, with constants in their places.
-        leaves: slot and place in the batch of each tensor that is read.
-    """
-
+    # for each read a function that runs the ops before it, the slot that it reads, and its check
     parts: tuple[tuple[Callable[[list[Any], Any], None], int, _Check], ...] = ()
-    template: tuple[Any, ...] = ()
-    leaves: tuple[tuple[int, int], ...] = ()
+    template: tuple[Any, ...] = ()  # the initial slots, with constants in their places
+    leaves: tuple[tuple[int, int], ...] = ()  # slot and place in the batch of each tensor that is read
 
     def evaluate(self, batch: Sequence[Any]) -> list[Any] | None:
         """Return the numbers that the tape needs from these leaves of a batch, or None if a guard fails."""
@@ -98,14 +93,10 @@ class BatchGuards:
 
 @dataclass
 class BatchReads:
-    """Watches, during a trace, what depends on the batch and on constants alone.
+    """Watches, during a trace, what depends on the batch and on constants alone."""
 
-    Attributes:
-        num_reads: how many reads were made so far.
-        array_leaf: returns the leaf for an array of the batch, by a tensor with the array's memory, or None.
-    """
-
-    num_reads: int = 0
+    num_reads: int = 0  # how many reads were made so far
+    # returns the leaf for an array of the batch, by a tensor with the array's memory, or None
     array_leaf: Callable[[torch.Tensor], torch.Tensor | None] = lambda tensor: None
     _lost: set[int] = field(default_factory=set)
     _made: set[int] = field(default_factory=set)

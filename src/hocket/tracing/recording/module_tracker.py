@@ -10,13 +10,10 @@ import torch
 
 
 class ModuleTracker:
-    """Tells which phase and module the step is in, by hooks on the user's modules and optimizers.
-
-    Attributes:
-        on_update: called where the step of an optimizer begins and ends, with the optimizer and whether it begins.
-    """
+    """Tells which phase and module the step is in, by hooks on the user's modules and optimizers."""
 
     def __init__(self, paths: dict[torch.nn.Module, str], optimizers: tuple[torch.optim.Optimizer, ...]) -> None:
+        # called where the step of an optimizer begins and ends, with the optimizer and whether it begins
         self.on_update: Callable[[torch.optim.Optimizer, bool], None] = lambda optimizer, begins: None
         self._stack: list[str] = []
         self._updating = 0

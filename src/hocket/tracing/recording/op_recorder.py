@@ -49,30 +49,20 @@ _MOVES_MEMORY = frozenset(("aten::set_", "aten::resize_", "aten::resize_as_"))
 
 @dataclass
 class Note:
-    """Facts about one recorded op.
+    """Facts about one recorded op."""
 
-    Attributes:
-        phase: ``forward``, ``backward`` or ``update``.
-        layer: path of the module. A backward op has that of its forward op.
-        reads, writes: roots of its tensor arguments.
-        returns: root of each returned value, in order (None if it is not a tensor).
-        random: it draws from the default generator.
-        grad_mode: gradients were being recorded. Some kernels (oneDNN's LSTM) depend on that.
-        scalars: places in its arguments that are filled from the tape, as paths into (args, kwargs).
-        effects_before: values that the step has put in places of Python's so far, if the op may raise.
-        is_undone: where it raises, the step is undone, and made by eager.
-    """
-
-    phase: str
-    layer: str
-    reads: frozenset[int] = frozenset()
+    phase: str  # ``forward``, ``backward`` or ``update``
+    layer: str  # path of the module. A backward op has that of its forward op.
+    reads: frozenset[int] = frozenset()  # roots of its tensor arguments
     writes: frozenset[int] = frozenset()
-    returns: tuple[int | None, ...] = ()
-    random: bool = False
-    grad_mode: bool = False
+    returns: tuple[int | None, ...] = ()  # root of each returned value, in order (None if it is not a tensor)
+    random: bool = False  # it draws from the default generator
+    grad_mode: bool = False  # gradients were being recorded. Some kernels (oneDNN's LSTM) depend on that.
+    # places in its arguments that are filled from the tape, as paths into (args, kwargs)
     scalars: dict[tuple[Any, ...], TapeRef] = field(default_factory=dict)
+    # values that the step has put in places of Python's so far, if the op may raise
     effects_before: dict[Any, Any] = field(default_factory=dict)
-    is_undone: bool = False
+    is_undone: bool = False  # where it raises, the step is undone, and made by eager
 
 
 # Enough of a tensor to make a fake one of it: shape, strides, dtype and device.
@@ -87,21 +77,6 @@ class OpRecorder(TorchDispatchMode):
         tape: of the step's numbers. The recorder shares its reasons.
         plain_numbers: puts plain numbers in the places of live ones while its block lasts.
         effects_now: returns the values that the step has put in places of Python's so far.
-
-    Attributes:
-        graph: the ops, in the order in which they ran.
-        notes: facts about each op.
-        order: the nodes of ops, in the same order.
-        sources: the source of each node that is not an op.
-        roots: the memory of each of these nodes.
-        batch: values that depend on the batch alone.
-        leaves: trainable tensors from elsewhere, as they were when the step met them.
-        outside: by root a tensor of memory that there was before the step.
-        saved: storages from outside that the step has written, by address, with copies of what they held.
-        undoes: `undo` is called after the step. Without, only single numbers are saved.
-        given: places whose tensors have got other memory, with that of before.
-        may_undo: True if the user's step may catch what the op raises that runs next. The step can be undone then.
-        outcome_of: outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
     """
 
     def __init__(
@@ -115,21 +90,23 @@ class OpRecorder(TorchDispatchMode):
         self.where = where
         self.tape = tape
         self.reasons = tape.reasons
-        self.batch = BatchReads()
-        self.graph = fx.Graph()
-        self.notes: dict[fx.Node, Note] = {}
-        self.order: list[fx.Node] = []
-        self.sources: list[Any] = []
-        self.roots: dict[fx.Node, int] = {}
+        self.batch = BatchReads()  # values that depend on the batch alone
+        self.graph = fx.Graph()  # the ops, in the order in which they ran
+        self.notes: dict[fx.Node, Note] = {}  # facts about each op
+        self.order: list[fx.Node] = []  # the nodes of ops, in the same order
+        self.sources: list[Any] = []  # the source of each node that is not an op
+        self.roots: dict[fx.Node, int] = {}  # the memory of each of these nodes
         # root -> the ops that write it, each with the position of the tensor among those that the op writes
         self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
-        self.outside: dict[int, torch.Tensor] = {}
-        self.given: dict[Entry, torch.Tensor] = {}
+        self.outside: dict[int, torch.Tensor] = {}  # by root a tensor of memory that there was before the step
+        self.given: dict[Entry, torch.Tensor] = {}  # places whose tensors have got other memory, with that of before
+        # outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
+        # True if the user's step may catch what the op raises that runs next. The step can be undone then.
         self.may_undo: Callable[[], bool] = lambda: False
         self.constants: dict[fx.Node, float] = {}
         self.rest: ExitStack | None = None  # of the step, which may be left alone
-        self.leaves: list[Leaf] = []
+        self.leaves: list[Leaf] = []  # trainable tensors from elsewhere, as they were when the step met them
         # number of an autograd node -> live numbers that it may have kept, and True if it computes with no others
         self.numbers_kept: dict[int, tuple[list[Live], bool]] = {}
         self._nodes = WeakTensorKeyDictionary()
@@ -138,7 +115,8 @@ class OpRecorder(TorchDispatchMode):
         self._layouts: dict[fx.Node, Any] = {}
         self._plain_numbers = plain_numbers
         self._effects_now = effects_now
-        self.undoes = False
+        self.undoes = False  # `undo` is called after the step. Without, only single numbers are saved.
+        # storages from outside that the step has written, by address, with copies of what they held
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         self._random_state = _random_state()
         self._heap = HeapTrimmer()
@@ -147,7 +125,10 @@ class OpRecorder(TorchDispatchMode):
 
     def add_source(self, source: Any, tensor: torch.Tensor) -> fx.Node:
         """A tensor that is there before the step."""
-        node = self.graph.create_node("placeholder", f"source_{len(self.sources)}", (), {})
+        return self._from_outside("placeholder", f"source_{len(self.sources)}", source, tensor)
+
+    def _from_outside(self, kind: str, name: str, source: Any, tensor: torch.Tensor) -> fx.Node:
+        node = self.graph.create_node(kind, name, (), {})
         self.sources.append(source)
         self.roots[node] = self._root(tensor, outside=True)
         self._nodes[tensor] = node
@@ -320,12 +301,7 @@ class OpRecorder(TorchDispatchMode):
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.append(Leaf(tensor))
         name = f"constant_{len(self.sources)}"
-        node = self.graph.create_node("get_attr", name, (), {})
-        self.sources.append(Constant(name, tensor))
-        self.roots[node] = self._root(tensor, outside=True)
-        self._nodes[tensor] = node
-        self._layouts[node] = _layout(tensor)
-        return node
+        return self._from_outside("get_attr", name, Constant(name, tensor), tensor)
 
     def _root(self, tensor: torch.Tensor, outside: bool = False) -> int:
         if tensor.layout is not torch.strided:

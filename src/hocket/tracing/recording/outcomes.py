@@ -219,16 +219,11 @@ def _has_value(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Undo:
-    """The places and draws to keep in each step (see `hocket.tracing.recording.outcomes`).
+    """The places and draws to keep in each step (see `hocket.tracing.recording.outcomes`)."""
 
-    Attributes:
-        written: places of tensors that are written before the last branch.
-        draws: random numbers are drawn before it.
-        gradients: those exchanged for others after the first branch. A planned step drops them when it begins.
-    """
-
-    written: tuple[Any, ...]
-    draws: bool
+    written: tuple[Any, ...]  # places of tensors that are written before the last branch
+    draws: bool  # random numbers are drawn before it
+    # those exchanged for others after the first branch. A planned step drops them when it begins.
     gradients: tuple[Gradient, ...]
 
     def keep(self) -> Kept:
@@ -243,17 +238,11 @@ class Undo:
 
 @dataclass(frozen=True)
 class Kept:
-    """Contents from before a step.
+    """Contents from before a step."""
 
-    Attributes:
-        tensors: tensors, each with its content.
-        random_state: of the default generator.
-        gradients: gradients, each with its tensor.
-    """
-
-    tensors: list[tuple[torch.Tensor, torch.Tensor]]
-    random_state: torch.Tensor | None
-    gradients: list[tuple[Gradient, Any]]
+    tensors: list[tuple[torch.Tensor, torch.Tensor]]  # tensors, each with its content
+    random_state: torch.Tensor | None  # of the default generator
+    gradients: list[tuple[Gradient, Any]]  # gradients, each with its tensor
 
     def put_back(self) -> None:
         """Undo what the step has done since."""

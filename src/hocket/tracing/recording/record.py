@@ -259,7 +259,6 @@ class _Recording:
         ops.finish()
         is_late = bool(late_numbers) or any(kind == "late" for kind, _ in found.leaves)
         with_grad = {e: v.grad_fn.name() if v.grad_fn else "" for e in rebound if (v := e.get()).requires_grad}
-        batch_leaves = tuple(BatchLeaf(i) if isinstance(v, torch.Tensor) else v for i, v in enumerate(self.leaves))
         return Trace(
             ops.graph,
             tuple(ops.sources),
@@ -271,7 +270,6 @@ class _Recording:
             with_grad,
             numbers,
             self.places,
-            batch_leaves,
             ops.roots,
             ops.batch.guards(),
             self.appended,
@@ -296,10 +294,7 @@ class _Recording:
     def _rebound(self, ops: OpRecorder) -> dict[Any, fx.Node]:
         found: dict[Any, fx.Node] = {}
         for entry in self.places.tensors:
-            try:
-                value = entry.get()
-            except (LookupError, AttributeError, TypeError):
-                value = None
+            value = value_now(entry)
             if value is self.before[entry]:
                 continue
             if isinstance(value, torch.Tensor):

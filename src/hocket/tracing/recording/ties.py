@@ -31,8 +31,7 @@ def tie(
 ) -> tuple[set[int], bool]:
     """Note in `scalars` which numbers of the op are filled from the tape. Sizes and indices are settled instead.
 
-    Returns:
-        The entries of the tape that were found in the op, and True if it has further numbers.
+    Returns the entries of the tape that were found in the op, and True if it has further numbers.
     """
     found: set[int] = set()
     others = False

@@ -64,67 +64,43 @@ class Result:
 
 @dataclass
 class UpdateCall:
-    """One call of an optimizer's `step` within the recorded step.
-
-    Attributes:
-        optimizer: the optimizer.
-        gradients: node of each parameter's gradient when the call began, by the parameter's address.
-        first: position in `Trace.order` of its first op.
-        end: position after its last op, or -1 if the call did not finish.
-    """
+    """One call of an optimizer's `step` within the recorded step."""
 
     optimizer: torch.optim.Optimizer
-    gradients: dict[int, fx.Node]
-    first: int
-    end: int = -1
+    gradients: dict[int, fx.Node]  # node of each parameter's gradient when the call began, by the parameter's address
+    first: int  # position in `Trace.order` of its first op
+    end: int = -1  # position after its last op, or -1 if the call did not finish
 
 
 @dataclass(frozen=True)
 class Trace:
-    """A recorded step.
+    """A recorded step."""
 
-    Attributes:
-        graph: a placeholder for each of `sources`, and ATen ops.
-        notes: facts about each op.
-        gradients: each parameter's gradient at the end: a node, None, or absent if it is unchanged.
-        rebound: places that hold another tensor after the step than before.
-        with_grad: those of them whose tensor requires a gradient, with the name of its autograd node.
-        numbers: places whose number changed: the tape entry that computes it.
-        effects: places that hold another plain value after the step than before, with that value.
-        kinds: type and layout of the tensor at each source, as it was before the step.
-        order: the nodes of ops, in the order in which they ran.
-        updates: the calls of optimizers.
-        batch_leaves: leaves of the batch. Those that are not tensors stand as they are.
-        batch_guards: values that the step reads from its batch.
-        appended: the lists that it appends to.
-        sinks: the sinks that it calls, in order. Their arguments are leaves of the result.
-        late: arithmetic on values of tensors.
-        late_numbers: places whose number is computed so, or read from a tensor.
-        undo: what has to be kept in each step, since the step branches on what it computes.
-    """
-
-    graph: fx.Graph
+    graph: fx.Graph  # a placeholder for each of `sources`, and ATen ops
     sources: tuple[Any, ...]
-    notes: dict[fx.Node, Note]
+    notes: dict[fx.Node, Note]  # facts about each op
     tape: Tape
     result: Result
+    # each parameter's gradient at the end: a node, None, or absent if it is unchanged
     gradients: dict[Gradient, fx.Node | None]
-    rebound: dict[Entry, fx.Node]
-    with_grad: Mapping[Entry, str]
-    numbers: dict[Entry, TapeRef]
+    rebound: dict[Entry, fx.Node]  # places that hold another tensor after the step than before
+    with_grad: Mapping[Entry, str]  # those of them whose tensor requires a gradient, with the name of its autograd node
+    numbers: dict[Entry, TapeRef]  # places whose number changed: the tape entry that computes it
     places: Inventory
-    batch_leaves: tuple[Any, ...]
     roots: dict[fx.Node, int]
-    batch_guards: BatchGuards
-    appended: tuple[AppendedList, ...] = ()
+    batch_guards: BatchGuards  # values that the step reads from its batch
+    appended: tuple[AppendedList, ...] = ()  # the lists that it appends to
+    # places that hold another plain value after the step than before, with that value
     effects: dict[Entry, Any] = field(default_factory=dict)
+    # type and layout of the tensor at each source, as it was before the step
     kinds: dict[Any, TensorKind | None] = field(default_factory=dict)
-    order: tuple[fx.Node, ...] = ()
-    updates: tuple[UpdateCall, ...] = ()
-    sinks: tuple[Sink, ...] = ()
-    late: LateTape = field(default_factory=LateTape)
+    order: tuple[fx.Node, ...] = ()  # the nodes of ops, in the order in which they ran
+    updates: tuple[UpdateCall, ...] = ()  # the calls of optimizers
+    sinks: tuple[Sink, ...] = ()  # the sinks that it calls, in order. Their arguments are leaves of the result.
+    late: LateTape = field(default_factory=LateTape)  # arithmetic on values of tensors
+    # places whose number is computed so, or read from a tensor
     late_numbers: dict[Entry, TapeRef] = field(default_factory=dict)
-    undo: Undo | None = None
+    undo: Undo | None = None  # what has to be kept in each step, since the step branches on what it computes
 
     def moved_to(self, node_of: Callable[[fx.Node], Any], **others: Any) -> Trace:
         """The trace of other ops that leave the same values behind, by the node that stands for each of this one's."""
@@ -149,23 +125,15 @@ class Trace:
 
 @dataclass(frozen=True)
 class Recorded:
-    """One recorded step: its result, and its graph.
+    """One recorded step: its result, and its graph."""
 
-    Attributes:
-        result: what it returned.
-        trace: the step as a graph. None where it cannot be one.
-        reason: why not.
-        leaves: tensors to which the step gave gradients. It can be a graph once these are places of it.
-        makes_state: an optimizer has made state, so that a later step may be a graph where this one is none.
-        batch: as it was before the step, which may have emptied its lists.
-    """
-
-    result: Any
-    trace: Trace | None
-    reason: Reason | None = None
+    result: Any  # what it returned
+    trace: Trace | None  # the step as a graph. None where it cannot be one.
+    reason: Reason | None = None  # why not
+    # tensors to which the step gave gradients. It can be a graph once these are places of it.
     leaves: tuple[torch.Tensor, ...] = ()
-    makes_state: bool = False
-    batch: Any = None
+    makes_state: bool = False  # an optimizer has made state, so that a later step may be a graph where this one is none
+    batch: Any = None  # as it was before the step, which may have emptied its lists
 
 
 def twins_of(before: Mapping[Any, torch.Tensor]) -> Iterator[tuple[Any, Any]]:

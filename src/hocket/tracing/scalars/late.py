@@ -31,28 +31,22 @@ _TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, 
 
 @dataclass
 class LateTape:
-    """A straight-line program over numbers, run after the ops. While a step is recorded, it hands these out.
+    """A straight-line program over numbers, run after the ops. While a step is recorded, it hands these out."""
 
-    Attributes:
-        entries: either an input ``(None, its position)`` or ``(function, operands)``, where an operand is a `TapeRef`
-            or a plain number.
-        tape: of the numbers before the ops, in the same recording.
-        follows: numbers may be computed with. Otherwise each use is a reason not to capture the step.
-        has_whole: whole numbers are followed, too.
-        inputs: numbers read from tensors, and live ones.
-        asked: outcome of a comparison or a predicate of such numbers, which every later step must find. None where it
-            cannot be followed.
-        operand: a tensor in float64 of no dimensions that computes such a number as Python does, or None.
-    """
-
+    # either an input ``(None, its position)`` or ``(function, operands)``, where an operand is a `TapeRef` or a plain
+    # number
     entries: list[tuple[Callable[..., Any] | None, Any]] = field(default_factory=list)
+    # of the numbers before the ops, in the same recording
     tape: Tape = field(default_factory=Tape, repr=False, compare=False)
-    follows: bool = False
-    has_whole: bool = False
-    inputs: list[Any] = field(default_factory=list, repr=False)
+    follows: bool = False  # numbers may be computed with. Otherwise each use is a reason not to capture the step.
+    has_whole: bool = False  # whole numbers are followed, too
+    inputs: list[Any] = field(default_factory=list, repr=False)  # numbers read from tensors, and live ones
+    # outcome of a comparison or a predicate of such numbers, which every later step must find. None where it cannot be
+    # followed.
     asked: Callable[[Callable[..., Any], tuple[Any, ...]], bool | None] = field(
         default=lambda function, operands: None, repr=False, compare=False
     )
+    # a tensor in float64 of no dimensions that computes such a number as Python does, or None
     operand: Callable[[Late], Any] = field(default=lambda number: None, repr=False, compare=False)
     _known: dict[int, TapeRef] = field(default_factory=dict, repr=False)
 

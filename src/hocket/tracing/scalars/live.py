@@ -41,24 +41,16 @@ if TYPE_CHECKING:
 
 
 class Late(Followed):
-    """Base of numbers that are known when the ops have run (see `late`): the value in the recorded step, and its uses.
+    """Base of numbers that are known when the ops have run (see `late`): the value as recorded, and its uses."""
 
-    Attributes:
-        source: where it was read: the tensor, a copy of it, and the writes of its memory so far, which grow. None if
-            it was computed.
-        num_writes: how many there were when it was read.
-        entry: the entry of the late tape that computes it, or None if it was read.
-        tape: the late tape, which notes what becomes of it.
-        origin: the user's line that read it.
-        plain: the value.
-    """
-
+    # where it was read: the tensor, a copy of it, and the writes of its memory so far, which grow. None if it was
+    # computed.
     source: tuple[Any, Any, list[Any]] | None
-    num_writes: int
-    origin: str
+    num_writes: int  # how many there were when it was read
+    origin: str  # the user's line that read it
     plain: Any
-    tape: Any
-    entry: Any = None
+    tape: Any  # the late tape, which notes what becomes of it
+    entry: Any = None  # the entry of the late tape that computes it, or None if it was read
 
     @property
     def tensor(self) -> Any:

@@ -41,36 +41,26 @@ class TapeRef:
 
 @dataclass
 class Tape:
-    """A straight-line program over numbers: leaves first read, then arithmetic, then guards checked.
+    """A straight-line program over numbers: leaves first read, then arithmetic, then guards checked."""
 
-    Attributes:
-        entries: ``entries[i]`` is either a leaf ``(None, number of the leaf)`` or ``(function, operands)``, where an
-            operand is a `TapeRef` or a plain number.
-        leaves: the source of each leaf.
-        guards: entries with the outcome that every step must find.
-        found: the value of each leaf when the step was recorded. Later values have the same type.
-        unproven: leaves that have had no other value yet in a step that was compared with eager.
-        trusting: leaves may have any value, since the step is compared with eager.
-        settled: entries whose value is guarded itself. They are constants of the recording.
-        handed_out: every number that the step was given.
-        looked_up: lists and arrays in which it has looked up numbers, each with the position.
-        closed: the recording is over, and live numbers that outlive it compute like plain ones.
-        reasons: reasons why the step cannot be captured.
-        follows: leaves are live. Otherwise each is a plain number that must be the same in later steps.
-    """
-
+    # ``entries[i]`` is either a leaf ``(None, number of the leaf)`` or ``(function, operands)``, where an operand is a
+    # `TapeRef` or a plain number
     entries: list[tuple[Callable[..., Any] | None, Any]] = field(default_factory=list)
-    leaves: list[Any] = field(default_factory=list)
-    guards: list[tuple[int, Any]] = field(default_factory=list)
+    leaves: list[Any] = field(default_factory=list)  # the source of each leaf
+    guards: list[tuple[int, Any]] = field(default_factory=list)  # entries with the outcome that every step must find
+    # the value of each leaf when the step was recorded. Later values have the same type.
     found: list[float] = field(default_factory=list)
+    # leaves that have had no other value yet in a step that was compared with eager
     unproven: set[int] = field(default_factory=set)
-    trusting: bool = False
+    trusting: bool = False  # leaves may have any value, since the step is compared with eager
+    # entries whose value is guarded itself. They are constants of the recording.
     settled: set[int] = field(default_factory=set)
-    handed_out: list[weakref.ref[Any]] = field(default_factory=list, repr=False)
+    handed_out: list[weakref.ref[Any]] = field(default_factory=list, repr=False)  # every number that the step was given
+    # lists and arrays in which it has looked up numbers, each with the position
     looked_up: list[tuple[Any, Live]] = field(default_factory=list, repr=False)
-    closed: bool = False
-    reasons: Reasons = field(default_factory=Reasons, repr=False)
-    follows: bool = True
+    closed: bool = False  # the recording is over, and live numbers that outlive it compute like plain ones
+    reasons: Reasons = field(default_factory=Reasons, repr=False)  # reasons why the step cannot be captured
+    follows: bool = True  # leaves are live. Otherwise each is a plain number that must be the same in later steps.
     _plain: list[Any] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
     _guarded: set[Any] = field(default_factory=set)
