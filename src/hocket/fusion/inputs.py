@@ -13,6 +13,7 @@ first part. Where both work, as for a linear layer, nothing is guessed: ``fuse(.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
@@ -24,6 +25,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.stacked import Stacked, unwatched
 from hocket.fusion.store import Store
+from hocket.pystate.origins import level_of_user
 
 MAX_COMBINATIONS = 64
 BATCHED = {
@@ -132,6 +134,12 @@ class ModelAxis:
         if like_own is not like_shared:
             return like_own
         if not like_own:
+            if shape[0] in out[2:]:
+                warnings.warn(
+                    f"loss: target of shape {shape}, output {out}: read as one of each of {shape[0]} models; what all "
+                    "models have in common, such as weights of classes, the loss function brings (functools.partial)",
+                    stacklevel=level_of_user(),
+                )
             return True
         if isinstance(self.shared, bool):
             return not self.shared

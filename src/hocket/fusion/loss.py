@@ -26,8 +26,8 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shared_objects import held_by
 from hocket.fusion.stacked import Stacked, unwrap
-from hocket.fusion.steps import level_of_user
 from hocket.fusion.watching import ForwardWatch
+from hocket.pystate.origins import level_of_user
 
 UNCHANGED = (HocketError, torch.OutOfMemoryError)
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
