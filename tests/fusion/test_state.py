@@ -234,3 +234,52 @@ def test_a_report_after_a_first_call_says_what_comes():
     array(torch.ones(5, 3))
     array(torch.ones(2, 5, 3))
     assert array.report().startswith("2 models, 1 ops: 1 by rule; chosen"), "of the call before, which ran by it"
+
+
+class Growing(nn.Module):
+    """Positions in a buffer that is made anew for longer inputs, and a buffer of another shape and type."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.register_buffer("positions", torch.arange(length))
+        self.register_buffer("last", torch.zeros(2, dtype=torch.float32))
+
+    def forward(self, x):
+        if x.shape[1] > len(self.positions):
+            self.positions = torch.arange(x.shape[1])
+        out = self.fc(x) + self.positions[: x.shape[1], None] + self.positions.sum() + self.last
+        self.last = out.detach().mean()
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse. Growing. the forward gives")
+@pytest.mark.parametrize("backend", ["auto", "rule"])
+def test_buffers_that_forwards_give_another_shape_are_followed(backend):
+    models = made(lambda: Growing(3), 2)
+    array = hocket.fuse(models, shared=True, backend=backend)
+    for length in (2, 2, 5, 5, 2, 7, 7, 7):
+        x = torch.randn(3, length, 2, dtype=D)
+        assert_each(array(x), [model(x) for model in models])
+    for model, fused in zip(models, array.unfuse(), strict=True):
+        for name, value in model.state_dict().items():
+            assert_close(fused.state_dict()[name], value, name)
+    assert "ops" in array.report().splitlines()[0]
+
+
+def test_a_buffer_that_a_first_call_makes_is_named_with_the_cure():
+    class Lazy(nn.Linear):
+        def forward(self, x):
+            if not hasattr(self, "table"):
+                self.register_buffer("table", torch.ones(2, dtype=D))
+            return super().forward(x) + self.table
+
+    models, x = made(lambda: Lazy(3, 2), 2), torch.randn(4, 3, dtype=D)
+    array = hocket.fuse(models)
+    array(x)
+    with pytest.warns(UserWarning, match="table is made by the forward; call each model once before they are fused"):
+        array(x)
+    assert_each(array(x), [model(x) for model in models])
+    array = hocket.fuse(models, strict=True)
+    for _ in range(2):
+        assert_each(array(x), [model(x) for model in models])

@@ -92,7 +92,10 @@ class Array(nn.Module):
         Raises:
             InputError: an op fails, or the input fits no model. The message names the layer.
         """
-        return self._calls.forward(args, kwargs)
+        out = self._calls.forward(args, kwargs)
+        if self._store.is_reshaped:
+            self._forget()
+        return out
 
     def loss(self, fn: Callable[..., Any], out: Any, target: Any, *args: Any) -> Tensor:
         """The loss of each model, ``(B,)``. Its ``backward()`` gives each model its own gradient.
@@ -137,7 +140,10 @@ class Array(nn.Module):
             >>> losses.backward()
         """
         hooks = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        return self._calls.losses(self, fn, inputs, targets, is_hooked=bool(hooks) or _has_any_global_hook())
+        losses = self._calls.losses(self, fn, inputs, targets, is_hooked=bool(hooks) or _has_any_global_hook())
+        if self._store.is_reshaped:
+            self._forget()
+        return losses
 
     def unfuse(self) -> list[nn.Module]:
         """B plain modules of the user's class, with parameters and buffers of their own.
@@ -368,6 +374,7 @@ class Array(nn.Module):
     def _forget(self) -> None:
         """Let go of everything that was made from the models as they were."""
         self._hocket_version += 1
+        self._store.is_reshaped = False
         self._calls.forget()
 
     @property
