@@ -160,17 +160,18 @@ class Calls:
         """One line in all, one for each op of the last program that ran, then reasons of unfused calls and blocks."""
         programs, num_models = self.programs.made(), self.store.num_models
         lines = []
-        if not programs:
-            is_loop = self.settings.backend == "loop" or self.why_unfused
-            how = "one by one" if is_loop else "not recorded yet"
-            lines.append(f"{num_models} models, {how}" + (self.why_unfused and f": {self.why_unfused}"))
+        ran = [each for each in programs if any(step.used for step in each.steps)]
+        if not ran and (self.settings.backend == "loop" or self.why_unfused):
+            lines.append(f"{num_models} models, one by one" + (self.why_unfused and f": {self.why_unfused}"))
+        elif not programs:
+            lines.append(f"{num_models} models, not recorded yet")
+        elif not ran and programs[0].steps:
+            lines.append(f"{num_models} models, recorded; the next such call runs by the graph")
         else:
-            program = next((each for each in programs if any(step.used for step in each.steps)), programs[0])
-            steps = [step for step in program.steps if step.used]
+            steps = [step for step in (ran or programs)[0].steps if step.used]
             counts = Counter(step.used for step in steps)
             by = ", ".join(f"{count} by {used}" for used, count in counts.most_common())
-            recorded = f"{num_models} models" + ", recorded; the next such call runs by the graph" * bool(program.steps)
-            lines.append(f"{num_models} models, {len(steps)} ops: {by}" if steps else recorded)
+            lines.append(f"{num_models} models, {len(steps)} ops: {by}" if steps else f"{num_models} models")
             if self.choices:
                 choice = self.choices[-1]
                 times = ", ".join(f"{plan} {us:,.0f} us" for plan, us in choice.times_us.items())
