@@ -165,11 +165,11 @@ class Calls:
             lines.append(f"{num_models} models, one by one" + (self.why_unfused and f": {self.why_unfused}"))
         elif not programs:
             lines.append(f"{num_models} models, not recorded yet")
-        elif not ran and programs[0].steps:
+        elif not ran and programs[0].steps and not any(choice.is_current for choice in self.choices):
             lines.append(f"{num_models} models, recorded; the next such call runs by the graph")
         else:
-            steps = [step for step in (ran or programs)[0].steps if step.used]
-            counts = Counter(step.used for step in steps)
+            steps = [step for step in (ran or programs)[0].steps if step.used or not ran]
+            counts = Counter(step.used or "model" for step in steps)
             by = ", ".join(f"{count} by {used}" for used, count in counts.most_common())
             lines.append(f"{num_models} models, {len(steps)} ops: {by}" if steps else f"{num_models} models")
             if self.choices:
@@ -178,7 +178,7 @@ class Calls:
                 lines[0] += f"; chosen: {choice.winner} ({times})"
             layer_width = max((len(step.layer) for step in steps), default=0)
             op_width = max((len(step.op) for step in steps), default=0)
-            lines += [f"{step.layer:{layer_width}}  {step.op:{op_width}}  {step.used}" for step in steps]
+            lines += [f"{step.layer:{layer_width}}  {step.op:{op_width}}  {step.used or 'model'}" for step in steps]
             lines += [f"some calls one by one: {self.why_unfused}"] if self.why_unfused else []
         lines += [f"separate: {name} ({reason})" for name, reason in self.store.reasons.items()]
         return "\n".join(lines)
@@ -315,7 +315,7 @@ class Calls:
         if len(plans) == 1:
             return self._by(program, plans[0], with_losses)
         runs = {plan: partial(self._by, program, plan, with_losses) for plan in plans}
-        at_least_s = {plan: self._recorded_s for plan in plans if plan.group_size == 1}
+        at_least_s = {plan: self._recorded_s for plan in plans if plan.group_size < total}
         guard = partial(restored, self._written(program), self.store.generators)
         return ContestedCall(runs, choice, self._intervals, at_least_s, guard)
 
