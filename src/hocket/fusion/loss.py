@@ -57,6 +57,7 @@ def per_model_loss(
     num_models: int,
     axis: ModelAxis,
     watched: dict[Any, str],
+    may_read_otherwise: bool = True,
 ) -> Tensor:
     """``fn(output, *targets)`` of each model.
 
@@ -67,6 +68,8 @@ def per_model_loss(
         num_models: B.
         axis: what is settled about targets.
         watched: for each kind of function that has been watched, what one call for all models would lose.
+        may_read_otherwise: where `fn` fails, take targets of which only the first axis says that each model has its own
+            as of all models.
 
     Raises:
         InputError: `outputs` has no model axis, or `fn` fails. The message restates the shapes.
@@ -91,7 +94,13 @@ def per_model_loss(
     except UNCHANGED:
         raise
     except FAILURES as error:
-        raise _restated(error, (stacked, own_targets), f"{num_models} models") from error
+        failed = _restated(error, (stacked, own_targets), f"{num_models} models")
+        if may_read_otherwise and axis.reads_otherwise():
+            try:
+                return per_model_loss(fn, outputs, targets, num_models, axis, watched, may_read_otherwise=False)
+            except InputError:
+                raise failed from error
+        raise failed from error
     losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
     return _traced(losses) if is_watched() else losses.as_subclass(Losses)
 
