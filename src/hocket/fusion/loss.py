@@ -8,7 +8,6 @@ finite cannot reach the others.
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -141,15 +140,37 @@ def _are_plain(outputs: Any, target: Any) -> bool:
 
 
 def _traced(losses: Tensor) -> Tensor:
-    """Give a plain tensor the backward of `Losses`, because tracers refuse classes that they do not know."""
-    losses.backward = partial(_backward, weakref.ref(losses))  # type: ignore[method-assign]
+    """Give a plain tensor, and what is computed of it, the backward of `Losses`. A tracer sees no view by which another
+    class is made, so the tensor itself changes its class.
+    """
+    losses.__class__ = _TracedLosses
     return losses
 
 
-def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **options: Any) -> None:
-    plain = losses()
-    assert plain is not None
-    torch.autograd.backward(plain, torch.ones_like(plain) if gradient is None else gradient, **options)
+class _TracedLosses(Tensor):
+    """Losses while a step is traced."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def backward(self, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+        """As `Tensor.backward`, from ones."""
+        torch.autograd.backward(self, torch.ones_like(self) if gradient is None else gradient, *args, **kwargs)
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    plain = getattr(Tensor, name)
+
+    def compute(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = plain(self, *args, **kwargs)
+        return _traced(found) if type(found) is Tensor and found.shape == self.shape else found
+
+    return compute
+
+
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "pow"):
+    setattr(_TracedLosses, f"__{_name}__", _computed(f"__{_name}__"))
+for _name in ("add", "sub", "mul", "div", "neg", "pow", "clamp"):
+    setattr(_TracedLosses, _name, _computed(_name))
 
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
@@ -234,7 +255,8 @@ def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> T
         return each.view(num_models, rows).sum(1) / counts
     if _is_plain(fn, functional.mse_loss, nn.MSELoss) and tuple(target.shape) == tuple(output.shape):
         other = target.tensor if isinstance(target, Stacked) else target.expand_as(output.tensor)
-        return functional.mse_loss(output.tensor, other, reduction="none").flatten(1).mean(1)
+        each = functional.mse_loss(output.tensor, other, reduction="none")
+        return each.flatten(1).mean(1) if each.ndim > 1 else each  # of a batch of one that was squeezed, a number
     return None
 
 
