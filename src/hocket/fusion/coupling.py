@@ -57,8 +57,7 @@ def warn_of_layers(reader: FrameType | None) -> None:
     if reader is None or not (is_user_code(reader.f_code) or reader.f_code.co_name == "update_bn"):
         return
     warnings.warn(
-        "fused models have no layers among modules(), so that nothing is found there and nothing set: array.apply(fn) "
-        'goes over the layers of each model, array.set_attribute("drop.training", True) sets an attribute, '
-        "array.unfuse() gives plain models",
+        "fused models have no layers among modules(), so that nothing is found and nothing set there: array.apply(fn) "
+        'goes over those of each model, array.set_attribute("drop.training", True) sets it, unfuse() gives plain ones',
         stacklevel=level_of_user(),
     )

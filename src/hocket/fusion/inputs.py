@@ -146,8 +146,8 @@ class ModelAxis:
         if not like_own:
             if shape[0] in out[2:]:
                 warnings.warn(
-                    f"loss: target of shape {shape}, output {out}: read as one of each of {shape[0]} models; what all "
-                    "models have in common, such as weights of classes, the loss function brings (functools.partial)",
+                    f"loss: target of shape {shape}, output {out}: read as one of each of {shape[0]} models; weights "
+                    "of classes, which all have in common, are for the loss function to bring (functools.partial)",
                     stacklevel=level_of_user(),
                 )
             return True, True

@@ -167,9 +167,8 @@ def _computed(name: str) -> Callable[..., Any]:
     return compute
 
 
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "pow"):
-    setattr(_TracedLosses, f"__{_name}__", _computed(f"__{_name}__"))
-for _name in ("add", "sub", "mul", "div", "neg", "pow", "clamp"):
+_OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "pow")
+for _name in (*(f"__{each}__" for each in _OPERATORS), "add", "sub", "mul", "div", "neg", "pow", "clamp"):
     setattr(_TracedLosses, _name, _computed(_name))
 
 

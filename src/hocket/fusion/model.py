@@ -329,14 +329,7 @@ class Array(nn.Module):
         yield from super().named_modules(*args, **kwargs)
 
     def apply(self, fn: Callable[[nn.Module], None]) -> Self:
-        """Call a function with each layer of each model, as `torch.nn.Module.apply` does, and with the array.
-
-        Example:
-            >>> array = Array([nn.Linear(3, 2), nn.Linear(3, 2)])
-            >>> _ = array.apply(lambda layer: nn.init.ones_(layer.weight) if isinstance(layer, nn.Linear) else None)
-            >>> array.fused.weight.sum().item()
-            12.0
-        """
+        """Call a function with each layer of each model, as `torch.nn.Module.apply` does, and with the array."""
         self._store.link()
         for template in self._store.templates:
             template.apply(fn)
