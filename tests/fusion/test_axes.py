@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from tests.fusion.oracle import assert_each, made
@@ -137,3 +139,40 @@ def test_weights_of_each_model_stay_that_when_the_batch_is_as_long_as_the_array(
         x, y = torch.randn(size, 6, dtype=D), torch.randn(size, 3, dtype=D)
         expected = [weighted(model(x), y, weight) for model, weight in zip(models, weights, strict=True)]
         assert_each(array.loss(weighted, array(x), y, weights), expected)
+
+
+def test_weights_of_classes_as_many_as_models_are_said_to_be_read_as_each_models():
+    def weighted(out, y, weight):
+        return (F.mse_loss(out, y, reduction="none") * weight).mean()
+
+    models = made(lambda: nn.Linear(6, 3), 3)
+    x, y, weight = torch.randn(7, 6, dtype=D), torch.randn(7, 3, dtype=D), torch.rand(3, dtype=D)
+    array = hocket.fuse(models, backend="rule", shared=True)
+    with pytest.warns(UserWarning, match=r"target of shape \(3,\), output.*read as one of each of 3 models"):
+        array.losses(weighted, x, y, weight)
+    for_all = functools.partial(weighted, weight=weight)
+    assert_each(array.losses(for_all, x, y), [weighted(model(x), y, weight) for model in models])
+
+
+def test_boxes_of_a_batch_as_many_as_models_are_of_all_models():
+    def nearest(out, boxes):
+        return sum((out[:, None] - each[None]).abs().sum(-1).min(1)[0].mean() + each[0, 0] for each in boxes)
+
+    for num_models in (1, 4):
+        models = made(lambda: nn.Linear(6, 3), num_models)
+        array = hocket.fuse(models, shared=True)
+        for counts in ((4, 1), (1, 4), (2, 3)):
+            x, boxes = torch.randn(5, 6, dtype=D), [torch.rand(count, 3, dtype=D) for count in counts]
+            expected = [nearest(model(x), boxes) for model in models]
+            assert_each(array.losses(nearest, x, boxes), expected)
+
+
+def test_a_loss_that_fails_by_both_readings_is_told_by_the_first():
+    def broken(out, factors):
+        return (out * factors[:, 0]).sum()
+
+    array = hocket.fuse(made(lambda: nn.Linear(6, 3), 4), shared=True)
+    with pytest.raises(
+        InputError, match=r"\(4, 5, 3\), \(4, 2\), 4 models: too many indices for tensor of dimension 1"
+    ):
+        array.losses(broken, torch.randn(5, 6, dtype=D), torch.randn(4, 2, dtype=D))

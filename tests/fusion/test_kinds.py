@@ -163,3 +163,27 @@ def test_contents_that_do_not_return_are_forgotten(kind, content, lasts, monkeyp
             array.zero_grad()
         entries.append(num_entries(array))
     assert max(entries[-8:]) <= max(entries[:-8])
+
+
+def test_numbers_that_are_others_in_each_call_are_not_recorded_for_good():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 2)
+
+        def forward(self, x, factor):
+            return self.fc(x) * factor
+
+    models = made(Scaled, 2)
+    array, x = hocket.fuse(models, shared=True), torch.randn(5, 4, dtype=torch.float64)
+
+    def call(factors):
+        for factor in factors:
+            assert_each(array(x, factor), [model(x, factor) for model in models])
+
+    call(float(number % 8) for number in range(40))
+    assert "ops" in array.report(), "those that come again"
+    with pytest.warns(UserWarning, match="a number among its arguments changes.*hand it over as a tensor"):
+        call(0.5 + number for number in range(30))
+    assert "one by one: a number" in array.report()
+    call([2.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.fusion.oracle import assert_close, assert_each, made
 from tests.fusion.prefer import ALL, prefer
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 import hocket
 
@@ -116,3 +118,36 @@ def test_a_loss_is_called_for_each_model_where_it_leaves_a_trace(act, way, monke
     for name in ("total", "mean"):
         assert_close(getattr(fused, name), getattr(alone, name), name)
     assert fused.weight == alone.weight
+
+
+@pytest.mark.parametrize(
+    "combined",
+    [
+        lambda losses, other: losses / 4,
+        lambda losses, other: losses + 0.5 * other,
+        lambda losses, other: torch.ones(2).double() - losses.mul(3),
+        lambda losses, other: -(losses**2).clamp(max=2.0),
+    ],
+)
+def test_what_is_computed_of_losses_goes_backward_while_a_step_is_traced(combined):
+    models = made(lambda: nn.Linear(6, 3), 2)
+    array, x, y = hocket.fuse(models, backend="rule"), torch.randn(5, 6).double(), torch.randn(5, 3).double()
+    grads = []
+    for mode in (nullcontext(), FlopCounterMode(display=False)):
+        array.zero_grad()
+        with mode:
+            combined(array.losses(F.mse_loss, x, y), array.losses(F.l1_loss, x, y)).backward()
+        grads.append([parameter.grad for parameter in array.parameters()])
+    assert all(map(torch.equal, *grads))
+
+
+def test_a_batch_of_one_that_is_squeezed():
+    class Squeezed(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).squeeze()
+
+    models = made(lambda: Squeezed(6, 1), 3)
+    array = hocket.fuse(models, shared=True)
+    for size in (5, 1, 1):
+        x, y = torch.randn(size, 6).double(), torch.randn(size).double().squeeze()
+        assert_each(array.losses(F.mse_loss, x, y), [F.mse_loss(model(x), y) for model in models])

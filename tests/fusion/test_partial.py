@@ -10,6 +10,7 @@ import torch
 from tests.fusion.nets import Residual
 from tests.fusion.oracle import check, made
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 import hocket
 from hocket.errors import InputError
@@ -282,3 +283,16 @@ def test_optimizers_that_go_element_by_element_are_not():
         for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, hocket.optim.Adam):
             kind(array.parameters(), lr=0.1)
         torch.optim.LBFGS(nn.Linear(3, 2).parameters())
+
+
+@pytest.mark.parametrize("within", [lambda array: array, nn.Sequential, AveragedModel])
+def test_code_that_looks_for_layers_is_said_to_find_none(within):
+    array = hocket.fuse([nn.BatchNorm1d(3), nn.BatchNorm1d(3)])
+    whole = within(array)
+    for look in (lambda: list(whole.modules()), lambda: update_bn([torch.ones(5, 3)], whole)):
+        with pytest.warns(UserWarning, match=r"no layers among modules\(\).*array\.apply") as said:
+            look()
+        assert said[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(whole.parameters())) == 2

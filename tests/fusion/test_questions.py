@@ -155,7 +155,7 @@ def test_answers_that_never_repeat_go_model_by_model_after_a_while():
     with pytest.warns(UserWarning, match="goes another way in each call"):
         array(POSITIVE + 8)
     assert_each(array(POSITIVE), [model(POSITIVE) for model in alone])
-    assert "some calls one by one: the forward looks at values, and goes another way in each call" in array.report()
+    assert "one by one: the forward looks at values, and goes another way in each call" in array.report()
 
 
 def test_a_scheduled_step_of_a_model_with_a_mask():

@@ -188,6 +188,13 @@ def test_a_view_that_cannot_be_leaves_the_contest_and_not_the_call(num_models, m
             assert_close(array._store.tensor("conv.weight").tensor.grad[index], model.conv.weight.grad, "conv.weight")
 
 
+def test_a_model_that_is_faster_than_it_was_recorded_keeps_its_usual_plan(monkeypatch):
+    monkeypatch.setattr(calls, "RECORDING", 1e-9)  # so that any call is
+    array = check(made(Views, 1), torch.randn(1, 4, 3, 6, 5, dtype=D), shared=False, backend="auto", steps=10)
+    assert str(array.choices[-1].winner) == "1 at a time"
+    assert array.report().startswith("1 models, 3 ops: 3 by model; chosen: 1 at a time")
+
+
 @pytest.mark.parametrize("num_models", [1, 3])
 @pytest.mark.parametrize(("layer", "size"), [(nn.Conv2d, (6, 5)), (nn.Conv3d, (6, 5, 4))])
 def test_what_comes_out_lies_as_usual(layer, size, num_models, monkeypatch):

@@ -190,3 +190,96 @@ def test_an_attribute_that_is_not_there_is_not_set(name, message):
     array = hocket.fuse(made(lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.5)), 2))
     with pytest.raises(InputError, match=message):
         array.set_attribute(name, 0.1)
+
+
+def test_a_function_is_applied_to_each_layer_of_each_model():
+    def initialise(layer):
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            layer.bias.data.zero_()
+        elif isinstance(layer, nn.Dropout):
+            layer.p = 0.0
+
+    models = made(lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2)), 3)
+    array = hocket.fuse(models)
+    x = torch.randn(5, 4, dtype=D)
+    array(x)
+    for whole in (array, nn.Sequential(array)):
+        torch.manual_seed(1)
+        whole.apply(initialise)
+        torch.manual_seed(1)
+        for model in models:
+            model.apply(initialise)
+        for _ in range(2):
+            assert_each(array(x), [model(x) for model in models])
+    with pytest.raises(InputError, match="layer 0: has a hook"):
+        array.apply(lambda layer: layer.register_forward_hook(print) if isinstance(layer, nn.Linear) else None)
+
+
+def test_a_first_call_with_other_tensors_in_the_place_of_parameters():
+    models = made(lambda: nn.Linear(4, 2), 2)
+    array, x = hocket.fuse(models), torch.randn(5, 4, dtype=D)
+    others = {name: 2 * parameter for name, parameter in array.named_parameters()}
+    out = torch.func.functional_call(array, others, (x,))
+    assert_each(out, [2 * model(x) for model in models])
+    out.sum().backward()
+    assert_close(array.fused.bias.grad, torch.full((2, 2), 10.0, dtype=D), "the gradient")
+    assert_each(array(x), [model(x) for model in models])
+
+
+def test_a_report_after_a_first_call_says_what_comes():
+    array = hocket.fuse([nn.Linear(3, 2), nn.Linear(3, 2)])
+    array(torch.ones(5, 3))
+    assert array.report() == "2 models, recorded; the next such call runs by the graph"
+    array(torch.ones(5, 3))
+    array(torch.ones(2, 5, 3))
+    assert array.report().startswith("2 models, 1 ops: 1 by rule; chosen"), "of the call before, which ran by it"
+
+
+class Growing(nn.Module):
+    """Positions in a buffer that is made anew for longer inputs, and a buffer of another shape and type."""
+
+    def __init__(self, length):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.register_buffer("positions", torch.arange(length))
+        self.register_buffer("last", torch.zeros(2, dtype=torch.float32))
+
+    def forward(self, x):
+        if x.shape[1] > len(self.positions):
+            self.positions = torch.arange(x.shape[1])
+        out = self.fc(x) + self.positions[: x.shape[1], None] + self.positions.sum() + self.last
+        self.last = out.detach().mean()
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse. Growing. the forward gives")
+@pytest.mark.parametrize("backend", ["auto", "rule"])
+def test_buffers_that_forwards_give_another_shape_are_followed(backend):
+    models = made(lambda: Growing(3), 2)
+    array = hocket.fuse(models, shared=True, backend=backend)
+    for length in (2, 2, 5, 5, 2, 7, 7, 7):
+        x = torch.randn(3, length, 2, dtype=D)
+        assert_each(array(x), [model(x) for model in models])
+    for model, fused in zip(models, array.unfuse(), strict=True):
+        for name, value in model.state_dict().items():
+            assert_close(fused.state_dict()[name], value, name)
+    assert "ops" in array.report().splitlines()[0]
+
+
+def test_a_buffer_that_a_first_call_makes_is_named_with_the_cure():
+    class Lazy(nn.Linear):
+        def forward(self, x):
+            if not hasattr(self, "table"):
+                self.register_buffer("table", torch.ones(2, dtype=D))
+            return super().forward(x) + self.table
+
+    models, x = made(lambda: Lazy(3, 2), 2), torch.randn(4, 3, dtype=D)
+    array = hocket.fuse(models)
+    array(x)
+    with pytest.warns(UserWarning, match="table is made by the forward; call each model once before they are fused"):
+        array(x)
+    assert_each(array(x), [model(x) for model in models])
+    array = hocket.fuse(models, strict=True)
+    for _ in range(2):
+        assert_each(array(x), [model(x) for model in models])

@@ -108,3 +108,11 @@ def test_no_step_waits_for_values_in_tensors(refilled):
             twins.fused.step()
     # The count of steps that are taken together, which torch keeps on the CPU.
     assert read == ([] if refilled else ["cpu", "cpu"])
+
+
+def test_a_group_that_is_empty_is_said_to_be():
+    model = torch.nn.Linear(3, 2)
+    params = list(hocket.fuse([model, torch.nn.Linear(3, 2)]).parameters())
+    decayed = [p for p in params if p.ndim >= 2]
+    with pytest.warns(UserWarning, match="a group is empty.*form groups by names"):
+        optim.AdamW([{"params": decayed}, {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0}])

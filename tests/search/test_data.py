@@ -12,7 +12,7 @@ from tests.search.pieces import BATCHES, LR, X, Y, train
 from tests.search.searches import alone, searched
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from hocket import Training
 from hocket.errors import InputError
@@ -31,6 +31,9 @@ class Noisy(Dataset):
         return torch.rand(2) + random.random() + float(np.random.rand()), index  # noqa: NPY002
 
 
+OWN = torch.Generator()
+
+
 def read(batches, seed, epoch):
     return [inputs.clone() for inputs, _ in epoch_batches(batches, seed, epoch)]
 
@@ -41,6 +44,9 @@ def read(batches, seed, epoch):
         DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True),
         DataLoader(TensorDataset(X, Y), batch_size=8, shuffle=True, generator=torch.Generator()),
         DataLoader(Noisy(), batch_size=2),
+        DataLoader(Noisy(), batch_size=2, num_workers=1, persistent_workers=True),
+        DataLoader(TensorDataset(X, Y), batch_size=8, sampler=RandomSampler(X, generator=torch.Generator())),
+        DataLoader(TensorDataset(X, Y), batch_sampler=BatchSampler(RandomSampler(X, generator=OWN), 8, False)),
     ],
 )
 def test_an_epoch_has_the_same_batches_whatever_is_drawn_meanwhile(loader):

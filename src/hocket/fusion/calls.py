@@ -156,6 +156,33 @@ class Calls:
                 behind[form] = min(behind.get(form, NEAR), times if choice.is_settled else min(times, CLOSE))
         return tuple(sorted([form for form in behind if behind[form] < NEAR], key=behind.__getitem__)) or ("rule",)
 
+    def report(self) -> str:
+        """One line in all, one for each op of the last program that ran, then reasons of unfused calls and blocks."""
+        programs, num_models = self.programs.made(), self.store.num_models
+        lines = []
+        ran = [each for each in programs if any(step.used for step in each.steps)]
+        if not ran and (self.settings.backend == "loop" or self.why_unfused):
+            lines.append(f"{num_models} models, one by one" + (self.why_unfused and f": {self.why_unfused}"))
+        elif not programs:
+            lines.append(f"{num_models} models, not recorded yet")
+        elif not ran and programs[0].steps and not any(choice.is_current for choice in self.choices):
+            lines.append(f"{num_models} models, recorded; the next such call runs by the graph")
+        else:
+            steps = [step for step in (ran or programs)[0].steps if step.used or not ran]
+            counts = Counter(step.used or "model" for step in steps)
+            by = ", ".join(f"{count} by {used}" for used, count in counts.most_common())
+            lines.append(f"{num_models} models, {len(steps)} ops: {by}" if steps else f"{num_models} models")
+            if self.choices:
+                choice = self.choices[-1]
+                times = ", ".join(f"{plan} {us:,.0f} us" for plan, us in choice.times_us.items())
+                lines[0] += f"; chosen: {choice.winner} ({times})"
+            layer_width = max((len(step.layer) for step in steps), default=0)
+            op_width = max((len(step.op) for step in steps), default=0)
+            lines += [f"{step.layer:{layer_width}}  {step.op:{op_width}}  {step.used or 'model'}" for step in steps]
+            lines += [f"some calls one by one: {self.why_unfused}"] if self.why_unfused else []
+        lines += [f"separate: {name} ({reason})" for name, reason in self.store.reasons.items()]
+        return "\n".join(lines)
+
     def _may_choose(self) -> bool:
         return self.settings.backend == "auto" and self.form is None and not self._is_transformed()
 
@@ -191,7 +218,8 @@ class Calls:
 
     def _new_forward(self, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the output of a kind of call that is new, and note how to compute later ones."""
-        is_seen = self._is_transformed()
+        # In the place of parameters, `torch.func.functional_call` puts tensors that no template can hold.
+        is_seen = self._is_transformed() or not all(param.is_leaf for param in self.store.parameters())
         if not is_seen and self._has_moved():
             world = self.programs.world()
         key, _ = self._read(world, "forward", args, kwargs)
@@ -287,7 +315,7 @@ class Calls:
         if len(plans) == 1:
             return self._by(program, plans[0], with_losses)
         runs = {plan: partial(self._by, program, plan, with_losses) for plan in plans}
-        at_least_s = {plan: self._recorded_s for plan in plans if plan.group_size == 1}
+        at_least_s = {plan: self._recorded_s for plan in plans if plan.group_size < total}
         guard = partial(restored, self._written(program), self.store.generators)
         return ContestedCall(runs, choice, self._intervals, at_least_s, guard)
 

@@ -40,7 +40,7 @@ def compare(models: Sequence[Any], separate: Sequence[str] = ()) -> dict[str, st
         if not isinstance(model, nn.Module):
             raise InputError(f"model {index}: expected an nn.Module, got {type(model).__name__}")
     _check_shared(models)
-    _check_layers(models)
+    check_layers(models)
     check_memory(models)
     names = dict(models[0].named_modules())
     for name in separate:
@@ -124,7 +124,7 @@ def tied(model: nn.Module) -> set[tuple[str, ...]]:
     return {tuple(own) for own in names.values() if len(own) > 1}
 
 
-def _check_layers(models: Sequence[nn.Module]) -> None:
+def check_layers(models: Sequence[nn.Module]) -> None:
     """Refuse hooks, parametrizations and averages over all batches, which rules would pass over."""
     for index, model in enumerate(models):
         for name, module in model.named_modules():
@@ -260,7 +260,7 @@ def own_options(model: nn.Module) -> list[Any]:
 
 def differ_in_values(first: nn.Module, second: nn.Module) -> bool:
     """True if two models differ only in the values of their tensors, as far as can be compared."""
-    _check_layers([second])
+    check_layers([second])
     pairs = zip_longest(*(each.named_modules(remove_duplicate=False) for each in (first, second)), fillvalue=("", None))
     return tied(first) == tied(second) and all(
         path == other_path

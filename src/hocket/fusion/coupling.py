@@ -1,4 +1,6 @@
-"""Functions of torch that take one number over all tensors, and so couple stacked models.
+"""Code for one model that would do something else, or nothing, to stacked ones.
+
+Some functions of torch take one number over all tensors, and so couple the models.
 
 An update that goes element by element serves any number of models, and so do most of torch's optimizers. These do not:
 a norm over all gradients, a line search, averages over rows and columns of a parameter.
@@ -10,8 +12,11 @@ import warnings
 from types import FrameType
 
 import torch
+from torch.nn.modules import module
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer
+
+from hocket.pystate.origins import is_user_code, level_of_user
 
 OPTIMIZERS = {
     getattr(torch.optim, name): what
@@ -41,3 +46,18 @@ def warn_of_coupling(reader: FrameType) -> None:
     else:
         return
     warnings.warn(message, UserWarning, stacklevel=3)
+
+
+def warn_of_layers(reader: FrameType | None) -> None:
+    """Warn where code of the user's, or torch's `update_bn`, looks for layers among the modules of fused models."""
+    while reader is not None and reader.f_code.co_filename == module.__file__:  # an array inside of another module
+        if reader.f_code.co_name == "_named_members":  # it is tensors that are asked for
+            return
+        reader = reader.f_back
+    if reader is None or not (is_user_code(reader.f_code) or reader.f_code.co_name == "update_bn"):
+        return
+    warnings.warn(
+        "fused models have no layers among modules(), so that nothing is found and nothing set there: array.apply(fn) "
+        'goes over those of each model, array.set_attribute("drop.training", True) sets it, unfuse() gives plain ones',
+        stacklevel=level_of_user(),
+    )

@@ -13,6 +13,7 @@ first part. Where both work, as for a linear layer, nothing is guessed: ``fuse(.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
@@ -24,6 +25,7 @@ from torch.utils import _pytree as pytree
 from hocket.errors import InputError
 from hocket.fusion.stacked import Stacked, unwatched
 from hocket.fusion.store import Store
+from hocket.pystate.origins import level_of_user
 
 MAX_COMBINATIONS = 64
 BATCHED = {
@@ -44,6 +46,7 @@ class ModelAxis:
     def __init__(self, shared: bool | Mapping[str, bool] | None) -> None:
         self.shared = shared
         self._ranks: dict[Any, set[int]] = {}  # of what one model takes, by argument
+        self._guessed: list[Any] = []  # targets of the last loss that were read as of each model because of B alone
 
     def inputs(self, store: Store, leaves: list[Any], spec: Any) -> tuple[bool, ...]:
         """For each leaf of the arguments, True if its first axis is the models' axis."""
@@ -79,6 +82,7 @@ class ModelAxis:
         self, fn: Callable[..., Any], targets: tuple[Any, ...], output: Any, shape: Sequence[int], num_models: int
     ) -> tuple[Any, ...]:
         """Targets of a loss, `Stacked` where models have their own."""
+        self._guessed.clear()
         code = getattr(fn, "__code__", None)  # not itself part of the key, which is saved with the array
         named = type(fn).__qualname__ if code is None else (code.co_filename, code.co_firstlineno)
         if all(type(leaf) is Tensor and (not leaf.ndim or leaf.shape[0] != num_models) for leaf in targets):
@@ -92,12 +96,20 @@ class ModelAxis:
                 continue
             is_own = self._held((*kind, place), leaf, num_models)
             if is_own is None:
-                is_own = self._is_own_target(fn, leaves, place, spec, output, tuple(shape))
+                is_new = (*kind, place) not in self._ranks
+                is_own, is_guess = self._is_own_target(fn, leaves, place, spec, output, tuple(shape))
                 self._settle((*kind, place), leaf, is_own)
+                self._guessed += [(*kind, place)] * (is_guess and is_new)
             if is_own:
                 leaves[place] = Stacked(leaf)
         found: tuple[Any, ...] = pytree.tree_unflatten(leaves, spec)
         return found
+
+    def reads_otherwise(self) -> bool:
+        """Read what was a guess in the last loss, which has failed, the other way. Returns False if nothing was one."""
+        for key in self._guessed:
+            self._ranks[key] = {rank + 1 for rank in self._ranks[key]}
+        return bool(self._guessed)
 
     def _said(self, is_shared: bool | None, leaf: Any, num_models: int) -> bool:
         """True if the user has declared that a leaf has a model axis. Its first axis is checked."""
@@ -124,17 +136,23 @@ class ModelAxis:
 
     def _is_own_target(
         self, fn: Callable[..., Any], leaves: list[Any], place: int, spec: Any, output: Any, out: tuple[int, ...]
-    ) -> bool:
-        """True if a target with B in its first axis is one of each model."""
+    ) -> tuple[bool, bool]:
+        """Two answers: True if a target with B in its first axis is one of each model, and True if that is a guess."""
         shape = tuple(leaves[place].shape)
         like_own = (len(shape) > 1 and shape[:2] == out[:2]) or shape == out
         like_shared = len(out) > 1 and shape[0] == out[1] and len(shape) < len(out)
         if like_own is not like_shared:
-            return like_own
+            return like_own, False
         if not like_own:
-            return True
+            if shape[0] in out[2:]:
+                warnings.warn(
+                    f"loss: target of shape {shape}, output {out}: read as one of each of {shape[0]} models; weights "
+                    "of classes, which all have in common, are for the loss function to bring (functools.partial)",
+                    stacklevel=level_of_user(),
+                )
+            return True, True
         if isinstance(self.shared, bool):
-            return not self.shared
+            return not self.shared, False
         works = []
         for is_own in (True, False):
             given = [leaf.tensor[0] if isinstance(leaf, Stacked) else leaf for leaf in leaves]
@@ -147,7 +165,7 @@ class ModelAxis:
             works.append(is_own)
         if len(works) != 1:
             raise InputError(f"loss: target of shape {shape}, output {out}: of all {out[0]} models, or of each? {ASK}")
-        return works[0]
+        return works[0], False
 
 
 def _by_name(template: nn.Module, spec: Any, shared: Mapping[str, bool]) -> list[bool | None]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from hocket.errors import InputError
 
@@ -111,6 +112,14 @@ def _transformer(m: Any, src: Any, tgt: Any, src_mask: Any = None, tgt_mask: Any
 
 
 def _recurrent(m: Any, input: Any, hx: Any = None) -> Any:
+    if isinstance(input, PackedSequence) and hx is None and m.mode != "LSTM":  # torch's own look at how many they are
+        data, sizes, order, back = input
+        m.check_input(data, sizes)
+        rows = m.num_layers * (2 if m.bidirectional else 1)
+        hx = torch.zeros(rows, sizes[0], m.hidden_size, dtype=data.dtype, device=data.device)  # type: ignore[call-overload]
+        flags = (m.bias, m.num_layers, m.dropout, m.training, m.bidirectional)
+        data, last = getattr(torch._VF, m.mode.lower())(data, sizes, hx, m._flat_weights, *flags)
+        return PackedSequence(data, sizes, order, back), m.permute_hidden(last, back)
     if not isinstance(input, Tensor) or input.dim() != 3:
         return type(m).forward(m, input, hx)
     if hx is None:

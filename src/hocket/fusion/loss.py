@@ -8,7 +8,6 @@ finite cannot reach the others.
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -26,8 +25,8 @@ from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shared_objects import held_by
 from hocket.fusion.stacked import Stacked, unwrap
-from hocket.fusion.steps import level_of_user
 from hocket.fusion.watching import ForwardWatch
+from hocket.pystate.origins import level_of_user
 
 UNCHANGED = (HocketError, torch.OutOfMemoryError)
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
@@ -57,6 +56,7 @@ def per_model_loss(
     num_models: int,
     axis: ModelAxis,
     watched: dict[Any, str],
+    may_read_otherwise: bool = True,
 ) -> Tensor:
     """``fn(output, *targets)`` of each model.
 
@@ -67,6 +67,8 @@ def per_model_loss(
         num_models: B.
         axis: what is settled about targets.
         watched: for each kind of function that has been watched, what one call for all models would lose.
+        may_read_otherwise: where `fn` fails, take targets of which only the first axis says that each model has its own
+            as of all models.
 
     Raises:
         InputError: `outputs` has no model axis, or `fn` fails. The message restates the shapes.
@@ -91,7 +93,13 @@ def per_model_loss(
     except UNCHANGED:
         raise
     except FAILURES as error:
-        raise _restated(error, (stacked, own_targets), f"{num_models} models") from error
+        failed = _restated(error, (stacked, own_targets), f"{num_models} models")
+        if may_read_otherwise and axis.reads_otherwise():
+            try:
+                return per_model_loss(fn, outputs, targets, num_models, axis, watched, may_read_otherwise=False)
+            except InputError:
+                raise failed from error
+        raise failed from error
     losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
     return _traced(losses) if is_watched() else losses.as_subclass(Losses)
 
@@ -132,15 +140,36 @@ def _are_plain(outputs: Any, target: Any) -> bool:
 
 
 def _traced(losses: Tensor) -> Tensor:
-    """Give a plain tensor the backward of `Losses`, because tracers refuse classes that they do not know."""
-    losses.backward = partial(_backward, weakref.ref(losses))  # type: ignore[method-assign]
+    """Give a plain tensor, and what is computed of it, the backward of `Losses`. A tracer sees no view by which another
+    class is made, so the tensor itself changes its class.
+    """
+    losses.__class__ = _TracedLosses
     return losses
 
 
-def _backward(losses: weakref.ref[Tensor], gradient: Tensor | None = None, **options: Any) -> None:
-    plain = losses()
-    assert plain is not None
-    torch.autograd.backward(plain, torch.ones_like(plain) if gradient is None else gradient, **options)
+class _TracedLosses(Tensor):
+    """Losses while a step is traced."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    def backward(self, gradient: Any = None, *args: Any, **kwargs: Any) -> None:
+        """As `Tensor.backward`, from ones."""
+        torch.autograd.backward(self, torch.ones_like(self) if gradient is None else gradient, *args, **kwargs)
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    plain = getattr(Tensor, name)
+
+    def compute(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = plain(self, *args, **kwargs)
+        return _traced(found) if type(found) is Tensor and found.shape == self.shape else found
+
+    return compute
+
+
+_OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "neg", "pow")
+for _name in (*(f"__{each}__" for each in _OPERATORS), "add", "sub", "mul", "div", "neg", "pow", "clamp"):
+    setattr(_TracedLosses, _name, _computed(_name))
 
 
 def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
@@ -225,7 +254,8 @@ def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> T
         return each.view(num_models, rows).sum(1) / counts
     if _is_plain(fn, functional.mse_loss, nn.MSELoss) and tuple(target.shape) == tuple(output.shape):
         other = target.tensor if isinstance(target, Stacked) else target.expand_as(output.tensor)
-        return functional.mse_loss(output.tensor, other, reduction="none").flatten(1).mean(1)
+        each = functional.mse_loss(output.tensor, other, reduction="none")
+        return each.flatten(1).mean(1) if each.ndim > 1 else each  # of a batch of one that was squeezed, a number
     return None
 
 

@@ -10,7 +10,7 @@ Source: S. Wang et al., "Horizontally Fused Training Array", MLSys 2021, section
 from __future__ import annotations
 
 import sys
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -21,9 +21,9 @@ from torch.nn.modules.module import _has_any_global_hook, _IncompatibleKeys
 from hocket.errors import InputError
 from hocket.fusion import slots
 from hocket.fusion.calls import Calls
-from hocket.fusion.compare import compare
+from hocket.fusion.compare import check_layers, compare
 from hocket.fusion.contest import Choice
-from hocket.fusion.coupling import warn_of_coupling
+from hocket.fusion.coupling import warn_of_coupling, warn_of_layers
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.steps import Settings
 from hocket.fusion.store import Store
@@ -92,7 +92,10 @@ class Array(nn.Module):
         Raises:
             InputError: an op fails, or the input fits no model. The message names the layer.
         """
-        return self._calls.forward(args, kwargs)
+        out = self._calls.forward(args, kwargs)
+        if self._store.is_reshaped:
+            self._forget()
+        return out
 
     def loss(self, fn: Callable[..., Any], out: Any, target: Any, *args: Any) -> Tensor:
         """The loss of each model, ``(B,)``. Its ``backward()`` gives each model its own gradient.
@@ -137,7 +140,10 @@ class Array(nn.Module):
             >>> losses.backward()
         """
         hooks = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        return self._calls.losses(self, fn, inputs, targets, is_hooked=bool(hooks) or _has_any_global_hook())
+        losses = self._calls.losses(self, fn, inputs, targets, is_hooked=bool(hooks) or _has_any_global_hook())
+        if self._store.is_reshaped:
+            self._forget()
+        return losses
 
     def unfuse(self) -> list[nn.Module]:
         """B plain modules of the user's class, with parameters and buffers of their own.
@@ -160,7 +166,7 @@ class Array(nn.Module):
             0  linear  rule
             1  relu    rule
         """
-        return report(self._calls)
+        return self._calls.report()
 
     def drop(self, model: int) -> nn.Module:
         """Take one model out, in place, and give it back as a plain module.
@@ -312,6 +318,27 @@ class Array(nn.Module):
         warn_of_coupling(sys._getframe(1))  # in a generator: the caller that takes the first one
         yield from super().parameters(recurse)
 
+    def modules(self, *args: Any, **kwargs: Any) -> Iterator[nn.Module]:
+        """The array and the stores of its tensors. Warns if the user, or torch's `update_bn`, looks for layers."""
+        warn_of_layers(sys._getframe(1))
+        yield from super().modules(*args, **kwargs)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Module]]:
+        """Those of `modules`, with their names."""
+        warn_of_layers(sys._getframe(1))
+        yield from super().named_modules(*args, **kwargs)
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        """Call a function with each layer of each model, as `torch.nn.Module.apply` does, and with the array."""
+        self._store.link()
+        for template in self._store.templates:
+            template.apply(fn)
+        check_layers(self._store.templates)
+        self._store.settle()
+        self._forget()
+        fn(self)
+        return self
+
     def train(self, mode: bool = True) -> Self:
         """Set all models to training, or to evaluation."""
         super().train(mode)
@@ -340,6 +367,7 @@ class Array(nn.Module):
     def _forget(self) -> None:
         """Let go of everything that was made from the models as they were."""
         self._hocket_version += 1
+        self._store.is_reshaped = False
         self._calls.forget()
 
     @property
@@ -358,29 +386,3 @@ class Array(nn.Module):
         super().__setstate__(state)
         self._store.mark()
         keep_freed_blocks()  # this may be another process
-
-
-def report(calls: Calls) -> str:
-    """One line in all, then one for each op of the last called program, then reasons of unfused calls and blocks."""
-    programs, num_models = calls.programs.made(), calls.store.num_models
-    lines = []
-    if not programs:
-        is_loop = calls.settings.backend == "loop" or calls.why_unfused
-        how = "one by one" if is_loop else "not recorded yet"
-        lines.append(f"{num_models} models, {how}" + (calls.why_unfused and f": {calls.why_unfused}"))
-    else:
-        program = programs[0]
-        steps = [step for step in program.steps if step.used]
-        counts = Counter(step.used for step in steps)
-        by = ", ".join(f"{count} by {used}" for used, count in counts.most_common())
-        lines.append(f"{num_models} models, {len(steps)} ops: {by}" if steps else f"{num_models} models")
-        if calls.choices:
-            choice = calls.choices[-1]
-            times = ", ".join(f"{plan} {us:,.0f} us" for plan, us in choice.times_us.items())
-            lines[0] += f"; chosen: {choice.winner} ({times})"
-        layer_width = max((len(step.layer) for step in steps), default=0)
-        op_width = max((len(step.op) for step in steps), default=0)
-        lines += [f"{step.layer:{layer_width}}  {step.op:{op_width}}  {step.used}" for step in steps]
-        lines += [f"some calls one by one: {calls.why_unfused}"] if calls.why_unfused else []
-    lines += [f"separate: {name} ({reason})" for name, reason in calls.store.reasons.items()]
-    return "\n".join(lines)

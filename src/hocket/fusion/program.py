@@ -42,8 +42,10 @@ class FusedProgram:
         # places of parameters and buffers, and their names
         self.tensors = [(places[node], name) for node, name in traced.tensors.items()]
         for _, name in self.tensors:
-            if name not in store.places:
+            if name not in store.places and any(name.startswith(f"{block}.") for block in store.separate_index):
                 raise ValueError(f"{name} is read outside of its block, which stays separate")
+            if name not in store.places:
+                raise ValueError(f"{name} is made by the forward; call each model once before they are fused")
         # places of constants, and these
         self.constants = [(places[node], value) for node, value in traced.constants.items()]
 

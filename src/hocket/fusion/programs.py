@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hocket.errors import InputError
 from hocket.fusion.compare import own_options
 from hocket.fusion.gradients import ASKED
-from hocket.fusion.kinds import Kind
+from hocket.fusion.kinds import CallSpec, Kind
 from hocket.fusion.known_functions import LAYOUT, NOTHING
 from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
@@ -68,6 +68,7 @@ MAX_ATTEMPTS = 3
 # Calls that a world has to last, and how often in a row one may not, before models are not recorded any more.
 SHORT_CALLS = 3
 MAX_SHORT = 6
+MAX_NUMBERS = 16  # recordings in a row for other plain numbers among the arguments
 # Names by which code finds out that it is recorded.
 BETRAYING = frozenset(
     ("_get_current_function_mode_stack", "_get_current_function_mode", "_len_torch_function_stack", "getprofile")
@@ -176,6 +177,8 @@ class Programs:
         self._watch = ForwardWatch(self._templates[0].forward, self._templates)
         self._worlds: list[World] = [World()]
         self._num_short = 0
+        self._last: Any = None  # what was recorded last: in which world, at which call of it, for which arguments
+        self._num_numbers = 0
         self.given_up = ""  # why models are not recorded any more; empty where they are
         # Tensors that no op has given, from where no walk comes. What such a cache lets go of is forgotten here, too.
         self._met: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
@@ -234,6 +237,7 @@ class Programs:
 
             return one_by_one(store, kind.call.spec, values, one)
 
+        self._look_at_numbers(world, kind.call)
         if self.asks_who_watches():
             world.keep(kind, LAYOUT, Unfused("the forward asks who watches it"))
             return one_by_one(store, kind.call.spec, values), kind
@@ -259,6 +263,15 @@ class Programs:
             if seen is not None and isinstance(found, FusedProgram):
                 world.guard(self._watch.guards(seen.state), _copied_constants(graphs))
         return result, kind
+
+    def _look_at_numbers(self, world: World, call: CallSpec) -> None:
+        """Give up where a plain number is another one in each call, which would be recorded each time."""
+        before, self._last = self._last, (world, world.num_calls, call)
+        is_like = before is not None and before[0] is world and world.num_calls - before[1] <= SHORT_CALLS
+        is_other = is_like and before[2].spec == call.spec and before[2].constants != call.constants
+        self._num_numbers = self._num_numbers + 1 if is_other else 0
+        if self._num_numbers >= MAX_NUMBERS:
+            self.given_up = "a number among its arguments changes from call to call; hand it over as a tensor"
 
     def _learnt(self, world: World, kind: Kind, traces: Sequence[RecordedForward]) -> Kind:
         """The kind with the answers to all looks at values, which are questions from now on."""

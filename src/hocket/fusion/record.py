@@ -33,6 +33,7 @@ from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import Known, check_part, named_tensors
 from hocket.fusion.stacked import memory_order
+from hocket.fusion.store import is_like
 from hocket.fusion.traced import Look, RecordedForward, Traced
 from hocket.pystate.origins import user_line
 
@@ -277,8 +278,8 @@ class _Recorder(TorchFunctionMode):
     def _set(self, name: str, func: Any, args: tuple[Any, ...]) -> Any:
         """``tensor.data = value`` of the model's own tensors is a write into their memory."""
         target, value = args
-        is_like = isinstance(value, Tensor) and (value.shape, value.dtype) == (target.shape, target.dtype)
-        if name != "data" or id(target) not in self._names or not is_like:
+        fits = isinstance(value, Tensor) and is_like(value, target)
+        if name != "data" or id(target) not in self._names or not fits:
             self._cannot(f"the forward sets the attribute {name} of a tensor")
             return func(*args)
         data = target.data
@@ -293,6 +294,9 @@ class _Recorder(TorchFunctionMode):
             old = self._buffers.get(name)
             if value is old or old is None:
                 continue
+            if not is_like(value, old):
+                self._cannot(f"the forward gives {name} another shape or type")
+                return
             node = self._argument(value)
             if not (node.op == "get_attr" and self._tensors.get(node) == name):
                 own = self._argument(old)

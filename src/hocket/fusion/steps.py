@@ -8,11 +8,9 @@ separate  the models' own blocks, where these did not fuse
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -30,7 +28,7 @@ from hocket.fusion.stacked import Stacked, is_stacked, laid_out, unwrap
 from hocket.fusion.store import Store
 from hocket.fusion.traced import Traced
 from hocket.fusion.writes import in_place
-from hocket.pystate.origins import origin
+from hocket.pystate.origins import level_of_user
 
 # In torch 2.13, padding rows and other elements get a gradient there, axes are mistaken, what is saved is written, and
 # running statistics that are not contiguous are not.
@@ -166,12 +164,3 @@ def warn_without_rule(settings: Settings, layer: str, op: str, reason: str = "")
         warnings.warn(
             f"hocket.fuse: {where(layer)}: {op} has no rule; it runs by vmap or a loop", stacklevel=level_of_user()
         )
-
-
-def level_of_user() -> int:
-    """The number of frames from `warn_without_rule` up to the first one outside of hocket and torch."""
-    frame: FrameType | None = sys._getframe(1)
-    level = 1
-    while frame is not None and origin(frame.f_code.co_filename) == "torch":
-        frame, level = frame.f_back, level + 1
-    return level

@@ -35,6 +35,8 @@ class _Store(nn.Module):
 class Store:
     """The tensors of B models, and plain modules from them."""
 
+    is_reshaped = False  # whether forwards have given buffers another shape, so that what was made of them is over
+
     def __init__(self, models: list[nn.Module], reasons: Mapping[str, str], seeds: Sequence[int] | None) -> None:
         self.num_models = len(models)
         self.reasons = dict(reasons)
@@ -112,13 +114,16 @@ class Store:
     def settle(self) -> None:
         """Write tensors that forwards have bound anew into the stacked ones, and rebind the parts."""
         replaced = ""
+        others: dict[str, list[Tensor]] = {}  # buffers of another shape or type, by name
         for index, (template, parts) in enumerate(zip(self.templates, self._own_tensors(), strict=True)):
             for name, own in parts.items():
                 table, leaf = _table(template, name)
-                if table.get(leaf) is not own:
+                if (new := table.get(leaf)) is not own:
                     replaced = name if isinstance(own, nn.Parameter) else replaced
-                    if isinstance(table.get(leaf), Tensor):
-                        own.data.copy_(table[leaf].data)
+                    if isinstance(new, Tensor) and (name == replaced or is_like(new, own)):
+                        own.data.copy_(new.data)
+                    elif isinstance(new, Tensor):
+                        others.setdefault(name, []).append(new.detach())
                     table[leaf] = own
                 row = self.whole(name).data[index]
                 if own.data_ptr() != row.data_ptr():  # its data was bound anew
@@ -128,6 +133,12 @@ class Store:
                 f"{replaced}: the forward puts another parameter in its place, which fused models cannot follow; "
                 "write into it, under torch.no_grad()"
             )
+        for name, news in others.items():
+            if len(news) < self.num_models or not all(is_like(each, news[0]) for each in news):
+                raise InputError(f"{name}: the forward gives it another shape or type than in other models")
+            store, leaf = self.places[name]
+            store._buffers[leaf] = torch.stack(news)
+            self.is_reshaped = True
 
     def _store(self, name: str) -> tuple[nn.Module, str]:
         """The container for a dotted name, and the last part of the name."""
@@ -274,6 +285,11 @@ def _match_flat_weights(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
+
+
+def is_like(one: Tensor, other: Tensor) -> bool:
+    """True if two tensors have one shape and type."""
+    return one.shape == other.shape and one.dtype == other.dtype
 
 
 def _table(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:

@@ -16,6 +16,7 @@ of its slices: nothing of its neighbours' arithmetic depends on it.
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -75,6 +76,11 @@ class FusedOptimizer(ModelStates, ABC):
         self.nonfinite = one_of("nonfinite", nonfinite, NONFINITE)
         defaults = {**options_of(type(self), arguments, named), **self.fixed}
         groups = groups_of(params)
+        if len(groups) > 1 and not all(group["params"] for group in groups):
+            warnings.warn(
+                "params: a group is empty: p.ndim >= 2 holds for fused biases, too; form groups by names",
+                stacklevel=2,
+            )
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models
         self._hocket_version = 0  # incremented when captured steps become invalid

@@ -106,3 +106,12 @@ def step_line(step: Any, *, returns: bool = False) -> str:
         line = instruction.starts_line or line
         found = line if instruction.opname == "RETURN_VALUE" else found
     return f"{Path(code.co_filename).name}:{found}"
+
+
+def level_of_user() -> int:
+    """The number of frames from its caller up to the first one outside of hocket and torch."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and origin(frame.f_code.co_filename) == "torch":
+        frame, level = frame.f_back, level + 1
+    return level

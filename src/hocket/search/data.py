@@ -126,9 +126,11 @@ def epoch_batches(batches: Iterable[Any], seed: int, epoch: int, field: str = "b
 
 def _drawn(batches: Any, seed: int) -> Iterator[Any]:
     state = RandomState(seed)
-    generator = getattr(batches, "generator", None)
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(seed)
+    if getattr(batches, "persistent_workers", False):  # they would go on with the draws of the epoch before
+        batches._iterator = None
+    for part in (batches, *_samplers(batches)):
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+            generator.manual_seed(seed)
     with state.active():
         iterator = iter(batches)
     while True:
@@ -197,10 +199,17 @@ def are_same_batches(first: Any, second: Any) -> bool:
     return False
 
 
+def _samplers(loader: Any) -> tuple[Any, Any]:
+    """What says in which order a loader reads: its sampler, or that of its batches."""
+    return getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+
+
 def _plain_sampler(first: Any, second: Any) -> bool:
-    options = ("replacement", "_num_samples")
-    own = [tuple(getattr(each.sampler, name, None) for name in options) for each in (first, second)]
-    return own[0] == own[1] and (first.generator is None) == (second.generator is None)
+    own = []
+    for loader in (first, second):
+        options = [getattr(loader.sampler, name, None) for name in ("replacement", "_num_samples")]
+        own.append([*options, *(getattr(each, "generator", None) is None for each in (loader, loader.sampler))])
+    return bool(own[0] == own[1])
 
 
 def _are_same_tensors(first: Any, second: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.fusion.oracle import SIZES, assert_close, check, check_state, made
+from tests.fusion.oracle import SIZES, assert_close, assert_each, check, check_state, made
 from torch import nn
 from torch.nn import functional as F
 
@@ -100,6 +100,18 @@ def test_heads_of_queries_that_have_keys_in_common(options):
 def test_scaled_dot_product_attention(options, shape, num_models):
     q, k = torch.randn(num_models, *shape).double(), torch.randn(num_models, *shape).double()
     check(made(lambda: Scaled(**options), num_models), q, k, shared=False, strict=True)
+
+
+def test_attention_drops_by_the_rate_of_each_model():
+    models = [Scaled(dropout_p=rate).double() for rate in (0.5, 0.0, 0.1)]
+    x = torch.randn(3, 2, 5, 4).double()
+    array = hocket.fuse(models, shared=False, seeds=(1, 2, 3), strict=True)
+    drawn = [[], [], []]
+    for model, own, seed, outs in zip(models, x, (1, 2, 3), drawn, strict=True):
+        torch.manual_seed(seed)
+        outs.extend(model(own, own) for _ in range(2))
+    for step in range(2):
+        assert_each(array(x, x), [outs[step] for outs in drawn])
 
 
 TRANSFORMERS = {

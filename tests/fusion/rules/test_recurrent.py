@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.fusion.oracle import SIZES, check, made
+from tests.fusion.oracle import SIZES, assert_each, check, made
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils import _pytree as pytree
 
 import hocket
 from fusion.rules.layers import BY_RULE
@@ -60,4 +62,29 @@ def test_batches_and_sequences_of_any_length_have_one_program(kind):
     array = hocket.fuse(made(lambda: kind(4, 3, batch_first=True), 2), shared=True)
     for batch, length in ((5, 6), (2, 6), (5, 9)):
         array(torch.randn(batch, length, 4).double())
+    assert len(array._calls.programs.made()) == 1
+
+
+class Packed(nn.Module):
+    """A recurrent layer over sequences of several lengths."""
+
+    def __init__(self, layer) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, lengths):
+        out, last = self.layer(pack_padded_sequence(x, lengths, enforce_sorted=False))
+        return pad_packed_sequence(out)[0], last
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse. (the model itself|layer)")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_of_any_lengths(kind):
+    models = made(lambda: Packed(kind(4, 3, num_layers=2, bidirectional=True)), 2)
+    array = hocket.fuse(models, shared=True)
+    for lengths in ([3, 6, 1], [6, 6, 2], [1, 4, 6]):
+        x = torch.randn(6, 3, 4).double()
+        outs = [pytree.tree_leaves(model(x, torch.tensor(lengths))) for model in models]
+        for found, *own in zip(pytree.tree_leaves(array(x, torch.tensor(lengths))), *outs, strict=True):
+            assert_each(found, own)
     assert len(array._calls.programs.made()) == 1

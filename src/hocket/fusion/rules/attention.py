@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.rules.dropout import dropped
+from hocket.fusion.rules.dropout import dropped, rates_of
 from hocket.fusion.rules.linear import linear
 from hocket.fusion.stacked import Stacked, with_model_dim
 
@@ -26,7 +26,7 @@ def sdpa(
     key: Any,
     value: Any,
     attn_mask: Any = None,
-    dropout_p: float = 0.0,
+    dropout_p: Any = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -37,10 +37,10 @@ def sdpa(
     num_models = context.num_models
     q, k, v = (with_model_dim(each, num_models) for each in (query, key, value))
     mask = _mask(context, attn_mask, q.ndim - 1)
-    if dropout_p > 0.0:
+    if any(rates := rates_of(context, dropout_p)):
         if enable_gqa:  # several heads of queries have one head of keys and values
             k, v = (each.repeat_interleave(q.shape[-3] // each.shape[-3], -3) for each in (k, v))
-        return Stacked(_weighted(context, q, k, v, mask, is_causal, dropout_p, scale)[0])
+        return Stacked(_weighted(context, q, k, v, mask, is_causal, rates, scale)[0])
     if mask is not None and mask.ndim == q.ndim:
         mask = mask.expand(num_models, q.shape[1], *mask.shape[2:]).flatten(0, 1)
     q, k, v = (each.flatten(0, 1) for each in (q, k, v))
@@ -63,7 +63,7 @@ def _weighted(
     v: Tensor,
     mask: Tensor | None,
     is_causal: bool,
-    dropout_p: float,
+    rates: list[float],
     scale: float | None = None,
     softmax: Callable[[Tensor, int], Tensor] = torch._safe_softmax,
 ) -> tuple[Tensor, Tensor]:
@@ -79,8 +79,8 @@ def _weighted(
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
     weights = softmax(scores, -1)
-    if dropout_p > 0.0:
-        weights = dropped(context, Stacked(weights), [dropout_p] * context.num_models).tensor
+    if any(rates):
+        weights = dropped(context, Stacked(weights), rates).tensor
     return torch.matmul(weights, v), weights
 
 
@@ -97,7 +97,7 @@ def multihead(
     bias_k: Any,
     bias_v: Any,
     add_zero_attn: bool,
-    dropout_p: float,
+    dropout_p: Any,
     out_proj_weight: Any,
     out_proj_bias: Any,
     training: bool = True,
@@ -122,11 +122,11 @@ def multihead(
     q, k, v = _projected(context, (query, key, value), separate, in_proj_bias)  # (B, N, L, E) each
     q, k, v = (each.unflatten(-1, (num_heads, -1)).transpose(2, 3) for each in (q, k, v))  # (B, N, heads, L, E/heads)
     mask = _joined_mask(attn_mask, key_padding_mask, q)
-    rate = dropout_p if training else 0.0
+    rates = rates_of(context, dropout_p if training else 0.0)
     weights = None
-    if need_weights or rate:
+    if need_weights or any(rates):
         softmax = torch.softmax if need_weights else torch._safe_softmax
-        y, weights = _weighted(context, q, k, v, mask, False, rate, softmax=softmax)
+        y, weights = _weighted(context, q, k, v, mask, False, rates, softmax=softmax)
     else:
         y = sdpa(context, Stacked(q), Stacked(k), Stacked(v), None if mask is None else Stacked(mask)).tensor
     joined = Stacked(y.transpose(2, 3).flatten(3))

@@ -33,6 +33,11 @@ def drawn(context: OpContext, noise: Tensor, keep: list[float]) -> Tensor:
     return noise.copy_(torch.rand_like(noise) < chances.reshape(-1, *([1] * (noise.ndim - 1))))
 
 
+def rates_of(context: OpContext, rate: Any) -> list[float]:
+    """A rate for all models, or one for each, as one for each."""
+    return list(rate.values) if isinstance(rate, ModelValues) else [rate] * context.num_models
+
+
 def _per_model(values: list[float], like: Tensor) -> Any:
     if len(set(values)) == 1:
         return values[0]
@@ -75,5 +80,4 @@ def dropout(
     whole = name in CHANNELS
     if whole and input.ndim < 3:
         return NotImplemented  # torch's own special cases for examples without a batch
-    rates = list(p.values) if isinstance(p, ModelValues) else [p] * context.num_models
-    return dropped(context, input, rates, whole_channels=whole, alpha="alpha" in name)
+    return dropped(context, input, rates_of(context, p), whole_channels=whole, alpha="alpha" in name)

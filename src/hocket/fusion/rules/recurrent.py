@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from hocket.fusion.rules.base import OpContext, rule
-from hocket.fusion.rules.dropout import dropped
+from hocket.fusion.rules.dropout import dropped, rates_of
 from hocket.fusion.rules.linear import product
-from hocket.fusion.stacked import ModelValues, Stacked, with_model_dim
+from hocket.fusion.stacked import Stacked, with_model_dim
 
 Cell = Callable[[Tensor, Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
@@ -79,7 +79,7 @@ def recurrent(
             outputs.append(output)
             finals.append(final)
         x = outputs[0] if num_directions == 1 else torch.cat(outputs, -1)
-        rates = list(dropout.values) if isinstance(dropout, ModelValues) else [dropout] * context.num_models
+        rates = rates_of(context, dropout)
         if any(rates) and training and layer < num_layers - 1:
             x = dropped(context, Stacked(x), rates).tensor
     last = [Stacked(torch.stack(states, 1)) for states in zip(*finals, strict=True)]
