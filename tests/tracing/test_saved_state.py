@@ -1,7 +1,5 @@
 """A saved state is put back whatever memory its tensors have."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -24,6 +24,7 @@ from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.functional import functional_graph
 from hocket.tracing.compiling.request import request_of
 from support.captures import compiled_step
+from support.refusals import fails
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.available().why)
 
@@ -159,8 +160,7 @@ def test_a_complex_parameter_is_refused_by_name() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x * self.factor).abs()
 
-    with pytest.raises(CaptureError, match="or a complex one"):
-        request_of(captured(job(Scaled(), torch.randn(3, 4))), threads=2)
+    fails(CaptureError, "or a complex one", request_of, captured(job(Scaled(), torch.randn(3, 4))), threads=2)
 
 
 @pytest.mark.parametrize("is_given", [True, False])
@@ -172,8 +172,7 @@ def test_a_tensor_on_another_device_is_refused_by_name(is_given: bool) -> None:
     for node, slot in of.lowered.slot_of.items():
         if slot == elsewhere:
             node.meta["val"] = node.meta["val"].to("meta")
-    with pytest.raises(CaptureError, match="holds a tensor on meta"):
-        request_of(of, threads=2)
+    fails(CaptureError, "holds a tensor on meta", request_of, of, threads=2)
 
 
 def test_another_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,5 +180,4 @@ def test_another_torch_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     request_of(of, threads=2)
     for version in ("2.16.0a0+git12", "3.0", "2.1.2"):
         monkeypatch.setattr(torch, "__version__", version)
-        with pytest.raises(CaptureError, match=r"of torch .* is not known, that of 2\.11 to 2\.15 is"):
-            request_of(of, threads=2)
+        fails(CaptureError, r"of torch .* is not known, that of 2\.11 to 2\.15 is", request_of, of, threads=2)

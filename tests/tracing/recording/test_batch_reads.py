@@ -1,7 +1,5 @@
 """A branch on the batch alone is a guard: the step is captured; a batch that leads elsewhere is stale, not wrong."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from hocket.errors import StaleCaptureError
 from hocket.execution.threads import ThreadLanes
 from hocket.tracing import capture
 from quick import covering, some
+from support.captures import captured_job
 from tracing.recording.batch_steps import batch_of, job_of, loss_of, mask, scaled
 
 
@@ -91,8 +90,7 @@ def test_a_stale_batch_leaves_everything_as_it_is():
 
 def test_ops_that_only_a_guard_needs_are_not_in_the_plan():
     job = job_of(ALL_OF_IT, [batch_of(0, mask=mask(hole=False))])
-    job.step(job.batch(0))
-    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    captured = captured_job(job)
     assert not [op for op in captured.graph.ops if "all" in op.target or "mask" in op.name]
 
 
@@ -112,8 +110,7 @@ def test_a_tensor_that_the_step_closes_over_is_looked_at_as_it_is_then():
         return loss_of(model, batch) * (2 if (batch["mask"] > limit).all() else 3)
 
     job = job_of(body, [batch_of(0, mask=mask(hole=False))])
-    job.step(job.batch(0))
-    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    captured = captured_job(job)
     assert captured.holds(job.batch(0))
     limit.fill_(2.0)
     assert not captured.holds(job.batch(0))
@@ -124,8 +121,7 @@ def test_a_batch_that_the_guards_cannot_be_computed_for_is_stale():
         return loss_of(model, batch) * (2 if torch.ones(3).gather(0, batch["at"]).sum() > 0 else 3)
 
     job = job_of(body, [batch_of(0, at=torch.tensor([0, 1]))])
-    job.step(job.batch(0))
-    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    captured = captured_job(job)
     assert captured.holds(job.batch(0))
     assert captured.begin(batch_of(0, at=torch.tensor([0, 9]))) is None
 
