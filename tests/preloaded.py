@@ -3,8 +3,6 @@
 A process that looks through it has to copy it all, once while it runs, and once more where the interpreter ends.
 """
 
-from __future__ import annotations
-
 import gc
 
 from support.partition_core import load_shared

@@ -1,7 +1,5 @@
 """The page on a search: whole, offline, and of what the search did."""
 
-from __future__ import annotations
-
 import re
 import sys
 

@@ -1,7 +1,5 @@
 """Assistants: what they decide, that they end, and what they win back from a hog in simulation."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

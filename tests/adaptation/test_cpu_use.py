@@ -1,7 +1,5 @@
 """Use of the CPUs of a process, by itself and by other programs."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Looks at a verdict after it: they notice one that is not kept any more, and take little time."""
 
-from __future__ import annotations
-
 import pytest
 
 from execution.probe import forget

@@ -1,7 +1,5 @@
 """The steps in JAX train as torch's do."""
 
-from __future__ import annotations
-
 import pytest
 
 import forked

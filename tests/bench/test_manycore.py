@@ -1,7 +1,5 @@
 """The bench on many cores, on a step of milliseconds."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

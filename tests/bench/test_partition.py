@@ -1,7 +1,5 @@
 """The bench of partitions, in small."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.partition import DYNAMIC_PROGRAMME, run

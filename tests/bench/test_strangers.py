@@ -1,7 +1,5 @@
 """The bench of models that nobody here wrote."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

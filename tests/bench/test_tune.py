@@ -1,7 +1,5 @@
 """The bench of whole searches does what it says, in small."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Another version's steps against this one's; here, this one's against its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """hocket --version --json, and hocket completion."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

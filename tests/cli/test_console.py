@@ -1,7 +1,5 @@
 """The progress bar: only on a terminal, only for long work, and gone when it is over."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading

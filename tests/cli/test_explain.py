@@ -1,7 +1,5 @@
 """hocket explain: whether a step can be planned, and every obstacle with the user's line and a cure."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

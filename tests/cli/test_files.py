@@ -1,7 +1,5 @@
 """From a step to its report through files, one verb after the other; each verb's two formats."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

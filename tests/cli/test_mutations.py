@@ -1,7 +1,5 @@
 """Mutated files of every kind: each command ends by itself, in time, with one clear line at most."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

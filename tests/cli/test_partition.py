@@ -1,7 +1,5 @@
 """From a step or a graph to a plan over several devices."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

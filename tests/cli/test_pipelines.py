@@ -1,7 +1,5 @@
 """`hocket run --ranks`: real ranks; and targets that cannot be pipelines, each in one line."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

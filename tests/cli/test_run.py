@@ -1,7 +1,5 @@
 """hocket run: the comparison as a table and as JSON, the report, and targets of all kinds."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What is said wrong, what fails, and what is left then: the exit status, one clear line, and no half-written file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

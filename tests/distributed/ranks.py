@@ -126,6 +126,12 @@ class Ranks:
                 self.ends[rank] = (kind, value)
 
 
+def returned(function, world: int, *arguments: Any, timeout_s: float = 60.0) -> list[Any]:
+    """What all ranks of a job return that nothing happens to."""
+    with Ranks(function, world, *arguments) as ranks:
+        return ranks.returned(timeout_s)
+
+
 def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

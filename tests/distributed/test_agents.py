@@ -19,6 +19,7 @@ from hocket import distribute
 from hocket.distributed.agent_server import NEWEST, Value, Version, Versions, announced_values, ordered_values
 from hocket.errors import InputError, PeerError, StaleCaptureError, VersionGoneError
 from hocket.ir import Plan
+from support.refusals import fails
 
 
 def address(ranks: Ranks) -> str:
@@ -67,8 +68,7 @@ def test_a_call_has_one_version(workers, servers, options):
 def hold_versions(rank, say, address):
     batch = torch.ones(2, 200).double()
     with distribute.agent(Counting().eval(), address, timeout_s=TIMEOUT_S, executor="python") as fresh:
-        with pytest.raises(VersionGoneError, match=r"version 2 is gone, .*; the servers have 4 to 5"):
-            fresh.hold(2)
+        fails(VersionGoneError, r"version 2 is gone, .*; the servers have 4 to 5", fresh.hold, 2)
         assert fresh.hold(4) == 4
         say("holds")
         held = [fresh(batch).tolist()[:9] for _ in range(3)]
@@ -80,8 +80,7 @@ def hold_versions(rank, say, address):
         say("waits")
         assert fresh.hold(9) == 9  # is to come
         assert fresh(batch).tolist()[:9] == [-9.0] * 9
-        with pytest.raises(VersionGoneError, match="version 4 is gone"):
-            fresh.hold(4)
+        fails(VersionGoneError, "version 4 is gone", fresh.hold, 4)
         assert fresh(batch).tolist()[:9] == [-9.0] * 9
     return fresh.version
 
@@ -186,8 +185,7 @@ def refused(rank, say, address):
     model = Counting().eval()
     with distribute.agent(model, address, timeout_s=TIMEOUT_S, executor="python") as fresh:
         fresh(batch)
-        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
-            fresh(batch[:1])
+        fails(StaleCaptureError, "this call is not like the first one", fresh, batch[:1])
         assert fresh.hold() == 1
         assert model(batch[:1]).tolist()[:9] == [-1.0] * 9
         assert fresh(batch).tolist()[:9] == [-1.0] * 9
@@ -238,10 +236,8 @@ def test_nobody_waits_for_a_server_that_takes_leave():
 def test_what_a_job_says_is_compared_with_what_is_here():
     mine = {"weight": torch.zeros(2, 3)}
     assert announced_values([WEIGHT.as_list], 1, mine) == [WEIGHT]
-    with pytest.raises(PeerError, match=r"'weight' is float32 \(2, 3\) here, and missing in the job"):
-        announced_values([], 1, mine)
-    with pytest.raises(PeerError, match="'weight' is float32"):
-        announced_values([["weight", "float32 (2, 3)", 2400, 0, True]], 1, mine)
+    fails(PeerError, r"'weight' is float32 \(2, 3\) here, and missing in the job", announced_values, [], 1, mine)
+    fails(PeerError, "'weight' is float32", announced_values, [["weight", "float32 (2, 3)", 2400, 0, True]], 1, mine)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +251,10 @@ def test_what_a_job_says_is_compared_with_what_is_here():
     ],
 )
 def test_what_means_nothing_is_not_believed(told):
-    with pytest.raises(PeerError, match="the job says something unknown"):
-        announced_values([told], 1, {})
+    fails(PeerError, "the job says something unknown", announced_values, [told], 1, {})
 
 
 @pytest.mark.parametrize("places", [[0, 0], [1], [-2]])
 def test_an_order_of_values_that_do_not_exist_is_refused(places):
-    with pytest.raises(PeerError, match="it orders values that do not exist"):
-        ordered_values([WEIGHT], places)
+    fails(PeerError, "it orders values that do not exist", ordered_values, [WEIGHT], places)
     assert ordered_values([WEIGHT], [0, -1]) == [WEIGHT]

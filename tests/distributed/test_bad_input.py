@@ -13,11 +13,12 @@ from torch import nn
 
 from distributed.agents import TIMEOUT_S, Counting, rank_that_publishes
 from distributed.faulty import serve, work
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.training import OPTIMIZERS, Net, Training, batches, check_as_together, tensors_of, training
 from hocket import distribute
 from hocket.distributed.agent_server import JOB_KEY
 from hocket.errors import PeerError, StaleCaptureError
+from support.refusals import fails
 
 
 class Empty(Net):
@@ -52,8 +53,7 @@ def train(rank, say, steps, nan_at):
 
 
 def test_tied_and_zero_byte_parameters_train_as_in_one_process():
-    with Ranks(train, 3, 4, None) as ranks:
-        (_, found), _, steps = ranks.returned()
+    (_, found), _, steps = returned(train, 3, 4, None)
     assert steps == 4
     check_as_together(found, unusual(), 2, 4)
     assert found["nothing"].shape == (0, 40)
@@ -61,8 +61,7 @@ def test_tied_and_zero_byte_parameters_train_as_in_one_process():
 
 @pytest.mark.slow
 def test_a_gradient_that_is_not_a_number_reaches_all_as_in_one_process():
-    with Ranks(train, 3, 4, 2) as ranks:
-        (first, found), (second, its), steps = ranks.returned()
+    (first, found), (second, its), steps = returned(train, 3, 4, 2)
     assert steps == 4
     assert np.isnan(first).tolist() == [False, False, False, True]
     assert np.isnan(second).tolist() == [False, False, True, True]
@@ -104,15 +103,13 @@ def branching(rank, say):
     with distribute.worker(step, of.model, of.optimizer, timeout_s=TIMEOUT_S, executor="python") as fast:
         for x, y in batches(0, 3):
             found.append(fast((x, y)).item())
-            with pytest.raises(StaleCaptureError, match="branches on"):
-                fast((x + 1e6, y))
+            fails(StaleCaptureError, "branches on", fast, (x + 1e6, y))
         fast.gather()
     return found, tensors_of(of)
 
 
 def test_a_step_that_is_refused_for_its_batch_was_ordered_of_nobody():
-    with Ranks(branching, 2) as ranks:
-        (losses, found), steps = ranks.returned()
+    (losses, found), steps = returned(branching, 2)
     assert steps == 3
     assert np.allclose(losses, check_as_together(found, training(width=20), 1, 3)[0], rtol=1e-12, atol=0)
 
@@ -121,8 +118,7 @@ def meet_a_liar(rank, say, address, message):
     """An agent of a job that says something of itself that is not so; how much memory the agent took."""
     model = Counting().eval()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(PeerError, match=message):
-        distribute.agent(model, address, timeout_s=TIMEOUT_S)
+    fails(PeerError, message, distribute.agent, model, address, timeout_s=TIMEOUT_S)
     assert not [thread for thread in threading.enumerate() if "hocket" in thread.name]
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
@@ -145,8 +141,7 @@ def test_what_a_job_says_of_itself_is_checked_before_memory_is_taken():
             ([], "does not answer as a job"),
         ):
             ranks.store.set(JOB_KEY, json.dumps(lie))
-            with Ranks(meet_a_liar, 1, f"127.0.0.1:{ranks.store.port}", message) as agents:
-                (grown_kib,) = agents.returned()
+            (grown_kib,) = returned(meet_a_liar, 1, f"127.0.0.1:{ranks.store.port}", message)
             assert grown_kib < 64 << 10
         ranks.store.set("end", "")
         ranks.returned()

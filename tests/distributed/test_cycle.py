@@ -1,7 +1,5 @@
 """A worker's step joined with its servers': what a step takes in a row, and the order of pulls that suits it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

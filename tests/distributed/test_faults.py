@@ -1,7 +1,5 @@
 """What happens to a job whose ranks are killed, stopped, or train something else: an end in time, and a name."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 import signal
@@ -15,11 +13,12 @@ import torch
 
 from benchmarks.namespaces import switched, unavailable_reason
 from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
-from distributed.ranks import Ranks, listening
+from distributed.ranks import Ranks, listening, returned
 from distributed.training import batches, check_as_together, tensors_of, training
 from hocket import distribute
 from hocket.distributed import server, setup, worker
 from hocket.errors import PeerError, StaleCaptureError
+from support.refusals import fails
 
 NO_LINKS = unavailable_reason()
 NAMES = ["worker 0 (rank 0)", "worker 1 (rank 1)", "server 0 (rank 2)"]
@@ -98,8 +97,7 @@ def late(rank, say):
 
 
 def test_a_worker_that_comes_late_takes_part_from_the_first_step():
-    with Ranks(late, 3) as ranks:
-        found = ranks.returned()
+    found = returned(late, 3)
     assert found[2] == 3
     check_as_together(found[0], training("adam"), 2, 3)
 
@@ -161,15 +159,12 @@ def impure(rank, say, how):
     with distribute.worker(step, of.model, of.optimizer, timeout_s=60.0, executor="python") as fast:
         fast(batches(rank, 1)[0])
         scale[0] = 2.0
-        with pytest.raises(StaleCaptureError, match=r"scale\[0\].*1\.0 -> 2\.0.* changed since the first call"):
-            fast(batches(rank, 1)[0])
+        fails(StaleCaptureError, r"scale\[0\].*1\.0 -> 2\.0.* changed since the first call", fast, batches(rank, 1)[0])
         scale[0] = 1.0
         x, y = batches(rank, 1)[0]
-        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
-            fast((x[:3], y[:3]))
+        fails(StaleCaptureError, "this call is not like the first one", fast, (x[:3], y[:3]))
         of.model.eval()
-        with pytest.raises(StaleCaptureError, match="this call is not like the first one"):
-            fast((x, y))
+        fails(StaleCaptureError, "this call is not like the first one", fast, (x, y))
         of.model.train()
         fast((x, y))
     return fast.steps
@@ -181,8 +176,7 @@ def test_a_step_that_writes_python_state_is_refused():
 
 
 def test_what_a_step_reads_stays_as_it_was():
-    with Ranks(impure, 3, "reads") as ranks:
-        assert ranks.returned() == [2, 2, 2]
+    assert returned(impure, 3, "reads") == [2, 2, 2]
 
 
 def absent(rank, say):
@@ -230,8 +224,7 @@ def test_a_restart_from_the_plain_models_checkpoint_goes_on_where_it_was(tmp_pat
         ranks.heard(0, "saved")
         ranks.signal(1)
         assert [ranks.end(rank)[0] for rank in (0, 1, 2)] == ["raised", "died", "raised"]
-    with Ranks(again, 3, "checkpoint.pt", 4, 4) as ranks:
-        found = ranks.returned()
+    found = returned(again, 3, "checkpoint.pt", 4, 4)
     assert found[2] == 4
     check_as_together(found[0], training("adam"), 2, 8)
 
@@ -250,8 +243,7 @@ def go_on(rank, say):
 def leave_nothing(rank, say):
     """Train until worker 1 is killed; which threads and ports are left then."""
     places = listening()
-    with pytest.raises(PeerError, match=r"lost worker 1 \(rank 1\)"):
-        go_on(rank, say)
+    fails(PeerError, r"lost worker 1 \(rank 1\)", go_on, rank, say)
     gc.collect()
     return [each.name for each in threading.enumerate() if "hocket" in each.name], listening() - places
 
@@ -281,5 +273,4 @@ def unpickle_nothing(rank, say):
 
 
 def test_nothing_of_a_peer_is_unpickled():
-    with Ranks(unpickle_nothing, 3) as ranks:
-        assert ranks.returned() == [(3, [])] * 3
+    assert returned(unpickle_nothing, 3) == [(3, [])] * 3

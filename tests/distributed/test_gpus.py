@@ -19,7 +19,7 @@ from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 
 from distributed import agents, training
 from distributed.agents import rank_that_publishes, versions_seen
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.stages import trained
 from distributed.stages.trained import alone, check_as_alone, mixed, rank_of_stages
 from distributed.training import rank_of_job
@@ -29,13 +29,14 @@ from hocket.distributed.job import captured_for
 from hocket.distributed.packets import pack
 from hocket.distributed.stages.from_file import ModelFile
 from hocket.distributed.wire import Wire
-from hocket.errors import ExecutionError, InputError
+from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.execution.native import lanes as native_lanes
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
 from hocket.tracing.state import inventory
 from support.lagging_cuda import Lagging, LaggingCuda, StrictError
+from support.refusals import fails, refused
 
 VALUES = {
     "bias": torch.arange(5.0),
@@ -162,8 +163,7 @@ def test_a_caller_on_another_stream_is_refused(monkeypatch):
     devices = staging.devices_of(model)
     assert devices == [gpu]
     staging.check_default_streams(devices)
-    with pytest.raises(InputError, match="another one is current here"):
-        gpu.launch(gpu.stream(0), lambda: staging.check_default_streams(devices))
+    refused("another one is current here", gpu.launch, gpu.stream(0), lambda: staging.check_default_streams(devices))
 
 
 def rank_on_gpu(rank: int, say: Any, function: Any, *arguments: Any, broken: str = "") -> Any:
@@ -205,8 +205,7 @@ def on_cpus() -> Any:
 
 
 def test_a_job_on_gpus_trains_as_one_on_cpus(on_cpus):
-    with Ranks(rank_on_gpu, 3, rank_of_job, *JOB) as ranks:
-        found = ranks.returned()
+    found = returned(rank_on_gpu, 3, rank_of_job, *JOB)
     assert found[2] == on_cpus[2] == 4
     for mine, its in zip(found[:2], on_cpus[:2], strict=True):
         assert mine[:2] == its[:2]  # losses, and the orders in which parameters arrived
@@ -222,8 +221,7 @@ def test_a_job_without_a_wait_does_not_train_as_one_on_cpus(on_cpus, broken):
 
 def test_stages_on_gpus_train_as_one_process_on_a_cpu():
     expected = alone("mixed", "adam", 4)
-    with Ranks(rank_on_gpu, 2, rank_of_stages, "mixed", "adam", 4, 1) as ranks:
-        found = ranks.returned()
+    found = returned(rank_on_gpu, 2, rank_of_stages, "mixed", "adam", 4, 1)
     check_as_alone(found, expected)
     assert all(ops for _, _, _, ops, _ in found)
 
@@ -281,6 +279,5 @@ def test_native_lanes_refuse_a_step_on_a_gpu(monkeypatch):
     captured = captured_for(work.step, work.model, work.optimizer, work.batches[0])
     plan = Plan((Lane("all", captured.graph.order),))
     monkeypatch.setattr(native_lanes, "input_tensors", lambda captured: {0: SimpleNamespace(is_cuda=True)})
-    with pytest.raises(ExecutionError, match="the step is on a GPU"):
-        executor(captured, plan, kind="native")
+    fails(ExecutionError, "the step is on a GPU", executor, captured, plan, kind="native")
     assert isinstance(executor(captured, plan), ThreadLanes)

@@ -1,7 +1,5 @@
 """Ranks that never come, a store whose host exits, and a port that another program has: each named, in time."""
 
-from __future__ import annotations
-
 import os
 import socket
 from datetime import timedelta
@@ -12,6 +10,7 @@ from torch.distributed import TCPStore
 from distributed.ranks import Ranks, free_port
 from hocket.distributed.membership import Membership, join
 from hocket.errors import PeerError
+from support.refusals import fails
 
 
 def waiting(rank, say, port, timeout_s, is_torchruns="False"):
@@ -41,8 +40,7 @@ def test_without_the_rank_that_keeps_the_store_the_others_say_so():
         lambda: membership.announce("rate", 1.0),
         lambda: membership.wait_for({"hocket/x": 2}),
     ):
-        with pytest.raises(PeerError, match="rank 1 has lost the store of the job"):
-            wait()
+        fails(PeerError, "rank 1 has lost the store of the job", wait)
     assert membership.why_ended() is None
 
 

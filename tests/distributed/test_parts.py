@@ -1,7 +1,5 @@
 """How a captured step is divided, and which steps are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from hocket.distributed.job import StepGuard, captured_for
 from hocket.distributed.parts import assigned, check_exchangeable, server_part, worker_part
 from hocket.distributed.state import begin_from_zeros
 from hocket.errors import CaptureError, InputError
-from support.refusals import refused
+from support.refusals import fails, refused
 
 
 def captured_of(of, step=None):
@@ -95,8 +93,7 @@ def test_steps_that_are_more_than_their_graph():
     def appends(batch):
         kept.append(of.step(batch))
 
-    with pytest.raises(CaptureError, match="the step appends to a list"):
-        StepGuard(appends, of.model, of.optimizer, batches(0, 1)[0])
+    fails(CaptureError, "the step appends to a list", StepGuard, appends, of.model, of.optimizer, batches(0, 1)[0])
 
     def binds(batch):
         mean["loss"] = mean["loss"] * 0.9 + of.step(batch).detach() * 0.1

@@ -15,6 +15,7 @@ from hocket.distributed.channels import PullChannel, PushChannel
 from hocket.distributed.job import PROBE_BYTES
 from hocket.errors import ExecutionError, PeerError
 from hocket.ir import Plan
+from support.refusals import fails
 
 
 class SlowWire:
@@ -64,8 +65,7 @@ def test_what_rank_0_says_is_looked_at():
     ids=str,
 )
 def test_what_is_no_plan_is_a_fault_of_rank_0(says):
-    with pytest.raises(PeerError, match="worker 0 announced no plan with chunk sizes for 2 servers"):
-        told(says)
+    fails(PeerError, "worker 0 announced no plan with chunk sizes for 2 servers", told, says)
 
 
 class HeldWire:

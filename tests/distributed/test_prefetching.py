@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from distributed.ranks import Ranks
+from distributed.ranks import returned
 from hocket.distributed.prefetching import ahead, prefetch
-from hocket.errors import InputError
+from support.refusals import refused
 
 
 class Net(nn.Module):
@@ -61,8 +61,7 @@ def rank_of_fsdp(rank, say):
 
 
 def test_lists_follow_the_order_of_use_and_the_memory():
-    with Ranks(rank_of_fsdp, 2) as ranks:
-        first, second = ranks.returned()
+    first, second = returned(rank_of_fsdp, 2)
     assert first == second
     order, forward, backward = first
     assert order == ("", "layers.2", "layers.0", "layers.3", "layers.1")
@@ -78,5 +77,4 @@ def test_what_is_gathered_ahead_fits_into_the_memory(memory_bytes, first):
 
 
 def test_what_is_not_sharded_is_refused():
-    with pytest.raises(InputError, match="Net is not sharded; call torch"):
-        prefetch(Net(), memory_bytes=1)
+    refused("Net is not sharded; call torch", prefetch, Net(), memory_bytes=1)

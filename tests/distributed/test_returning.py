@@ -1,7 +1,5 @@
 """A worker that is lost and comes again takes part from a whole step on; every update once, of all that were there."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

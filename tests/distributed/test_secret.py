@@ -1,7 +1,5 @@
 """The shared secret of a job: ranks that do not know it get no further than the opening of a connection."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 
@@ -10,13 +8,13 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo, TCPStore
 
 from distributed.faulty import serve, work
-from distributed.ranks import Ranks, free_port, listening
+from distributed.ranks import Ranks, free_port, listening, returned
 from distributed.training import batches, training
 from hocket.distributed.membership import connected, join
 from hocket.distributed.packets import Packet
 from hocket.distributed.store import JobStore, check_peer, opened
 from hocket.errors import PeerError
-from support.refusals import refused
+from support.refusals import fails, refused
 
 VALUE = Packet(("value",), (16,))
 
@@ -46,8 +44,7 @@ def carry(rank, say, *of_ranks):
 
 @pytest.mark.parametrize("secret", [None, "a", "long and with \u00fc " * 20])
 def test_ends_with_the_same_secret_are_connected(secret):
-    with Ranks(carry, 2, secret, secret) as ranks:
-        assert ranks.returned()[1] == [2.0, 3.0]
+    assert returned(carry, 2, secret, secret)[1] == [2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +97,11 @@ def test_values_that_a_stranger_puts_into_the_store_are_refused(value):
     store.set("key", "value")
     assert store.get("key") == b"value"
     plain.set("key", plain.get("other") if value.startswith(b"the value") else value)
-    with pytest.raises(PeerError, match=r"'key' in the store of the job is .*signed with .*HOCKET_JOB_SECRET"):
-        store.get("key")
+    fails(PeerError, r"'key' in the store of the job is .*signed with .*HOCKET_JOB_SECRET", store.get, "key")
 
 
 def test_the_store_and_the_connections_listen_at_the_address_of_the_job_alone():
-    with Ranks(listen, 2, free_port()) as ranks:
-        places = [place for each in ranks.returned() for place in each]
+    places = [place for each in returned(listen, 2, free_port()) for place in each]
     assert len(places) >= 3  # the store, and both ends of a wire
     assert {place.partition(":")[0] for place in places} == {"0100007F"}, "127.0.0.1, by its last byte first"
 

@@ -1,14 +1,12 @@
 """Jobs that go on without a worker: every update once, whole, and of the gradients that were there."""
 
-from __future__ import annotations
-
 import signal
 import time
 
 import pytest
 
 from distributed.faulty import TIMEOUT_S, Stops, serve, stop_in_mid_transfer, work
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.training import batches, check_as_together, tensors_of, training
 
 
@@ -76,7 +74,6 @@ def rest(rank, say, seconds):
 
 @pytest.mark.slow
 def test_a_slow_worker_is_waited_for_as_long_as_it_lives():
-    with Ranks(rest, 3, 1.5 * TIMEOUT_S) as ranks:
-        found = ranks.returned()
+    found = returned(rest, 3, 1.5 * TIMEOUT_S)
     assert found[2] == 4
     check_as_together(found[0], training("adam"), 2, 4)

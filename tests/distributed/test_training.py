@@ -1,12 +1,10 @@
 """Whole jobs of real processes compute what one process does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
-from distributed.ranks import Ranks
+from distributed.ranks import returned
 from distributed.training import check_as_together, rank_of_job, training
 from hocket.ir import Plan
 
@@ -24,8 +22,7 @@ from hocket.ir import Plan
 def test_fifty_steps_are_those_of_one_process(servers, optimizer, clip):
     one = training(optimizer, clip=clip)
     scheduler = torch.optim.lr_scheduler.StepLR(one.optimizer, 5, 0.7)
-    with Ranks(rank_of_job, 2 + servers, servers, 50, optimizer, clip, "auto", "python", True) as ranks:
-        found = ranks.returned(120)
+    found = returned(rank_of_job, 2 + servers, servers, 50, optimizer, clip, "auto", "python", True, timeout_s=120)
     assert found[2:] == [50] * servers
     losses = check_as_together(found[0][3], one, 2, 50, scheduler)
     for mine, its in zip(losses, (found[0][0], found[1][0]), strict=True):
@@ -40,8 +37,7 @@ def test_fifty_steps_are_those_of_one_process(servers, optimizer, clip):
     [("layer", "native"), ("reverse", "python"), pytest.param("random", "python", marks=pytest.mark.slow)],
 )
 def test_parameters_arrive_in_the_order_of_the_plan_in_every_step(order, executor):
-    with Ranks(rank_of_job, 3, 1, 6, "sgd", False, order, executor) as ranks:
-        first, second, steps = ranks.returned(120)
+    first, second, steps = returned(rank_of_job, 3, 1, 6, "sgd", False, order, executor, timeout_s=120)
     assert steps == 6
     plan = Plan.parse(first[2])
     (lane,) = [lane for lane in plan.lanes if lane.device == "server0->cpu0"]

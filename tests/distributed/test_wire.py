@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from hocket.distributed.packets import ChunkInFlight, Packet, PacketTransfer, pack
 from hocket.distributed.wire import Wire
 from hocket.errors import PeerError
@@ -110,8 +110,7 @@ def carry(rank, say, order, steps):
 @pytest.mark.parametrize("turn", [1, -1], ids=["planned", "reversed"])
 def test_values_arrive_whole_and_in_the_order_of_the_sender(turn):
     order = ["weight", "bias", "turned", "half", "count", "empty", "flags"][::turn]
-    with Ranks(carry, 2, order, 3) as ranks:
-        assert ranks.returned() == [[], [order] * 3]
+    assert returned(carry, 2, order, 3) == [[], [order] * 3]
 
 
 def overtake(rank, say):
@@ -131,8 +130,7 @@ def overtake(rank, say):
 
 
 def test_what_has_no_turn_goes_out_between_chunks():
-    with Ranks(overtake, 2) as ranks:
-        assert ranks.returned() == [None, True]
+    assert returned(overtake, 2) == [None, True]
 
 
 def lose(rank, say, timeout_s):
@@ -170,8 +168,7 @@ def leave(rank, say, reason):
 
 
 def test_a_peer_that_leaves_while_something_is_to_come():
-    with Ranks(leave, 2, "broken") as ranks:
-        assert ranks.returned() == [None, "rank 1 lost rank 0: it has failed"]
+    assert returned(leave, 2, "broken") == [None, "rank 1 lost rank 0: it has failed"]
 
 
 def post_and_leave(rank, say):
@@ -189,8 +186,7 @@ def post_and_leave(rank, say):
 
 
 def test_who_flushes_a_wire_leaves_when_all_has_arrived():
-    with Ranks(post_and_leave, 2) as ranks:
-        assert ranks.returned() == [True, 3.0]
+    assert returned(post_and_leave, 2) == [True, 3.0]
 
 
 def leave_without_it(rank, say):
@@ -234,30 +230,6 @@ def call_out(rank, say, record):
 def test_what_a_peer_says_is_not_believed(record, message):
     with Ranks(call_out, 2, record) as ranks:
         assert ranks.end(1) == ("returned", message)
-
-
-def leave_at_once(rank, say):
-    """Rank 0 posts and takes leave; rank 1 asks when that has begun."""
-    wire = wire_of(rank, VALUE)
-    if rank == 0:
-        wire.post("value", torch.tensor([4.0]).double())
-        say("posted")
-        wire.flush()
-        wire.close()
-        return None
-    store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=20))
-    store.wait(["ask"])
-    found = torch.zeros(1).double()
-    wire.get("value", found)
-    wire.close()
-    return found.item()
-
-
-def test_what_was_posted_is_delivered_before_its_sender_leaves():
-    with Ranks(leave_at_once, 2) as ranks:
-        ranks.heard(0, "posted")
-        ranks.store.set("ask", "")
-        assert ranks.returned() == [None, 4.0]
 
 
 class Broken:

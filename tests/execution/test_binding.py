@@ -17,6 +17,7 @@ from hocket.job import Job
 from hocket.native import available
 from hocket.tracing import capture
 from hocket.tracing.captured import Captured
+from support.refusals import fails
 from support.steps import update
 
 pytestmark = pytest.mark.skipif(not available(), reason="the native core cannot be built here")
@@ -120,8 +121,7 @@ def test_a_step_finds_what_changed(change, lanes):
 def test_a_number_of_another_type_is_another_step():
     pair = Pair()
     pair.both(lambda job: job.optimizer.param_groups[0].update(lr=1))
-    with pytest.raises(StaleCaptureError, match="another type"):
-        pair.lanes(pair.jobs.planned.batch(1))
+    fails(StaleCaptureError, "another type", pair.lanes, pair.jobs.planned.batch(1))
 
 
 def test_no_python_reads_or_puts_back(monkeypatch):
@@ -154,8 +154,7 @@ def test_a_guard_that_fails_leaves_everything_as_it_was():
 def test_state_that_is_gone_is_said():
     pair = Pair()
     pair.jobs.planned.optimizer.state.clear()
-    with pytest.raises(StaleCaptureError, match="there is no"):
-        pair.lanes(pair.jobs.planned.batch(1))
+    fails(StaleCaptureError, "there is no", pair.lanes, pair.jobs.planned.batch(1))
 
 
 def test_an_op_that_fails_is_named_and_the_next_step_runs():

@@ -20,6 +20,7 @@ from execution.probe import KINDS
 from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.ir import Lane, Plan
+from support.refusals import fails
 
 NUM_STEPS = 8  # steps of the same number modulo this have the same parameters and the same batch
 BATCHES = batches(NUM_STEPS)
@@ -136,8 +137,7 @@ def run_until_it_fails(part, whole: Whole, kind: str, chance: random.Random, run
         else:
             assert batch is TOO_NARROW, found
             assert "addmm" in str(found.__notes__), found
-        with pytest.raises(ExecutionError, match=r"failed: |a step was left while transfers were under way"):
-            running(BATCHES[0])
+        fails(ExecutionError, r"failed: |a step was left while transfers were under way", running, BATCHES[0])
         break
     running.close()
     channel.close()

@@ -31,6 +31,7 @@ from hocket.checking import check, hazards
 from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.ir import Lane, Plan
+from support.refusals import fails
 
 
 @pytest.fixture
@@ -148,8 +149,7 @@ def test_a_send_that_fails_behind_its_step_ends_the_next_one(worker, kind):
     thread.join(20)
     assert isinstance(found[0], torch.Tensor)
     channel.fail(send, 1, ConnectionResetError("the peer is gone"))
-    with pytest.raises(ExecutionError, match=rf"channel op '{send}' to 'server' failed: .*the peer is gone"):
-        planned(BATCHES[1])
+    fails(ExecutionError, rf"channel op '{send}' to 'server' failed: .*the peer is gone", planned, BATCHES[1])
     planned.close()
 
 
@@ -205,8 +205,7 @@ def test_a_channel_that_fails_ends_the_step_and_names_op_and_peer(worker, kind, 
     message = f"channel op '{op}' {way} 'server' failed: ConnectionResetError: the peer is gone"
     assert isinstance(found[0], ExecutionError)
     assert str(found[0]) == message
-    with pytest.raises(ExecutionError, match="the peer is gone"):
-        planned(BATCHES[1])
+    fails(ExecutionError, "the peer is gone", planned, BATCHES[1])
     planned.close()
 
 
@@ -262,8 +261,7 @@ def test_who_waits_for_an_arrival_sleeps(worker, kind):
 def test_lanes_and_channels_that_do_not_fit(worker, kind):
     _, part = worker
     plan = plan_of(part, "worker0", "server")
-    with pytest.raises(ExecutionError, match="lane 'in': there is no channel for 'server->worker0'"):
-        executor(part, plan, kind=kind)
+    fails(ExecutionError, "lane 'in': there is no channel for 'server->worker0'", executor, part, plan, kind=kind)
     everything = Plan((Lane("lane", part.graph.order),))
     with pytest.raises(ExecutionError, match=r"'recv:0\.weight' is a transfer, and lane 'lane' is of kind cores"):
         executor(part, everything, kind=kind)

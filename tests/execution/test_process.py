@@ -1,15 +1,14 @@
 """What belongs to another machine is refused before anything runs, and says why."""
 
-from __future__ import annotations
-
 import pytest
 
 from execution.probe import KINDS, captured_job, probing_job, spread
-from hocket.errors import ExecutionError, InputError
+from hocket.errors import ExecutionError
 from hocket.execution import executor
 from hocket.ir import Device, Lane, Machine
 from hocket.profiling import profile
 from hocket.session import Schedule
+from support.refusals import fails, refused
 
 HERE = Machine.here()
 MANY = HERE.cores + 1
@@ -26,8 +25,7 @@ MANY = HERE.cores + 1
 def test_what_this_process_lacks_is_named(device, words):
     job = probing_job(2)
     machine = Machine((device,))
-    with pytest.raises(InputError, match=f"schedule: machine: device .*{words}"):
-        Schedule(job.step, job.model, job.optimizer, machine=machine)
+    refused(f"schedule: machine: device .*{words}", Schedule, job.step, job.model, job.optimizer, machine=machine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,7 +40,5 @@ def test_a_plan_for_a_machine_with_more_cores_is_not_run(kind):
 
 def test_profiling_is_refused_at_widths_beyond_the_cores_and_for_another_machine():
     captured = captured_job(probing_job(2))
-    with pytest.raises(InputError, match=rf"widths between 1 and the machine's {HERE.cores} cores, got \[{MANY}\]"):
-        profile(captured, widths=[MANY])
-    with pytest.raises(ExecutionError, match=f"device 'cpu0' has {MANY} cores"):
-        profile(captured, machine=Machine.of(cores=MANY))
+    refused(rf"widths between 1 and the machine's {HERE.cores} cores, got \[{MANY}\]", profile, captured, widths=[MANY])
+    fails(ExecutionError, f"device 'cpu0' has {MANY} cores", profile, captured, machine=Machine.of(cores=MANY))

@@ -19,6 +19,7 @@ from hocket.execution import executor
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Device, Lane, Machine, Plan
 from hocket.tracing import capture
+from support.refusals import fails
 
 CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -115,8 +116,7 @@ def test_cores_that_the_process_may_not_use_are_refused_by_name(kind):
     machine = Machine((Device("cpu0", cores=2, cpus=((CPUS[0],), (9999,))),))
     captured = captured_job(probing_job(2))
     plan = spread(captured, Lane("here"), Lane("there", cores=(1,)))
-    with pytest.raises(ExecutionError, match=r"'there' is pinned to CPUs 9999"):
-        executor(captured, plan, machine, kind=kind)
+    fails(ExecutionError, r"'there' is pinned to CPUs 9999", executor, captured, plan, machine, kind=kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -211,8 +211,7 @@ def test_two_threads_cannot_run_one_plan_at_once(kind):
     other.start()
     try:
         assert inside.wait(30)
-        with pytest.raises(ExecutionError, match="already running in another thread"):
-            planned(job.batch(0))
+        fails(ExecutionError, "already running in another thread", planned, job.batch(0))
     finally:
         go_on.set()
         other.join(30)
@@ -242,8 +241,7 @@ def test_the_timeline_tells_of_the_last_step_and_its_spans_do_not_overlap(kind):
     plan = spread(captured, *lanes(1, 1), Lane("idle"))
     plan = Plan((*plan.lanes[:2], Lane("idle")), {}) if not plan.lanes[2].ops else plan
     planned = executor(captured, plan, kind=kind)
-    with pytest.raises(ExecutionError, match="no step has run"):
-        planned.timeline()
+    fails(ExecutionError, "no step has run", planned.timeline)
     planned(job.batch(0))
     first = planned.timeline()
     planned(job.batch(1))
@@ -267,10 +265,8 @@ def test_a_plan_that_would_wait_for_ever_is_refused_with_the_ops_name(kind):
     assert caught.value.op in order
     assert repr(caught.value.op) in str(caught.value)
     crossed = Plan((Lane("x", order[1:]), Lane("y", order[:1])), {order[0]: (order[-1],)})
-    with pytest.raises(PlanError, match="deadlock"):
-        executor(captured, crossed, kind=kind)
-    with pytest.raises(PlanError, match="is run by no lane"):
-        executor(captured, Plan((Lane("main", order[1:]),)), kind=kind)
+    fails(PlanError, "deadlock", executor, captured, crossed, kind=kind)
+    fails(PlanError, "is run by no lane", executor, captured, Plan((Lane("main", order[1:]),)), kind=kind)
 
 
 def lane_threads() -> set[threading.Thread]:

@@ -1,7 +1,5 @@
 """Weights straight to a device, while the device computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """On a real device: what `tests/test_simulated_device.py` has of a schedule, its report and the command line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

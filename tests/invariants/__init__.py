@@ -1,7 +1,5 @@
 """Independent, deliberately naive checkers: slow, short, and written without a look at what they check."""
 
-from __future__ import annotations
-
 from invariants.optima import longest_path_us, moldable_optimum_us, optimum_us, placement_faults
 from invariants.plans import all_waits, direct_waits, held_bytes, illegality, lost_orders
 from invariants.timelines import naive_gpu_simulation, naive_simulation, shared_core_simulation, timeline_faults

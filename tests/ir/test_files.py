@@ -1,7 +1,5 @@
 """Rules of every file format: its version, its keys, and that it is written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

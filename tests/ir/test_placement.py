@@ -1,7 +1,5 @@
 """Scattered lanes: the same plan on other cores, legal, as long, and each thread in a cache of its own."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

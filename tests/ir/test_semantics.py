@@ -1,7 +1,5 @@
 """The meaning of a plan, against the independent definitions of `invariants`."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 

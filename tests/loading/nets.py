@@ -1,7 +1,5 @@
 """A net of every kind of entry that a file of weights has, and what is left of loading it."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

@@ -1,7 +1,5 @@
 """However a tensor is used, the use is noticed before it happens; asking for its shape is none."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import io

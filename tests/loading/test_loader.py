@@ -1,7 +1,5 @@
 """What a model computes while its weights stream in is what it computes with all of them."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import threading

@@ -1,7 +1,5 @@
 """Mutated safetensors files and indices are refused by name, or have the tensors that safetensors finds."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """Files, readers and arguments that do not fit are told, by name, and nothing is half loaded."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

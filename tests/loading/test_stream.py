@@ -1,7 +1,5 @@
 """The order in which tensors are read, and what waits for which."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

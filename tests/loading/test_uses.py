@@ -1,7 +1,5 @@
 """What people do with a model right after they have loaded it."""
 
-from __future__ import annotations
-
 import os
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Weights of files: what opens, what is read, and what is refused by name."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Every loop runs on one thread, and none for ever."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -20,30 +20,9 @@ from loops.runner import STEPS, builder, problems, run
 BOOKKEEPING = ("drawn", "forwards", "kept", "parted", "rates", "refilled", "shown", "trainers")
 KINDS = (
     *BOOKKEEPING,
-    *(
-        "averages",
-        "batches",
-        "between",
-        "branches",
-        "callables",
-        "changes",
-        "counters",
-        "draws",
-        "early_looks",
-        "history",
-    ),
-    *(
-        "late_draws",
-        "methods",
-        "mixed_draws",
-        "optimizers",
-        "selections",
-        "settings",
-        "sinks",
-        "sources",
-        "texts",
-        "updates",
-    ),
+    *("averages", "batches", "between", "branches", "callables", "changes", "counters", "draws", "early_looks"),
+    *("history", "late_draws", "methods", "mixed_draws", "optimizers", "selections", "settings", "sinks", "sources"),
+    *("texts", "updates"),
 )
 KIND_OF: dict[str, str] = {}
 for kind in KINDS:

@@ -1,7 +1,5 @@
 """Schedulers with their arguments, other ones for each of seven models, and the rates that they set."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.optim import lr_scheduler as torch_schedulers

@@ -1,7 +1,5 @@
 """Every scheduler against B of torch's: each model's rate is the very same float, in every epoch."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import itertools

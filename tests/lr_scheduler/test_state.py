@@ -1,7 +1,5 @@
 """Schedules that are saved, resumed, taken along and refilled."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

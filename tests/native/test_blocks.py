@@ -1,7 +1,5 @@
 """Large blocks of the lanes' memory: random use by several threads, and the edges of the range."""
 
-from __future__ import annotations
-
 import subprocess
 
 from tests.native.programs import built, needs_compiler

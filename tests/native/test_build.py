@@ -1,7 +1,5 @@
 """The line of a failed build that says why it failed."""
 
-from __future__ import annotations
-
 import pytest
 
 from hocket.native import build

@@ -1,7 +1,5 @@
 """Native reads of Python places: what stands there, where something else stood before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The waiting protocol of native lanes alone: random steps, errors, failing channels, also under ThreadSanitizer."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """What the tests of optimizers share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

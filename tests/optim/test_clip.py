@@ -1,7 +1,5 @@
 """Clipping of each model on its own, against torch's clipping of each alone."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

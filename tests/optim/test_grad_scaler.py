@@ -1,7 +1,5 @@
 """Gradient scaling of each model on its own, against B scalers of torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

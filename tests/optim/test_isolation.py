@@ -1,7 +1,5 @@
 """What happens to one model leaves every other model's bits alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

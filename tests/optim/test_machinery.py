@@ -1,7 +1,5 @@
 """torch's own machinery on a fused optimizer: hooks, closures, zero_grad, schedulers, and a captured step."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """Models that leave, move and come in everything at once: array, optimizer, scheduler, scaler, random numbers."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Every optimizer and option against B independent torch optimizers, in float64."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import pytest

@@ -1,7 +1,5 @@
 """Bad input is refused with a message that restates it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

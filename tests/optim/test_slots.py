@@ -1,7 +1,5 @@
 """Slots that are dropped, permuted and refilled in mid-training."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """State: to B plain optimizers and back, saved and loaded, copied and pickled."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -219,10 +219,6 @@ def test_the_first_cpu_device_is_planned_for():
     refused("at least one cpu device", plan, graph, costs, Machine((Device("gpu0", "cuda"),)), planner="concurrency")
 
 
-def test_an_op_without_a_cost_is_named():
-    refused("no duration for op 'a'", plan, Graph((Op("a"),)), Costs({}), Machine.of(cores=2), planner="concurrency")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -21,7 +21,7 @@ from hocket.planning.moldable.sgs import serial_sgs
 from hocket.simulation import simulate
 from invariants import moldable_optimum_us, placement_faults
 from strategies import moldable_cases
-from support.refusals import refused
+from support.refusals import fails, refused
 
 pytest.importorskip("ortools")
 
@@ -114,8 +114,7 @@ def test_without_or_tools_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools", None)
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     graph, costs = Graph((Op("a"),)), Costs({"a": {"1": 1.0}})
-    with pytest.raises(MissingDependencyError, match=r"hocket\[exact\]"):
-        plan(graph, costs, Machine.of(cores=2), planner="exact")
+    fails(MissingDependencyError, r"hocket\[exact\]", plan, graph, costs, Machine.of(cores=2), planner="exact")
 
 
 def test_brute_force_tries_every_width():

@@ -1,7 +1,5 @@
 """Tests of the statements that may catch what is raised within them."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Calls that show something show the same as sinks, whatever form their text has."""
 
-from __future__ import annotations
-
 import io
 import json
 import linecache

@@ -27,6 +27,14 @@ def classifier(width: int = 8, rate: float = 0.0) -> nn.Module:
     return nn.Sequential(*layers).double()
 
 
+def training(
+    model: nn.Module, lr: float = 0.1, kind: Any = torch.optim.SGD, batches: Any = BATCHES, **options: Any
+) -> Training:
+    """A model that an optimizer of this kind trains to classify; its metric is its loss, or another one."""
+    metric = options.pop("metric", functional.cross_entropy)
+    return Training(model, kind(model.parameters(), lr=lr), functional.cross_entropy, batches, metric, **options)
+
+
 def train(params: dict[str, Any]) -> Training:
     """Every kind of parameter: of the optimizer, of the scheduler, of the model's shapes, of its dropout."""
     model = classifier(params.get("width", 8), params.get("rate", 0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,16 @@ def run_alone(function: Any, params: dict[str, Any], epochs: int) -> Run:
 
 def alone(function: Any, params: dict[str, Any], epochs: int) -> list[float]:
     return run_alone(function, params, epochs).values
+
+
+def assert_alone(study: optuna.Study, function: Any, epochs: int, tolerance: float = 1e-9) -> None:
+    """Each trial has the values that it has alone."""
+    for trial in study.trials:
+        own = list(trial.intermediate_values.values())
+        assert own == pytest.approx(alone(function, trial.params, epochs), rel=tolerance)
+
+
+def assert_runs_alone(runs: Iterable[Run], function: Any) -> None:
+    """Each run has the values that it has alone."""
+    for run in runs:
+        assert run.values == pytest.approx(alone(function, run.params, run.epochs), rel=1e-9)

@@ -1,20 +1,18 @@
 """The order of data follows the seed and the epoch; what is the same for all trials is told from what is not."""
 
-from __future__ import annotations
-
 import functools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from tests.search.pieces import BATCHES, LR, X, Y, train
-from tests.search.searches import alone, searched
+from tests.search.searches import assert_alone, searched
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
-from hocket import Training
 from hocket.errors import InputError
 from hocket.search.data import RandomState, are_same_batches, epoch_batches, size_of
 from hocket.search.split import is_same_loss
@@ -99,14 +97,12 @@ def test_a_loader_without_a_length_is_read():
             return iter(zip(X, Y, strict=True))
 
     def stream(params):
-        made = train(params)
-        return Training(made.model, made.optimizer, made.loss, loader, made.metric)
+        return replace(train(params), batches=loader)
 
     loader = DataLoader(Stream(), 16)
     study, record = searched(stream, {"lr": LR}, trials=2, epochs=2, executor="fused")
     assert {each.kind for each in record.epochs} == {"fused"}
-    for trial in study.trials:
-        assert list(trial.intermediate_values.values()) == pytest.approx(alone(train, trial.params, 2), rel=1e-9)
+    assert_alone(study, train, 2)
 
 
 def test_batches_that_end_for_good_are_named():

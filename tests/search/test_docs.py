@@ -1,7 +1,5 @@
 """The first example of docs/tune.md runs, and the command line runs a search."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,33 +1,31 @@
 """When a search or a trial ends early, which value counts, what proposes itself, and the best model."""
 
-from __future__ import annotations
-
 import itertools
+from dataclasses import replace
+from functools import partial
 
 import optuna
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution
-from tests.search.pieces import BATCHES, LR, SPACE, classifier, train
-from tests.search.searches import alone, assert_same, random_study, searched, stopped_and_gone_on, values
+from tests.search.pieces import BATCHES, LR, SPACE, classifier, train, training
+from tests.search.searches import alone, assert_alone, assert_same, random_study, searched, stopped_and_gone_on, values
 from torch import nn
 from torch.nn import functional
 
 import hocket
-from hocket import Halving, Training
+from hocket import Halving
 from hocket.errors import FormatError, InputError
 from hocket.search.policy import Ends
 from quick import covering
-from support.refusals import refused
+from support.refusals import fails, refused
 
 RATES = {"lr": optuna.distributions.FloatDistribution(0.01, 2.0, log=True)}
 
 
 def bumpy(params):
     """Values that go up and down: a large rate, and dropout."""
-    model = classifier(8, rate=0.3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
-    return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy)
+    return training(classifier(8, rate=0.3), params["lr"], partial(torch.optim.SGD, momentum=0.9))
 
 
 def expected_end(own, patience, epochs):
@@ -70,8 +68,7 @@ def test_a_trial_that_the_user_prunes_stays_pruned_after_a_kill(after, tmp_path)
             if params["lr"] > 0.2 and epoch == 2:
                 raise optuna.TrialPruned
 
-        made = bumpy(params)
-        return Training(made.model, made.optimizer, made.loss, BATCHES, made.metric, on_epoch=on_epoch)
+        return replace(bumpy(params), on_epoch=on_epoch)
 
     options = {"trials": 8, "epochs": 8, "halving": Halving(eta=2), "executor": "fused"}
     stopped_and_gone_on(pruned, RATES, tmp_path, after, **options)
@@ -123,7 +120,7 @@ def test_a_function_says_itself_what_there_is_to_propose(executor):
     assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
     for trial in study.trials:
         assert set(trial.params) == ({"width", "lr", "decay"} if trial.params["width"] == 12 else {"width", "lr"})
-        assert list(trial.intermediate_values.values()) == pytest.approx(alone(suggesting, trial.params, 2), rel=1e-9)
+    assert_alone(study, suggesting, 2)
     assert len({trial.params["lr"] for trial in study.trials}) == 10
 
 
@@ -165,9 +162,7 @@ def test_a_function_that_suggests_nothing_or_raises():
 def deep(params):
     sizes = [6, *params["sizes"], 3]
     layers = [layer for pair in itertools.pairwise(sizes) for layer in (nn.Linear(*pair), nn.ReLU())]
-    model = nn.Sequential(*layers[:-1]).double()
-    optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"])
-    return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy)
+    return training(nn.Sequential(*layers[:-1]).double(), params["lr"], torch.optim.Adam)
 
 
 def deep_suggesting(params):
@@ -241,8 +236,7 @@ def test_a_best_model_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FormatError, match="expected the state of the best trial"):
         hocket.best_model(study, train, checkpoints=tmp_path / "other")
     study.add_trial(optuna.trial.create_trial(value=-1.0, intermediate_values={1: -1.0}))
-    with pytest.raises(FormatError, match="expected the state of trial 2"):
-        hocket.best_model(study, train, checkpoints=tmp_path)
+    fails(FormatError, "expected the state of trial 2", hocket.best_model, study, train, checkpoints=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """A trial that diverges or raises ends alone, and the others go on as alone."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import pytest
 from optuna.distributions import CategoricalDistribution
 from tests.search.pieces import accuracy, train
 from tests.search.searches import alone, as_serial, searched
 from torch.nn import functional
-
-from hocket import Training
 
 
 def test_a_trial_that_diverges_ends_alone():
@@ -34,8 +32,7 @@ def test_a_trial_whose_metric_raises_or_is_not_finite_ends_alone():
                 raise RuntimeError("this one breaks")
             return {0.03: float("nan"), 0.04: float("-inf")}.get(params["lr"], accuracy(outputs, target))
 
-        made = train(params)
-        return Training(made.model, made.optimizer, made.loss, made.batches, metric)
+        return replace(train(params), metric=metric)
 
     space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03, 0.04])}
     study, _ = searched(troubled, space, trials=16, epochs=2, executor="fused")
@@ -53,8 +50,7 @@ def test_a_loss_that_raises_for_one_trial_ends_that_one():
                 raise RuntimeError("no such loss")
             return functional.cross_entropy(outputs, target)
 
-        made = train(params)
-        return Training(made.model, made.optimizer, loss, made.batches, accuracy)
+        return replace(train(params), loss=loss, metric=accuracy)
 
     space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
     study, record = searched(breaking, space, trials=9, epochs=2, executor="fused")
@@ -64,7 +60,6 @@ def test_a_loss_that_raises_for_one_trial_ends_that_one():
 
 def test_a_loss_that_raises_later_ends_that_trial_and_the_others_go_on_as_alone():
     def breaking(params):
-        made = train(params)
         calls = 0
 
         def loss(outputs, target):
@@ -74,7 +69,7 @@ def test_a_loss_that_raises_later_ends_that_trial_and_the_others_go_on_as_alone(
                 raise RuntimeError("no more")
             return functional.cross_entropy(outputs, target)
 
-        return Training(made.model, made.optimizer, loss, made.batches, accuracy, made.scheduler)
+        return replace(train(params), loss=loss, metric=accuracy)
 
     space = {"lr": CategoricalDistribution([0.01, 0.02, 0.03])}
     together, record = searched(breaking, space, trials=6, epochs=6, executor="fused")

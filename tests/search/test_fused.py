@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,8 +21,18 @@ from tests.search.pieces import (
     train_normed,
     train_shuffled,
     train_smoothed,
+    training,
 )
-from tests.search.searches import advance, alone, as_serial, assert_same, random_study, searched
+from tests.search.searches import (
+    advance,
+    alone,
+    as_serial,
+    assert_alone,
+    assert_runs_alone,
+    assert_same,
+    random_study,
+    searched,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -68,8 +79,7 @@ def test_any_order_of_swaps_gives_the_values_of_each_trial_alone(seed):
         for run in drawn.sample(waiting, drawn.randint(0, 3)):
             trainer.put(drawn.randrange(3), run)
     trainer.close()
-    for run in runs:
-        assert run.values == pytest.approx(alone(train, run.params, run.epochs), rel=1e-9)
+    assert_runs_alone(runs, train)
 
 
 def test_a_trial_goes_on_alone_where_it_stopped_in_a_slot():
@@ -98,9 +108,7 @@ class Drifting(nn.Module):
 
 
 def train_drifting(params):
-    model = Drifting()
-    optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"])
-    return Training(model, optimizer, functional.cross_entropy, BATCHES, functional.cross_entropy)
+    return training(Drifting(), params["lr"], torch.optim.Adam)
 
 
 def test_buffers_that_no_state_dict_has_move_with_their_trial(tmp_path):
@@ -119,26 +127,20 @@ def test_buffers_that_no_state_dict_has_move_with_their_trial(tmp_path):
     serial.put(0, again)
     [(_, result)] = serial.advance()
     assert [*runs[1].values, result.value] == pytest.approx(alone(train_drifting, runs[1].params, 3), rel=1e-9)
-    for run in runs:
-        assert run.values == pytest.approx(alone(train_drifting, run.params, run.epochs), rel=1e-9)
+    assert_runs_alone(runs, train_drifting)
 
 
 def test_float32_stays_close():
     def single(params):
-        model = classifier().float()
-        optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"])
-        batches = [(X.float(), Y)]
-        return Training(model, optimizer, functional.cross_entropy, batches, functional.cross_entropy)
+        return training(classifier().float(), params["lr"], torch.optim.Adam, [(X.float(), Y)])
 
     as_serial(single, {"lr": LR}, tolerance=1e-4, trials=4, epochs=3)
 
 
 def train_images(params):
     layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3)]
-    model = nn.Sequential(*layers).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
     batches = [(x.repeat(1, 3)[:, :16].unflatten(1, (1, 4, 4)), y) for x, y in BATCHES]
-    return Training(model, optimizer, functional.cross_entropy, batches, functional.cross_entropy)
+    return training(nn.Sequential(*layers).double(), params["lr"], partial(torch.optim.SGD, momentum=0.9), batches)
 
 
 class Overwriting(nn.Module):
@@ -153,11 +155,9 @@ class Overwriting(nn.Module):
 
 
 def train_over_input(params):
-    model = Overwriting()
-    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
     data = torch.utils.data.TensorDataset(X, Y)  # a loader makes each batch anew
     loader = torch.utils.data.DataLoader(data, batch_size=4)
-    return Training(model, optimizer, functional.cross_entropy, loader, accuracy)
+    return training(Overwriting(), params["lr"], batches=loader, metric=accuracy)
 
 
 @pytest.mark.parametrize("function", [train_images, train_over_input])
@@ -208,8 +208,7 @@ def test_what_trials_draw_is_what_they_draw_alone(name):
     together, record = searched(draw, space, study=study, trials=4, epochs=2, executor="fused")
     assert random.getstate() == state
     assert record.epochs[-1].kind == kind
-    for trial in together.trials:
-        assert list(trial.intermediate_values.values()) == pytest.approx(alone(draw, trial.params, 2), rel=1e-9)
+    assert_alone(together, draw, 2)
 
 
 WHOLE = {
@@ -232,12 +231,8 @@ def test_inputs_that_are_several_tensors_reach_the_model_whole(name):
             return self.net(unpack(inputs[0])) * len(inputs)
 
     def whole(params):
-        model = Unpacking()
-        batches = [(pack(inputs), target) for inputs, target in BATCHES]
-        optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
-        return Training(model, optimizer, functional.cross_entropy, batches, functional.cross_entropy)
+        return training(Unpacking(), params["lr"], batches=[(pack(inputs), target) for inputs, target in BATCHES])
 
     together, record = searched(whole, {"lr": LR}, trials=3, epochs=2, executor="fused")
     assert {each.kind for each in record.epochs} == {"fused"}
-    for trial in together.trials:
-        assert list(trial.intermediate_values.values()) == pytest.approx(alone(whole, trial.params, 2), rel=1e-9)
+    assert_alone(together, whole, 2)

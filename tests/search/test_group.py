@@ -1,13 +1,10 @@
 """Which trials share a fused model, when it is given up, and what trains one at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
-from tests.search.pieces import BATCHES, LR, accuracy, classifier, train
-from tests.search.searches import advance, alone, as_serial, searched
-from torch import nn
+from tests.search.pieces import BATCHES, LR, accuracy, classifier, train, training
+from tests.search.searches import advance, alone, as_serial, assert_runs_alone, searched
 from torch.nn import functional
 
 from hocket import Training
@@ -16,6 +13,7 @@ from hocket.search.group import TrialGroup, Ways
 from hocket.search.run import Run
 from hocket.search.split import Split
 from hocket.search.trainer import CannotFuseError
+from support.refusals import fails
 
 
 def test_slots_are_given_up_when_that_saves_time():
@@ -57,8 +55,7 @@ def test_a_trial_alone_fuses_when_more_come():
         epoch()
     group.close()
     assert kinds == [("serial", 1), ("serial", 1), ("fused", 3), ("fused", 6), ("fused", 6)]
-    for run in runs:
-        assert run.values == pytest.approx(alone(train, run.params, run.epochs), rel=1e-9)
+    assert_runs_alone(runs, train)
 
 
 @pytest.mark.parametrize(("slot_bytes", "until", "backend"), [(0, 4, "rule"), (2**24, 4, "auto"), (0, 1000, "auto")])
@@ -73,8 +70,7 @@ def test_an_optimizer_that_cannot_fuse_trains_one_at_a_time_and_says_so(caplog):
         pass
 
     def own(params):
-        model = classifier()
-        return Training(model, Own(model.parameters(), lr=params["lr"]), nn.CrossEntropyLoss(), BATCHES, accuracy)
+        return training(classifier(), params["lr"], Own, metric=accuracy)
 
     study, record = searched(own, {"lr": LR}, trials=3, epochs=2, executor="fused")
     assert {each.kind for each in record.epochs} == {"serial"}
@@ -84,10 +80,8 @@ def test_an_optimizer_that_cannot_fuse_trains_one_at_a_time_and_says_so(caplog):
 
 def test_another_optimizer_inside_a_group_sets_trials_apart():
     def either(params):
-        model = classifier()
         kind = torch.optim.SGD if params["lr"] < 0.02 else torch.optim.Adam
-        optimizer = kind(model.parameters(), lr=params["lr"])
-        return Training(model, optimizer, functional.cross_entropy, BATCHES, accuracy)
+        return training(classifier(), params["lr"], kind, metric=accuracy)
 
     space = {"lr": FloatDistribution(0.001, 0.04), "unused": FloatDistribution(0, 1)}
     _, record = as_serial(either, space, trials=12, epochs=2, fusible=None)
@@ -123,5 +117,4 @@ def test_a_loss_or_metric_that_holds_the_model_trains_one_at_a_time(field, caplo
 
 def test_a_refused_trial_is_named():
     first, second = Run(0, {"width": 8}, 0), Run(1, {"width": 12}, 0)
-    with pytest.raises(CannotFuseError, match=r"model.0.weight: \(8, 6\)"):
-        FusedTrainer(train, [first, second], 0)
+    fails(CannotFuseError, r"model.0.weight: \(8, 6\)", FusedTrainer, train, [first, second], 0)

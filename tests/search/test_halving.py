@@ -1,7 +1,5 @@
 """A rung is decided at once and keeps exactly the best."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

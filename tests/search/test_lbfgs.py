@@ -1,7 +1,5 @@
 """Optimizers that call a closure: each trial alone, with the values of the loop that one would write by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from optuna.distributions import FloatDistribution

@@ -6,8 +6,6 @@ evaluation the running means, which lag behind, do. So such a trial does not hav
 another way, and no closer bound than that holds for it in a slot. All else agrees to 1e-9.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache, partial
 

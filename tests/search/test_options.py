@@ -1,15 +1,13 @@
 """What a `Training` may ask for beside a plain loop: values equal those of the loop that one would write by hand."""
 
-from __future__ import annotations
-
-import dataclasses
 import itertools
+from dataclasses import replace
 
 import optuna
 import pytest
 import torch
 from optuna.distributions import FloatDistribution
-from tests.search.pieces import BATCHES, LR, X, Y, classifier
+from tests.search.pieces import BATCHES, LR, X, Y, classifier, training
 from tests.search.searches import alone, as_serial, assert_same, random_study, searched
 from torch import nn
 from torch.nn import functional
@@ -35,11 +33,8 @@ def f1(outputs, target):
     return torch.stack(found).mean()
 
 
-def made(params, batches=UNEVEN, **options):
-    model = classifier(8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=params["lr"])
-    metric = options.pop("metric", functional.cross_entropy)
-    return Training(model, optimizer, functional.cross_entropy, batches, metric, **options)
+def made(params, **options):
+    return training(classifier(8), params["lr"], torch.optim.Adam, UNEVEN, **options)
 
 
 def clipped(params):
@@ -63,16 +58,7 @@ def one_cycle(params):
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         plain.optimizer, max_lr=params["lr"], total_steps=len(UNEVEN) * EPOCHS + 1
     )
-    return Training(
-        plain.model,
-        plain.optimizer,
-        plain.loss,
-        UNEVEN,
-        plain.metric,
-        scheduler,
-        scheduler_interval="batch",
-        clip_norm=params["limit"],
-    )
+    return replace(plain, scheduler=scheduler, scheduler_interval="batch", clip_norm=params["limit"])
 
 
 def cyclic(params):
@@ -216,7 +202,7 @@ def test_what_a_function_prunes_does_not_fail(place):
         if place == "train" and params["lr"] > 0.01:
             raise optuna.TrialPruned("of no use")
         plain = made(params)
-        return plain if place == "train" else dataclasses.replace(plain, metric=metric)
+        return plain if place == "train" else replace(plain, metric=metric)
 
     found = []
     for executor in ("serial", "fused"):
@@ -232,9 +218,7 @@ def test_a_scheduler_whose_cycle_is_over_ends_its_trial_alone():
         plain = made(params)
         steps = 6 if params["lr"] > 0.01 else 40
         scheduler = torch.optim.lr_scheduler.OneCycleLR(plain.optimizer, 0.1, total_steps=steps)
-        return Training(
-            plain.model, plain.optimizer, plain.loss, UNEVEN, plain.metric, scheduler, scheduler_interval="batch"
-        )
+        return replace(plain, scheduler=scheduler, scheduler_interval="batch")
 
     together, _ = as_serial(short, {"lr": LR}, trials=6, epochs=3)
     assert {trial.state.name for trial in together.trials} == {"COMPLETE", "FAIL"}
@@ -270,19 +254,10 @@ def test_a_scheduled_search_says_that_accumulated_steps_are_not_planned(caplog):
 )
 def test_other_options_are_named(options, words):
     refused(words, made, {"lr": 0.1}, **options)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
     plain = made({"lr": 0.1})
-    refused(
-        "ReduceLROnPlateau steps with the metric",
-        Training,
-        plain.model,
-        plain.optimizer,
-        plain.loss,
-        UNEVEN,
-        plain.metric,
-        plateau(plain.optimizer),
-        scheduler_interval="batch",
-    )
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(plain.optimizer)
+    words = "ReduceLROnPlateau steps with the metric"
+    refused(words, replace, plain, scheduler=plateau, scheduler_interval="batch")
 
 
 @pytest.mark.parametrize(("length", "accumulate"), list(itertools.product([1, 2, 3, 7], [1, 2, 3, 10])))

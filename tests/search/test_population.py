@@ -1,7 +1,5 @@
 """Population-based training: the worst go on from the states of the best, with the same values however they train."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """Trials side by side in processes have the values that they have here."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 

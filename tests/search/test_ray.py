@@ -1,7 +1,5 @@
 """Groups that train in Ray's actors, as `examples/tune_on_ray.py` has it, have the values that they have here."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from types import ModuleType, SimpleNamespace

@@ -1,10 +1,9 @@
 """A search that is killed goes on where it stopped: no trial twice, no rung lost, the same best trial."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time
+from dataclasses import replace
 
 import optuna
 import pytest
@@ -15,11 +14,11 @@ from tests.search.searches import assert_same, random_study, searched, stopped_a
 from torch.nn import functional
 
 import forked
-from hocket import Halving, Training
+from hocket import Halving
 from hocket.errors import FormatError
 from hocket.search.checkpoints import Checkpoints
 from quick import covering
-from support.refusals import refused
+from support.refusals import fails, refused
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +108,6 @@ def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_pa
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_rung_is_decided_again_as_it_was_before_one_of_its_trials_failed(after, tmp_path):
     def late(params):
-        made = train(params)
         calls = 0
 
         def metric(outputs, target):
@@ -119,7 +117,7 @@ def test_a_rung_is_decided_again_as_it_was_before_one_of_its_trials_failed(after
                 raise RuntimeError("no more")
             return functional.cross_entropy(outputs, target)
 
-        return Training(made.model, made.optimizer, made.loss, BATCHES, metric, made.scheduler)
+        return replace(train(params), metric=metric)
 
     options = {"trials": 6, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
     whole, _ = stopped_and_gone_on(late, {"lr": LR}, tmp_path, after, **options)
@@ -166,8 +164,7 @@ def test_checkpoints_are_written_whole_and_hold_plain_tensors(tmp_path):
     assert kept.load(4) is None
     (tmp_path / "trial-3.pt").write_bytes(b"half")
     kept.close()
-    with pytest.raises(FormatError, match=r"trial-3\.pt: expected the state of a trial"):
-        kept.load(3)
+    fails(FormatError, r"trial-3\.pt: expected the state of a trial", kept.load, 3)
 
 
 def test_two_searches_do_not_share_a_folder(tmp_path):
@@ -179,5 +176,4 @@ def test_two_searches_do_not_share_a_folder(tmp_path):
     assert again.owner == owner
     again.close()
     (tmp_path / "search.json").write_text("{}")
-    with pytest.raises(FormatError, match="hocket-search/1"):
-        Checkpoints(tmp_path)
+    fails(FormatError, "hocket-search/1", Checkpoints, tmp_path)

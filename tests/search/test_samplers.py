@@ -1,7 +1,5 @@
 """Every kind of sampler, storage and study of Optuna's: none ends a search in an error, and what is ignored is said."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 

@@ -1,20 +1,18 @@
 """A fused step that is captured and planned once serves the whole search: trials move by values only."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import pytest
 from tests.search.pieces import BATCHES, LR, train
-from tests.search.searches import advance, alone, as_serial
+from tests.search.searches import advance, as_serial, assert_runs_alone
 
-from hocket import Training
 from hocket.search.fused import FusedTrainer
 from hocket.search.run import Run
 from hocket.session import schedule
 
 
 def train_long(params):
-    made = train(params)
-    return Training(made.model, made.optimizer, made.loss, BATCHES * 20, made.metric, made.scheduler)
+    return replace(train(params), batches=BATCHES * 20)
 
 
 @pytest.fixture
@@ -47,8 +45,7 @@ def test_swaps_leave_a_captured_step_as_it_is(planned):
     assert len(stages) == searched_for  # nothing was captured or tried again
     assert trainer.step.verdict == "planned", trainer.step.why
     trainer.close()
-    for run in runs:
-        assert run.values == pytest.approx(alone(train_long, run.params, run.epochs), rel=1e-9)
+    assert_runs_alone(runs, train_long)
 
 
 def test_a_scheduled_search_gives_the_values_of_a_serial_one(planned):

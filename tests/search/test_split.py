@@ -1,13 +1,11 @@
 """Which parameters are fusible is found by building; groups agree on the others."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from tests.search.pieces import BATCHES, LR, X, Y, accuracy, classifier, train
+from tests.search.pieces import LR, X, Y, accuracy, classifier, train, training
 from tests.search.searches import as_serial, random_study, searched
 from torch import nn
 from torch.nn import functional
@@ -97,9 +95,7 @@ def test_a_parameter_that_matters_only_beside_another_one_is_found_later():
     def deep(params):
         layers = [nn.Linear(6, 8), *([nn.Linear(8, params["width"])] if params["depth"] == 2 else [])]
         last = params["width"] if params["depth"] == 2 else 8
-        model = nn.Sequential(*layers, nn.Linear(last, 3)).double()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return Training(model, optimizer, functional.cross_entropy, BATCHES, accuracy)
+        return training(nn.Sequential(*layers, nn.Linear(last, 3)).double(), metric=accuracy)
 
     space = {"depth": CategoricalDistribution([1, 2]), "width": CategoricalDistribution([4, 8])}
     split = find_split(deep, space, {"depth": 1, "width": 4})
@@ -121,9 +117,7 @@ def test_what_is_kept_from_the_meta_device_is_refused():
         width = params["width"]
         if width not in kept:
             kept[width] = nn.Linear(6, 3, dtype=torch.float64)
-        model = kept[width]
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return Training(model, optimizer, functional.cross_entropy, BATCHES, accuracy)
+        return training(kept[width], metric=accuracy)
 
     with pytest.raises(InputError, match="its tensors are on the meta device"):
         searched(caching, {"width": CategoricalDistribution([1, 2, 3])}, trials=9, epochs=1)
@@ -134,8 +128,7 @@ def test_what_cannot_be_built_without_data_is_built_with_it():
         model = classifier(params["width"])
         if float(next(model.parameters()).detach().sum()) == 0.125:
             raise RuntimeError("never")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return Training(model, optimizer, functional.cross_entropy, BATCHES, accuracy)
+        return training(model, metric=accuracy)
 
     split = find_split(reading, {"width": CategoricalDistribution([8, 12])}, {"width": 8})
     assert split.why["width"].startswith("model.0.weight: (8, 6)")

@@ -74,17 +74,3 @@ def test_a_step_takes_what_arguments_it_likes(guard):
         assert guard or fast.verdict == "planned", fast.why
         with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
             fast(torch.randn(3, 4))
-
-
-def test_a_step_without_arguments_is_called_without():
-    model = nn.Linear(3, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    x = torch.randn(2, 3)
-
-    def step():
-        return update(optimizer, model(x).square().mean())
-
-    fast = hocket.schedule(step, model, optimizer, guard=False, machine=hocket.Machine.of(cores=1))
-    losses = [fast().item() for _ in range(30)]
-    assert fast.verdict == "planned", fast.why
-    assert losses == sorted(losses, reverse=True)

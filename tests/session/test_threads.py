@@ -14,6 +14,7 @@ from execution.probe import KINDS, meanwhile, probing_job
 from hocket.autotune.verification import differ
 from hocket.errors import ExecutionError
 from quick import covering
+from support.refusals import fails
 from support.schedules import decide, state, twin
 
 
@@ -98,8 +99,7 @@ def test_a_schedule_that_is_called_while_it_runs_says_so_and_goes_on(kind: str, 
     def second() -> None:
         try:
             assert inside.wait(60)
-            with pytest.raises(ExecutionError, match="already running; give each thread a schedule of its own"):
-                fast(job.batch(1))
+            fails(ExecutionError, "already running; give each thread a schedule of its own", fast, job.batch(1))
         finally:
             go_on.set()
 
@@ -119,5 +119,4 @@ def test_a_step_that_calls_its_own_schedule_is_told_so() -> None:
 
     fast = hocket.schedule(step, job.model, job.optimizer)
     for _ in range(2):
-        with pytest.raises(ExecutionError, match="already running"):
-            fast(job.batch(0))
+        fails(ExecutionError, "already running", fast, job.batch(0))

@@ -1,7 +1,5 @@
 """Random inputs of property tests, as `hypothesis` strategies."""
 
-from __future__ import annotations
-
 from strategies.cases import MACHINES, Case, gpu_cases, legal_cases, mutated_plans
 from strategies.moldable import Moldable, apart_in, moldable_cases
 from strategies.values import (

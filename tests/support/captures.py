@@ -13,9 +13,17 @@ import torch
 from hocket.autotune.closeness import Closeness, sample
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan
+from hocket.job import Job
+from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.process import CompilingProcess
+
+
+def captured_job(job: Job) -> Captured:
+    """The step of a job, which has run once."""
+    job.step(job.batch(0))
+    return capture(job.step, job.model, job.optimizer, job.batch(0))
 
 
 def kernels(captured: Captured) -> Counter[str]:

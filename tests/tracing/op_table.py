@@ -1,7 +1,5 @@
 """Ops that torch takes apart in C++ and that its own tests leave out: how to call them, or why they need no try."""
 
-from __future__ import annotations
-
 import torch
 
 from hocket.tracing.recording.data_reads import _READERS, UNSEEN_WRITES

@@ -3,8 +3,6 @@
 In each the line marked "here" is at fault. One of the same name with "_cured" does what the reason says.
 """
 
-from __future__ import annotations
-
 import datetime
 import random
 import time

@@ -25,11 +25,11 @@ from hocket.errors import PlanError
 from hocket.execution.base import below_autograd
 from hocket.ir import synchronisation
 from hocket.job import Job
-from hocket.tracing import capture
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Slot, compile_action
 from hocket.tracing.recording.op_arguments import written_arguments
 from hocket.tracing.scalars.tape import TapeRef
+from support.captures import captured_job
 from support.random_plans import on_lanes, random_order
 from tracing.observe import content, observe, storages
 
@@ -56,8 +56,7 @@ def with_optimizer(make) -> Job:
 def captured(request) -> Captured:
     torch.manual_seed(0)
     job = JOBS[request.param]()
-    job.step(job.batch(0))
-    return capture(job.step, job.model, job.optimizer, job.batch(0))
+    return captured_job(job)
 
 
 def real(value, values, numbers):

@@ -10,19 +10,22 @@ import pytest
 import torch
 from torch import nn
 
-from execution.parted import batches, captured_of, gradients_of, parameters_of, server_of, training, worker_of
+from execution.parted import BATCHES, gradients_of, parameters_of, part_of, server_of, training, worker_of
 from hocket.errors import InputError
 from hocket.ir import Carried
 from hocket.tracing import capture
 from hocket.tracing.cut import Arrival, Departure, cut
+from support.refusals import refused
 from support.steps import update
 
 
 @pytest.fixture(params=["sgd", "adam"])
 def whole(request):
-    found = training(adam=request.param == "adam")
-    found.step(batches(1)[0])
-    return captured_of(found, batches(1)[0])
+    return captured_training(adam=request.param == "adam")
+
+
+def captured_training(adam):
+    return part_of(adam, lambda captured: captured)[1]
 
 
 def test_a_worker_receives_each_parameter_before_who_reads_it_and_sends_each_gradient(whole):
@@ -54,9 +57,7 @@ def test_a_server_has_the_updates_and_what_only_they_need(whole):
 
 
 def test_numbers_go_with_the_part_that_changes_them():
-    found = training(adam=True)
-    found.step(batches(1)[0])
-    whole = captured_of(found, batches(1)[0])
+    whole = captured_training(adam=True)
     worker, server = worker_of(whole), server_of(whole)
     optimizers = {entry.name for entry in whole.trace.numbers if entry.kind in ("group", "state")}
     assert {entry.name for entry in worker.trace.numbers}.isdisjoint(optimizers)
@@ -74,20 +75,17 @@ def test_all_of_a_step_is_the_step(whole):
 
 def test_what_neither_stays_nor_arrives_is_named(whole):
     keep = [op.name for op in whole.graph.ops if op.role == "update"]
-    with pytest.raises(InputError, match=r"op '.*update.*' reads what '.*' makes; neither stays nor arrives"):
-        cut(whole, keep, (), ())
+    refused(r"op '.*update.*' reads what '.*' makes; neither stays nor arrives", cut, whole, keep, (), ())
 
 
 def test_memory_that_others_write_has_to_arrive(whole):
     keep = [op.name for op in whole.graph.ops if op.role != "update"]
-    with pytest.raises(InputError, match=r"'0.weight/update.*', which is not kept, writes '0.weight', which '0/addmm'"):
-        cut(whole, keep, (), ())
+    refused(r"'0.weight/update.*', which is not kept, writes '0.weight', which '0/addmm'", cut, whole, keep, (), ())
 
 
 def test_names_and_buffers(whole):
     keep = [op.name for op in whole.graph.ops if op.role != "update"]
-    with pytest.raises(InputError, match="the step has no op 'nothing'"):
-        cut(whole, ["nothing"], (), ())
+    refused("the step has no op 'nothing'", cut, whole, ["nothing"], (), ())
     with pytest.raises(InputError, match="expected a name of its own without white space, got '0/addmm'"):
         cut(whole, keep, [Arrival("0/addmm", "0.weight", "s")], ())
     with pytest.raises(InputError, match="'r' is to carry 'nowhere', which is no buffer of the step"):
@@ -111,8 +109,8 @@ def clipping():
         found.optimizer.step()
         return loss
 
-    found.step(batches(1)[0])
-    return capture(step, found.model, found.optimizer, batches(1)[0])
+    found.step(BATCHES[0])
+    return capture(step, found.model, found.optimizer, BATCHES[0])
 
 
 def test_a_gradient_that_is_clipped_elsewhere_goes_out_unfinished():
@@ -131,12 +129,7 @@ def test_a_gradient_that_is_clipped_elsewhere_goes_out_unfinished():
 
 def test_a_generator_is_one_stream_of_numbers():
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), nn.Dropout(0.5))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(batch):
-        return update(optimizer, model(batch).sum())
-
-    whole = capture(step, model, optimizer, torch.randn(2, 3))
+    whole = captured_step(model, summed, torch.randn(2, 3))
     drawing = [op.name for op in whole.graph.ops if "random generator" in op.writes]
     assert len(drawing) == 2
     with pytest.raises(InputError, match="which is not kept, writes 'random generator'"):
@@ -145,8 +138,7 @@ def test_a_generator_is_one_stream_of_numbers():
 
 def test_lists_that_a_step_appends_to(whole):
     appending = replace(whole, trace=replace(whole.trace, appended=(object(),)))
-    with pytest.raises(InputError, match="appends to lists, and a part of it cannot"):
-        cut(appending, [], (), ())
+    refused("appends to lists, and a part of it cannot", cut, appending, [], (), ())
 
 
 def captured_step(model, step, batch, rate=0.1):
@@ -158,6 +150,10 @@ def captured_step(model, step, batch, rate=0.1):
 
     whole(batch)
     return capture(whole, model, optimizer, batch)
+
+
+def summed(model, optimizer, batch):
+    return model(batch).sum()
 
 
 def named(captured, *targets):
@@ -237,7 +233,7 @@ class Remembers(nn.Module):
 
 
 def test_a_place_that_is_bound_anew_elsewhere_is_not_read_here():
-    captured = captured_step(Remembers(), lambda model, optimizer, batch: model(batch).sum(), torch.randn(2, 3))
+    captured = captured_step(Remembers(), summed, torch.randn(2, 3))
     made = Arrival("made", "layer/addmm:0", "p")
     with pytest.raises(
         InputError, match="op 'add' reads 'last', which 'mul', which is not kept, makes for the next step"
@@ -275,9 +271,7 @@ def test_a_number_that_is_read_here_is_counted_on_here():
 
 
 def test_a_number_in_a_tensor_belongs_to_who_counts_it():
-    found = training(adam=True)
-    found.step(batches(1)[0])
-    whole = captured_of(found, batches(1)[0])
+    whole = captured_training(adam=True)
     count = next(buffer.name for buffer in whole.graph.buffers if buffer.name.endswith("0.weight.step"))
     (counts,) = [op.name for op in whole.graph.ops if count in op.writes]
     keep = [op.name for op in whole.graph.ops if op.role == "update" and op.name != counts]
@@ -296,7 +290,7 @@ def test_inputs_that_share_memory_are_not_moved():
         def forward(self, batch):
             return batch @ self.first + self.second
 
-    captured = captured_step(Flat(), lambda model, optimizer, batch: model(batch).sum(), torch.randn(2, 3))
+    captured = captured_step(Flat(), summed, torch.randn(2, 3))
     keep = [op.name for op in captured.graph.ops if op.role != "update"]
     with pytest.raises(InputError, match="'first' shares its memory with 'second'; it cannot be moved"):
         cut(captured, keep, [Arrival("r", "first", "s")], ())

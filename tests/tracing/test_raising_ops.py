@@ -1,7 +1,5 @@
 """Ops that may raise for their values do raise, and those of a usual network are not among them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

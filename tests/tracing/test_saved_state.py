@@ -1,7 +1,5 @@
 """A saved state is put back whatever memory its tensors have."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -11,34 +9,27 @@ from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
 
 
-def expanded():
-    return torch.randn(3, 1).expand(3, 4)
-
-
 def of_inference_mode():
     with torch.inference_mode():
         return torch.randn(3, 4)
 
 
-def expanded_twice():
-    return torch.randn(1, 1).expand(3, 4)
+TENSORS = {
+    "expanded": lambda: torch.randn(3, 1).expand(3, 4),
+    "expanded twice": lambda: torch.randn(1, 1).expand(3, 4),
+    "of inference mode": of_inference_mode,
+    "transposed": lambda: torch.randn(4, 3).t(),
+    "of every second element": lambda: torch.randn(3, 8)[:, ::2],
+}
 
 
-def transposed():
-    return torch.randn(4, 3).t()
-
-
-def of_every_second_element():
-    return torch.randn(3, 8)[:, ::2]
-
-
-@pytest.mark.parametrize("make", [expanded, expanded_twice, of_inference_mode, transposed, of_every_second_element])
-def test_tensor_is_put_back(make):
-    tensor = make()
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensor_is_put_back(kind):
+    tensor = TENSORS[kind]()
     before = tensor.clone()
     saved = Saved(inventory(nn.Linear(2, 2), None), [tensor])
     with torch.inference_mode():
-        tensor[:1].add_(1) if make is of_inference_mode else tensor.as_strided((1,), (1,)).add_(1)
+        tensor[:1].add_(1) if kind == "of inference mode" else tensor.as_strided((1,), (1,)).add_(1)
     assert not torch.equal(tensor, before)
     saved.restore()
     assert torch.equal(tensor, before)

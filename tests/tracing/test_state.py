@@ -10,11 +10,13 @@ from torch import nn
 
 from equivalence.compare import assert_same, everything, serial, twins
 from equivalence.test_steps import mse, simple
-from hocket.errors import ExecutionError, InputError
+from hocket.errors import ExecutionError
 from hocket.execution.threads import ThreadLanes
 from hocket.tracing import capture
 from hocket.tracing.saved_state import Saved
 from hocket.tracing.state import inventory
+from support.captures import captured_job
+from support.refusals import fails, refused
 
 
 def trained(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
@@ -64,8 +66,7 @@ def test_places_of_several_models_optimizers_and_lone_parameters():
 
 @pytest.mark.parametrize(("model", "optimizer"), [("net", None), (nn.Linear(1, 1), "adam"), ([nn.Linear(1, 1), 3], [])])
 def test_what_is_no_module_or_no_optimizer_is_refused(model, optimizer):
-    with pytest.raises(InputError, match=r"expected a torch\.(nn|optim)"):
-        inventory(model, optimizer)
+    refused(r"expected a torch\.(nn|optim)", inventory, model, optimizer)
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -79,8 +80,7 @@ def test_an_optimizer_in_another_one_is_found():
     net = nn.Linear(2, 2)
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
     assert inventory(net, Wrapper(Wrapper(inner))).optimizers == (inner,)
-    with pytest.raises(InputError, match=r"optimizer: Wrapper was made without torch.optim.Optimizer.__init__"):
-        inventory(net, Wrapper(None))
+    refused(r"optimizer: Wrapper was made without torch.optim.Optimizer.__init__", inventory, net, Wrapper(None))
 
 
 def test_an_element_of_a_tuple_can_be_set():
@@ -96,8 +96,7 @@ def test_a_step_captured_before_its_first_run_fits_after_it():
     captured = capture(job.step, job.model, job.optimizer, job.batch(0))
     assert_same(everything(pair.eager), everything(pair.planned))
     planned = ThreadLanes(captured, serial(captured))
-    with pytest.raises(ExecutionError, match="run one eager step"):
-        planned(job.batch(0))
+    fails(ExecutionError, "run one eager step", planned, job.batch(0))
     assert_same(everything(pair.eager), everything(pair.planned), "a step that was refused")
     for each in pair.both():
         each.step(each.batch(0))
@@ -110,22 +109,18 @@ def test_a_step_captured_before_its_first_run_fits_after_it():
 
 def test_a_state_that_was_thrown_away_is_missed():
     job = simple(mse)
-    job.step(job.batch(0))
-    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    captured = captured_job(job)
     job.optimizer.state = defaultdict(dict)
-    with pytest.raises(ExecutionError, match="run one eager step"):
-        ThreadLanes(captured, serial(captured))(job.batch(0))
+    fails(ExecutionError, "run one eager step", ThreadLanes(captured, serial(captured)), job.batch(0))
     assert not job.optimizer.state
 
 
 def test_a_gradient_that_the_step_adds_to_is_missed():
     job = simple(mse, clear=lambda: None)
-    job.step(job.batch(0))
-    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    captured = captured_job(job)
     job.optimizer.zero_grad()
     assert not captured.fits(job.batch(0))
-    with pytest.raises(ExecutionError, match=r"0\.weight\.grad"):
-        ThreadLanes(captured, serial(captured))(job.batch(0))
+    fails(ExecutionError, r"0\.weight\.grad", ThreadLanes(captured, serial(captured)), job.batch(0))
 
 
 def test_a_graph_stands_only_for_what_it_was_captured_for():

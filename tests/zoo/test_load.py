@@ -1,7 +1,5 @@
 """The registry and load(): names, options, errors, and what is left of the caller's random numbers."""
 
-from __future__ import annotations
-
 import random
 import sys
 

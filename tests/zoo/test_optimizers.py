@@ -1,7 +1,5 @@
 """The optimizers by name, with the settings that they promise."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Models at all places where they may be cut: layouts, buffers that the forward writes, complex numbers."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from types import SimpleNamespace
 

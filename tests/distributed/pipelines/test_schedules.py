@@ -1,12 +1,10 @@
 """Torch's schedules as orders: all that it offers, each complete."""
 
-from __future__ import annotations
-
 import pytest
 
 from hocket.distributed.pipelines.split import SCHEDULES, has_one_stage_a_rank, torch_order
-from hocket.errors import InputError
 from hocket.planning.partition.pipeline_order import pipeline_step_us
+from support.refusals import refused
 
 
 def test_all_that_torch_offers_is_there():
@@ -53,8 +51,7 @@ def test_each_stage_works_once_on_each_micro_batch(name, ranks):
 )
 def test_numbers_that_a_schedule_does_not_take(name, numbers, message):
     stages, ranks, microbatches = numbers
-    with pytest.raises(InputError, match=message):
-        torch_order(name, stages=stages, ranks=ranks, microbatches=microbatches)
+    refused(message, torch_order, name, stages=stages, ranks=ranks, microbatches=microbatches)
 
 
 def test_names_are_torchs_in_any_case():

@@ -10,7 +10,7 @@ from torch.distributed.pipelining import pipeline
 
 import hocket
 from distributed.pipelines.trained import Tied, UNet, gradients_by_stages, model_and_batch, train_stage
-from distributed.ranks import Ranks
+from distributed.ranks import returned
 from hocket.distributed.pipelines.split import SCHEDULES, has_one_stage_a_rank, made_by_first_rank
 from hocket.distributed.pipelines.traced import chain_of, inline_grad_modes, join_aliases, node_times
 from hocket.errors import InputError, PeerError
@@ -56,8 +56,7 @@ SLOW += [(name, stages, "1f1b", stages) for name in MODELS for stages in (2, 3, 
     [*QUICK, *(pytest.param(*each, marks=pytest.mark.slow) for each in dict.fromkeys(SLOW) if each not in QUICK)],
 )
 def test_stages_run_on_ranks_with_eagers_gradients(name, stages, schedule, ranks):
-    with Ranks(train_stage, ranks, name, stages, schedule, ranks) as job:
-        found = job.returned(200.0)
+    found = returned(train_stage, ranks, name, stages, schedule, ranks, timeout_s=200.0)
     assert all(stage for stage in found)
     assert max(error for stage in found for error in stage.values()) <= 1e-10
 
@@ -227,8 +226,7 @@ def test_alone_it_is_what_is_made():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_all_ranks_have_what_the_first_one_made(fails):
-    with Ranks(hear, 2, fails) as ranks:
-        found = ranks.returned()
+    found = returned(hear, 2, fails)
     if fails:
         assert found == ["ValueError: no such node", "PeerError: rank 0 failed: ValueError: no such node"]
     else:

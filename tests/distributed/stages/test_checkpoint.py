@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.stages.trained import flat, mixed, same, scattered, stages_of
 from distributed.training import tensors_of
 from hocket import distribute
@@ -22,7 +22,7 @@ from hocket.distributed.stages.checkpoint import part_state
 from hocket.distributed.stages.crossings import Borders
 from hocket.errors import ExecutionError, InputError
 from hocket.tracing.state import inventory
-from support.refusals import refused
+from support.refusals import fails, refused
 
 RATE = 0.013
 
@@ -40,11 +40,9 @@ def trained(rank, say, ranks, seed, steps, path, source):
         loaded(work, source)
     found = []
     with scattered_stages(work, rank, ranks, seed) as fast:
-        with pytest.raises(ExecutionError, match="before the first step"):
-            fast.state_dict()
+        fails(ExecutionError, "before the first step", fast.state_dict)
         found += [flat(fast(work.batches[number])) for number in range(steps)]
-        with pytest.raises(ExecutionError, match="needs a process group"):
-            fast.state_dict()
+        fails(ExecutionError, "needs a process group", fast.state_dict)
         distributed.init_process_group("gloo")
         if rank == 0:
             work.optimizer.param_groups[0]["lr"] = RATE
@@ -78,8 +76,7 @@ def equal(one, other) -> bool:
 
 
 def test_each_rank_saves_its_part_and_one_process_reads_the_whole(tmp_path):
-    with Ranks(trained, 2, 2, 1, 2, tmp_path / "saved", None) as ranks:
-        ends = ranks.returned(120)
+    ends = returned(trained, 2, 2, 1, 2, tmp_path / "saved", None, timeout_s=120)
     torch.set_num_threads(1)
     alone, read = mixed(), mixed()
     torch.manual_seed(21)
@@ -110,8 +107,7 @@ def test_each_rank_saves_its_part_and_one_process_reads_the_whole(tmp_path):
 
 @pytest.mark.slow
 def test_another_number_of_ranks_goes_on_from_it(tmp_path):
-    with Ranks(trained, 2, 2, 1, 2, tmp_path / "first", None) as ranks:
-        (_, after, _, _), _ = ranks.returned(120)
+    (_, after, _, _), _ = returned(trained, 2, 2, 1, 2, tmp_path / "first", None, timeout_s=120)
     torch.set_num_threads(1)
     alone = mixed()
     loaded(alone, tmp_path / "first")
@@ -164,8 +160,7 @@ def broken(rank, say):
 
 
 def test_all_ranks_load_one_checkpoint_or_none_does():
-    with Ranks(broken, 2) as ranks:
-        (_, at_0, changed, steps), (name, at_1, _, _) = ranks.returned(120)
+    (_, at_0, changed, steps), (name, at_1, _, _) = returned(broken, 2, timeout_s=120)
     assert len(at_0) == len(at_1) == 6
     assert at_0[:4] == ["distribute: rank 1 cannot load what it was given, so no rank does; its error says why"] * 4
     assert f"model: '{name}' is missing in what is loaded" in at_1[0]
@@ -252,8 +247,7 @@ def of_both(rank, say, path):
 
 @pytest.mark.slow
 def test_several_models_and_optimizers_are_saved_by_parts_too(tmp_path):
-    with Ranks(of_both, 2, tmp_path / "saved") as ranks:
-        ends = ranks.returned(120)
+    ends = returned(of_both, 2, tmp_path / "saved", timeout_s=120)
     torch.set_num_threads(1)
     models, optimizers, step = rivals()
     for batch in BATCHES[:2]:

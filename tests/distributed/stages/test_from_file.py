@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.stages.test_on_meta import on_meta
 from distributed.stages.trained import Work, check_as_alone, first_blocks, flat, squared, stages_of, wide, work_of
 from distributed.training import tensors_of
@@ -19,7 +19,7 @@ from hocket.distributed.job import captured_for
 from hocket.distributed.stages.from_file import ModelFile, check_fresh, check_optimizers_begin_from_zeros
 from hocket.distributed.stages.memory import captured_at
 from hocket.errors import FormatError, InputError
-from support.refusals import refused
+from support.refusals import fails, refused
 
 
 def written(path, work: Work, moved: float = 0.02):
@@ -75,8 +75,7 @@ def test_ranks_that_read_their_parts_train_as_one_process_that_loads_the_file(
 ):
     path = written(tmp_path / "model.safetensors", work_of(name, optimizer))
     size_bytes = path.stat().st_size
-    with Ranks(train, ranks, name, optimizer, 5, path, settings) as job:
-        ends = job.returned(200)
+    ends = returned(train, ranks, name, optimizer, 5, path, settings, timeout_s=200)
     check_as_alone(ends, alone_from(path, name, optimizer, 5))
     whole = sum(parameter.numel() for parameter in work_of(name, optimizer).model.parameters())
     assert sum(held for *_, held in ends) < ranks * whole
@@ -123,8 +122,7 @@ def test_files_that_are_not_of_this_model_are_refused_by_name(tmp_path):
         assert words in str(caught.value)
     refused("are of one model, and the step has 2", ModelFile, [model, nn.Linear(1, 1)], path)
     path.write_bytes(b"none")
-    with pytest.raises(FormatError, match="expected a safetensors file"):
-        ModelFile(model, path)
+    fails(FormatError, "expected a safetensors file", ModelFile, model, path)
     with pytest.raises(FileNotFoundError):
         ModelFile(model, tmp_path / "nothing.safetensors")
 
@@ -208,8 +206,7 @@ def peak_of_a_job(rank, say, path):
 @pytest.mark.parametrize("has_file", [False, True], ids=["values of rank 0", "a file"])
 def test_no_rank_without_values_ever_has_the_memory_of_the_whole_model(tmp_path, has_file):
     path = written(tmp_path / "wide.safetensors", wide(WIDTH, DEPTH, rows=4), 0.0) if has_file else None
-    with Ranks(peak_of_a_job, 2, path) as ranks:
-        (of_rank_0, losses), (of_rank_1, others) = ranks.returned(250)
+    (of_rank_0, losses), (of_rank_1, others) = returned(peak_of_a_job, 2, path, timeout_s=250)
     parameters = 4 * DEPTH * WIDTH * (WIDTH + 1) / 2**20
     print(f"parameters {parameters:.0f} MiB, peak of rank 0 {of_rank_0:.0f}, of rank 1 {of_rank_1:.0f}")
     assert losses == others

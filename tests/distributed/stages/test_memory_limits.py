@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.stages.trained import alone, flat, mixed, same, stages_of, work_of
 from hocket.checking import check, hazards
 from hocket.distributed.job import captured_for
@@ -170,8 +170,7 @@ def trained(rank, say, name, share):
 
 @pytest.mark.slow
 def test_ranks_within_limits_train_as_one_process_does():
-    with Ranks(trained, 2, "mlp", 0.65) as ranks:
-        (found, peaks, limit), (of_rank_1, none, _) = ranks.returned(100)
+    (found, peaks, limit), (of_rank_1, none, _) = returned(trained, 2, "mlp", 0.65, timeout_s=100)
     expected, _, _ = alone("mlp", "adam", 3)
     for mine in (found, of_rank_1):
         assert all(same(a, b) for x, y in zip(mine, expected, strict=True) for a, b in zip(x, y, strict=True))

@@ -1,7 +1,5 @@
 """Ops that change rank while a job trains: to the bit what one process computes."""
 
-from __future__ import annotations
-
 import itertools
 import signal
 import threading
@@ -12,7 +10,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.stages.moving import Saver, divided_by, moves_after, planted, rank_of_moves, saved_after
 from distributed.stages.test_checkpoint import loaded
 from distributed.stages.trained import alone, check_as_alone, flat, same, stages_of, work_of
@@ -115,8 +113,7 @@ def test_ranks_that_begin_without_values_take_ops_over(name):
 
 def test_where_the_new_division_cannot_run_all_ranks_go_on_as_they_are():
     wanted, *_ = alone("mixed", "adam", STEPS)
-    with Ranks(rank_that_refuses, 2) as job:
-        found = job.returned(100)
+    found = returned(rank_that_refuses, 2, timeout_s=100)
     for mine, words in found:
         for one, other in zip(wanted, mine, strict=True):
             assert all(same(a, b) for a, b in zip(one, other, strict=True))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.stages.trained import Work, alone, check_as_alone, flat, scattered, stages_of, work_of
 from distributed.training import tensors_of
 from hocket import distribute
@@ -89,8 +89,7 @@ def train(rank, say, name, ranks, steps):
     [("mixed", 2), *(pytest.param(n, 3, marks=pytest.mark.slow) for n in ("transformer", "resnet20", "lstm-cells"))],
 )
 def test_ranks_without_values_train_as_one_process_does(name, ranks):
-    with Ranks(train, ranks, name, ranks, 5) as job:
-        ends = job.returned(150)
+    ends = returned(train, ranks, name, ranks, 5, timeout_s=150)
     check_as_alone(ends, alone(name, "adam", 5))
 
 

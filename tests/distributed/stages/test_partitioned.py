@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from distributed.ranks import Ranks
+from distributed.ranks import Ranks, returned
 from distributed.stages.trained import (
     Work,
     alone,
@@ -38,8 +38,7 @@ TIMEOUT_S = 4.0
 
 def check_job(name, optimizer, ranks, division, steps, executor="python"):
     expected = alone(name, optimizer, steps)
-    with Ranks(rank_of_stages, ranks, name, optimizer, steps, division, executor) as job:
-        found = job.returned(150)
+    found = returned(rank_of_stages, ranks, name, optimizer, steps, division, executor, timeout_s=150)
     check_as_alone(found, expected)
     assert all(plan == found[0][4] for *_, plan in found)
     ops = [op for _, _, _, mine, _ in found for op in mine]
@@ -263,8 +262,7 @@ def test_a_rank_holds_its_part_and_checkpoints_are_those_of_the_whole_model():
         for number in range(3):
             work.step(work.batches[number % 2])
         wanted.append({name: value.numpy().copy() for name, value in work.model.state_dict().items()})
-    with Ranks(gathered_twice, 2, None) as ranks:
-        first, second = ranks.returned(60)
+    first, second = returned(gathered_twice, 2, None, timeout_s=60)
     for shapes, _, _ in first:
         assert shapes["first.weight"] == (5, 4)
         assert shapes["last.weight"] == (0,)
@@ -273,8 +271,7 @@ def test_a_rank_holds_its_part_and_checkpoints_are_those_of_the_whole_model():
         assert shapes["last.weight"] == (2, 5)
     for (_, values, _), expected in zip(first, wanted, strict=True):
         assert all(same(values[name], expected[name]) for name in expected)
-    with Ranks(gathered_twice, 2, (first[0][1], first[0][2])) as ranks:
-        again, _ = ranks.returned(60)
+    again, _ = returned(gathered_twice, 2, (first[0][1], first[0][2]), timeout_s=60)
     # The batches begin anew with the restart; so does one process that loads the checkpoint.
     work = plain()
     work.model.load_state_dict({name: torch.from_numpy(value) for name, value in first[0][1].items()})
@@ -310,8 +307,6 @@ def peak_of_steps(rank, say, whole):
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_the_peak_of_a_rank_is_at_most_sixty_five_hundredths_of_the_whole():
-    with Ranks(peak_of_steps, 1, True) as ranks:
-        (whole,) = ranks.returned(120)
-    with Ranks(peak_of_steps, 2, False) as ranks:
-        parts = ranks.returned(200)
+    (whole,) = returned(peak_of_steps, 1, True, timeout_s=120)
+    parts = returned(peak_of_steps, 2, False, timeout_s=200)
     assert max(parts) <= 0.65 * whole, (parts, whole)

@@ -13,10 +13,10 @@ from torch import nn
 from distributed.stages.trained import Work
 from hocket.distributed.job import captured_for
 from hocket.distributed.stages.crossings import Borders, check_runs
-from hocket.errors import InputError
 from hocket.ir import Costs, Graph, Machine, Plan
 from hocket.planning.partition import equal_devices, partitioned, plan_of, problem_of
 from hocket.tracing import capture
+from support.refusals import refused
 
 WIDTH = 8
 BLOCKS = ("linear", "dropout", "norm", "in place", "tied", "attention", "strided")
@@ -118,5 +118,4 @@ def test_a_graph_that_does_not_say_what_is_together_is_planned_and_refused(block
     graph = Borders(captured).graph
     assert len(graph.together) == 2 * sum(1 for name, _ in work.model.named_parameters() if "shared" not in name)
     plan = planned(replace(graph, **{lacks: ()}), 3, "load", 0)
-    with pytest.raises(InputError, match=named):
-        check_runs(captured, plan)
+    refused(named, check_runs, captured, plan)

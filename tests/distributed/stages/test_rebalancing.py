@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from hocket.adaptation import AssistantRules
@@ -16,6 +15,7 @@ from hocket.distributed.stages.rebalancing import Rebalancer, made_rules, rules_
 from hocket.errors import PeerError
 from hocket.ir import Costs, Edge, Graph, Link, Machine, Op, Span, Timeline
 from hocket.ir.machine import Device
+from support.refusals import fails
 
 OPS = tuple(RuledOp(name, "compute", (5.0, 5.0), unit=unit) for name, unit in zip("abcdef", "uuvwxy", strict=True))
 RULES = AssistantRules(("rank0", "rank1"), OPS, (RuledFlow(0, 1, 1.0),))
@@ -144,7 +144,5 @@ def test_rank_0_writes_rules_and_others_take_none_of_another_step():
         (told | {"theta": 2.0}, "malformed rules: .*theta"),
         (told | {"ops": told["ops"][:-1]}, "rules of another step"),
     ):
-        with pytest.raises(PeerError, match=words):
-            rules_from(wrong, GRAPH, 2)
-    with pytest.raises(PeerError, match="rules of another step"):
-        rules_from(told, GRAPH, 3)
+        fails(PeerError, words, rules_from, wrong, GRAPH, 2)
+    fails(PeerError, "rules of another step", rules_from, told, GRAPH, 3)

@@ -21,6 +21,7 @@ from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan, synchronisation
 from quick import covering
 from support.random_plans import on_lanes, on_streams, random_order
+from support.refusals import fails
 
 STEPS = 5
 
@@ -102,8 +103,7 @@ def test_a_timeline_of_a_timed_step():
     chance = random.Random(2)
     plan = on_streams(on_lanes(random_order(captured.graph, chance), 2, chance))
     planned = StreamLanes(captured, plan, device=Deferred(1), timed=True)
-    with pytest.raises(ExecutionError, match="no step has been timed"):
-        planned.timeline()
+    fails(ExecutionError, "no step has been timed", planned.timeline)
     planned(pair.planned.batch(0))
     spans = planned.timeline().by_op
     assert len(spans) == len(captured.graph)
@@ -150,7 +150,5 @@ def test_other_lanes_and_other_machines_are_refused_by_name():
     with pytest.raises(ExecutionError, match="lane 'main' is a lane of cores; stream lanes run streams only"):
         StreamLanes(captured, serial(captured), device=Deferred(0))
     if not torch.cuda.is_available():
-        with pytest.raises(ExecutionError, match="need a CUDA device, and torch sees none here"):
-            CudaDevice()
-        with pytest.raises(ExecutionError, match="need a CUDA device"):
-            executor(captured, on_streams(serial(captured)))
+        fails(ExecutionError, "need a CUDA device, and torch sees none here", CudaDevice)
+        fails(ExecutionError, "need a CUDA device", executor, captured, on_streams(serial(captured)))

@@ -1,7 +1,5 @@
 """Places that are neither an attribute nor an item: defaults, contexts, queues, generators, references."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import copy

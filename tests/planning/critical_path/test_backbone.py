@@ -11,18 +11,15 @@ from hocket.planning.critical_path import dependency_distance
 from hocket.planning.critical_path.backbone import (
     START,
     Backbone,
-    Block,
     backbone_of,
     blocks_of,
     dominators,
-    in_ns,
     levels,
     ranked_paths,
 )
 from planning.critical_path.examples import (
     ancestors,
     as_backbone,
-    branching,
     dags,
     listed_paths,
     network,
@@ -123,18 +120,6 @@ def test_a_chain_has_no_blocks():
     assert blocks_of(as_backbone([])) == []
 
 
-def test_a_fork_and_its_merge():
-    graph, _ = branching()
-    backbone = backbone_of(graph)
-    (block,) = blocks_of(backbone)
-    assert (backbone.ops[block.fork], backbone.ops[block.merge]) == ("fork", "merge")
-    assert {backbone.ops[op] for op in block.ops} == {"p0.0", "p0.1", "p1.0", "p1.1", "p2.0"}
-
-
-def test_two_starts_and_two_ends_are_a_block_without_fork_and_merge():
-    assert blocks_of(as_backbone([[], [], [0, 1], [2], [2]])) == [Block(None, 2, (0, 1)), Block(2, None, (3, 4))]
-
-
 @given(backbone=st.one_of(series_parallel(), dags()), data=st.data())
 def test_with_ties_every_op_has_a_path_as_long_as_by_algorithm_1(backbone, data):
     durations_ns = data.draw(st.lists(st.integers(0, 3), min_size=len(backbone), max_size=len(backbone)))
@@ -154,15 +139,6 @@ def test_agrees_with_algorithm_1(backbone, data):
         ranked, listed = ranked_paths(backbone, block, durations_ns), listed_paths(backbone, block, durations_ns)
         assert ranked == listed
         assert sorted(op for path in ranked for op in path.ops) == list(block.ops)
-
-
-def test_the_example_of_the_layer_paths():
-    graph, durations = branching()
-    backbone = backbone_of(graph)
-    (block,) = blocks_of(backbone)
-    paths = ranked_paths(backbone, block, in_ns([durations[op] for op in backbone.ops]))
-    assert [path.length_ns for path in paths] == [9000, 7000, 6000]
-    assert [[backbone.ops[op] for op in path.ops] for path in paths] == [["p0.0", "p0.1"], ["p1.0", "p1.1"], ["p2.0"]]
 
 
 def test_exponentially_many_ways_are_ranked_without_being_listed():

@@ -1,7 +1,5 @@
 """Plans for CPU lanes: whatever order is asked for, the lanes keep it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

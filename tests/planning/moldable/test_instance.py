@@ -1,7 +1,5 @@
 """From costs to numbers, and from placements to lanes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

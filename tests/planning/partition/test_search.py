@@ -1,7 +1,5 @@
 """The search against all partitions of small graphs, and against a computation from scratch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.planning.partition.cases import all_partitions, random_problem

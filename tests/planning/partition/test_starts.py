@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.planning.partition.cases import all_partitions, random_problem

@@ -1,7 +1,5 @@
 """Max-load on the eight workloads: at most that of the best contiguous parts, and within the files' own limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -7,8 +7,6 @@ import pytest
 
 from hocket.ir import Costs, Link, Machine
 from hocket.planning.transfers.orders import (
-    NEVER,
-    Outstanding,
     exact_order,
     improved,
     in_units,
@@ -176,32 +174,6 @@ def test_a_large_step_ends_within_its_tries():
     order = searched_order(receives)
     assert sorted(order) == list(range(161))
     assert receives.makespan_us(order) <= receives.makespan_us(tac_order(receives))
-
-
-def outstanding(step):
-    receives = receives_of(step.graph, step.costs, step.machine)
-    times, works = [list(map(int, us)) for us in (receives.times_us, receives.works_us)]
-    return Outstanding(receives, times, works), receives
-
-
-def test_properties_of_figure_1():
-    """recv1.P is the time of op1, recv2.P is 0, and both M+ are the sum of both transfers."""
-    found, receives = outstanding(FIGURE_1)
-    one, two = map(receives.names.index, ("recv1", "recv2"))
-    properties = found.properties()
-    assert (properties.loads[one], properties.loads[two]) == (6, 0)
-    assert properties.impending[one] == properties.impending[two] == 8
-    found.complete(one)
-    assert found.properties().loads[two] == 5
-    assert found.properties().impending[two] == NEVER
-
-
-def test_properties_of_figure_4b():
-    found, receives = outstanding(FIGURE_4B)
-    properties = found.properties()
-    by_name = dict(zip(receives.names, properties.impending, strict=True))
-    assert by_name == {"A": 7, "B": 7, "C": 9, "D": 10}
-    assert set(properties.loads) == {0}
 
 
 def test_units_are_as_fine_as_they_can_be_and_keep_what_is_equal_equal():

@@ -9,6 +9,7 @@ import torch
 
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.arguments import decoded, encoded, op_named, op_text
+from support.refusals import fails
 
 
 def test_arguments_read_back() -> None:
@@ -19,18 +20,14 @@ def test_arguments_read_back() -> None:
 
 @pytest.mark.parametrize("text", [{"dtype": "Tensor"}, {"layout": "float32"}, {"code": "x"}])
 def test_other_text_is_refused(text: Any) -> None:
-    with pytest.raises(CaptureError, match="a compiled list holds"):
-        decoded(text, lambda *_: None)
+    fails(CaptureError, "a compiled list holds", decoded, text, lambda *_: None)
 
 
 def test_what_has_no_text_is_refused() -> None:
-    with pytest.raises(CaptureError, match="an op is given a complex"):
-        encoded(1j, lambda _: None)
+    fails(CaptureError, "an op is given a complex", encoded, 1j, lambda _: None)
 
 
 def test_ops_are_named() -> None:
     assert op_named(op_text(torch.ops.aten.mm.default)) is torch.ops.aten.mm.default
-    with pytest.raises(CaptureError, match=r"has no op aten\.unheard\.of"):
-        op_named("aten.unheard.of")
-    with pytest.raises(CaptureError, match="is not an op of torch's dispatcher"):
-        op_text(torch.relu)
+    fails(CaptureError, r"has no op aten\.unheard\.of", op_named, "aten.unheard.of")
+    fails(CaptureError, "is not an op of torch's dispatcher", op_text, torch.relu)

@@ -17,6 +17,8 @@ from hocket.tracing.compiling.request import request_of, with_told_views
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from
+from support.refusals import fails
+from tracing.compiling.test_compiled import views
 
 MODEL = nn.Linear(4, 2)
 
@@ -62,8 +64,7 @@ def test_an_update_alone_is_not_compiled() -> None:
         optimizer.step()
 
     plain = capture_step(step, MODEL, optimizer, None, split=False)
-    with pytest.raises(CaptureError, match="there is nothing to compile"):
-        request_of(plain, threads=2)
+    fails(CaptureError, "there is nothing to compile", request_of, plain, threads=2)
 
 
 def test_an_update_without_fused_kernels_is_compiled() -> None:
@@ -74,8 +75,7 @@ def test_an_update_without_fused_kernels_is_compiled() -> None:
 
 def test_what_reads_what_an_update_wrote_is_refused() -> None:
     """A second forward: it would have to wait for the first update, which comes after all that is compiled."""
-    with pytest.raises(CaptureError, match=r"comes after an update by aten\._fused_adam_"):
-        request_of(captured(adam(), adam()), threads=2)
+    fails(CaptureError, r"comes after an update by aten\._fused_adam_", request_of, captured(adam(), adam()), threads=2)
 
 
 aten = torch.ops.aten
@@ -152,15 +152,7 @@ def test_another_op_that_shares_memory_in_silence_is_refused() -> None:
         with_told_views([same], MEMORY, kept=[])
 
 
-def looking(batch: Any) -> Any:
-    """Return what a graph of a compiled model does: an output, values and a transposed weight for its backward."""
-    x, flat, weight = batch
-    hidden = torch.mm(x, weight.t()).relu()
-    first, second = hidden.split(2, 1)
-    return hidden, hidden.view(-1), weight.t(), second, flat.sum() + first.sum()
-
-
-def looked_at(batch: list[torch.Tensor], step: Callable[[Any], Any] = looking) -> Captured:
+def looked_at(batch: list[torch.Tensor], step: Callable[[Any], Any] = views) -> Captured:
     step(batch)
     return capture_step(step, [], [], batch, split=False)
 

@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hocket.errors import CaptureError
 from hocket.tracing.compiling.wrapper import RecordedCalls, recorded
+from support.refusals import fails
 
 KERNEL = "cpp_fused_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''void kernel()''')\n"
 
@@ -54,8 +55,7 @@ def test_allocations_views_kernels_and_ops_are_events() -> None:
     ],
 )
 def test_what_is_not_known_is_refused(body: str, problem: str) -> None:
-    with pytest.raises(CaptureError, match=problem):
-        notes_of(body)
+    fails(CaptureError, problem, notes_of, body)
 
 
 @pytest.mark.parametrize("bias", ["bias=b", "b"])
@@ -73,5 +73,4 @@ def test_a_convolution_may_be_given_its_bias_by_position(bias: str) -> None:
 
 
 def test_there_is_one_call() -> None:
-    with pytest.raises(CaptureError, match="2 functions named call"):
-        notes_of("return (a, )", head="def call(args):\n    pass\n")
+    fails(CaptureError, "2 functions named call", notes_of, "return (a, )", head="def call(args):\n    pass\n")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hocket.job import Job
 from hocket.tracing import capture
 from hocket.tracing.captured import relowered
 from hocket.tracing.lowering.passes import PARTS, parts
@@ -44,14 +44,15 @@ def test_parts_compute_together_what_the_joint_op_computes(wanted, paying):
         torch.testing.assert_close(whole[slot], apart[slot], rtol=1e-5, atol=1e-5)
 
 
-def net() -> Job:
+def net() -> tuple[Any, ...]:
+    """What a capture is given."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(batch):
         return update(optimizer, model(batch).square().mean())
 
-    return Job(step, model, optimizer, [torch.randn(2, 3, 8, 8)])
+    return step, model, optimizer, torch.randn(2, 3, 8, 8)
 
 
 def backward_ops(captured) -> dict[str, str]:
@@ -59,8 +60,7 @@ def backward_ops(captured) -> dict[str, str]:
 
 
 def test_capture_splits_on_demand_and_asks_what_pays():
-    job = net()
-    arguments = (job.step, job.model, job.optimizer, job.batch(0))
+    arguments = net()
     assert backward_ops(capture(*arguments, split=False)) == {
         "2/convolution_backward": "activation_grad",
         "0/convolution_backward": "weight_grad",
@@ -88,16 +88,14 @@ def test_capture_splits_on_demand_and_asks_what_pays():
 
 
 def test_a_captured_step_can_be_split_later_without_another_trace():
-    job = net()
-    arguments = (job.step, job.model, job.optimizer, job.batch(0))
+    arguments = net()
     together, apart = capture(*arguments, split=False), capture(*arguments, split=True)
     assert relowered(together, split=True).graph == apart.graph
     assert relowered(apart, split=False).graph == together.graph
 
 
 def test_a_split_keeps_the_operations_of_the_joint_op():
-    job = net()
-    arguments = (job.step, job.model, job.optimizer, job.batch(0))
+    arguments = net()
     together, apart = capture(*arguments, split=False), capture(*arguments, split=True)
     for layer in ("0", "2"):
         whole = sum(op.flops for op in together.graph.ops if op.layer == layer and "backward" in op.target)

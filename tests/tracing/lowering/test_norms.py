@@ -37,14 +37,6 @@ class Net(nn.Module):
         return self.last(self.middle(self, x).mean((2, 3)))
 
 
-def plain(net: Net, x: torch.Tensor) -> torch.Tensor:
-    return net.norm2(net.second(net.norm1(x)))
-
-
-def relus(net: Net, x: torch.Tensor) -> torch.Tensor:
-    return F.relu_(net.norm2(net.second(F.relu(net.norm1(x)))))
-
-
 def residual(net: Net, x: torch.Tensor) -> torch.Tensor:
     x = F.relu(net.norm1(x))
     return F.relu(net.norm2(net.second(x)) + x)
@@ -57,10 +49,6 @@ def residual_in_place(net: Net, x: torch.Tensor) -> torch.Tensor:
     return F.relu_(y)
 
 
-def both_branches(net: Net, x: torch.Tensor) -> torch.Tensor:
-    return F.relu(net.norm1(x) + net.norm2(net.second(x)))
-
-
 def seen_between(net: Net, x: torch.Tensor) -> torch.Tensor:
     x = net.norm1(x)
     return F.relu(x) + net.norm2(net.second(x)) * x
@@ -70,6 +58,18 @@ def read_between(net: Net, x: torch.Tensor) -> torch.Tensor:
     y = net.norm1(x)
     total = net.norm1.running_mean.sum()
     return F.relu(y + net.second(x)) * total
+
+
+# What is between the first convolution and the mean, and which kernels are left beside the norms.
+NETS: dict[str, tuple[Callable[..., torch.Tensor], dict[str, int]]] = {
+    "plain": (lambda net, x: net.norm2(net.second(net.norm1(x))), {}),
+    "relus": (lambda net, x: F.relu_(net.norm2(net.second(F.relu(net.norm1(x))))), {}),
+    "residual": (residual, {}),  # the two gradients of the first norm's result are added in place, where it is kept
+    "residual in place": (residual_in_place, {}),
+    "both branches": (lambda net, x: F.relu(net.norm1(x) + net.norm2(net.second(x))), {}),
+    "seen between": (seen_between, {"relu": 1, "threshold_backward": 1}),
+    "read between": (read_between, {"relu": 1}),
+}
 
 
 def case(middle: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
@@ -88,19 +88,9 @@ def case(middle: Callable[..., torch.Tensor], dtype: torch.dtype = torch.float32
     return step, batch, captured, rewritten(captured, FORM)
 
 
-@pytest.mark.parametrize(
-    ("middle", "left"),
-    [
-        (plain, {}),
-        (relus, {}),
-        (residual, {"add": 1}),  # of the two gradients of the first norm's result: in place, where it is kept
-        (residual_in_place, {"add": 1}),
-        (both_branches, {"add": 1}),
-        (seen_between, {"relu": 1, "threshold_backward": 1}),
-        (read_between, {"relu": 1}),
-    ],
-)
-def test_steps_with_fused_norms_are_close(middle: Callable[..., torch.Tensor], left: dict[str, int]) -> None:
+@pytest.mark.parametrize("name", NETS)
+def test_steps_with_fused_norms_are_close(name: str) -> None:
+    middle, left = NETS[name]
     step, batch, captured, fused = case(middle)
     count = kernels(fused)
     num_norms = 1 if middle is read_between else 2
@@ -120,7 +110,7 @@ def test_in_bfloat16_under_autocast() -> None:
 
 
 def test_norms_in_evaluation_or_of_other_layouts_stay() -> None:
-    _, _, captured, fused = case(relus)
+    _, _, captured, fused = case(NETS["relus"][0])
     assert not kernels(relowered(captured, split=False, native_ops=["fused-norm"]))["norm_forward"], (
         "channels come first"
     )

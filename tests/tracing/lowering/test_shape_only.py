@@ -1,7 +1,5 @@
 """Ops that only look at shapes wait for nobody."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -10,44 +10,27 @@ from equivalence.compare import check_twins, serial
 from equivalence.test_steps import mlp
 from hocket.execution.threads import ThreadLanes
 from hocket.tracing import capture
-from tracing.recording.batch_steps import batch_of, job_of, loss_of
+from tracing.recording.batch_steps import batch_of, job_of, loss_of, scaled
 
 
-def by_weight(model, batch):
-    return loss_of(model, batch) * batch["weight"].item()
-
-
-def by_function_of_weight(model, batch):
+def function_of(batch):
     weight = batch["weight"].item()
-    return loss_of(model, batch) * (weight**2 if weight > 0.1 else weight) / (1 + batch["count"].item())
+    return (weight**2 if weight > 0.1 else weight) / (1 + batch["count"].item())
 
 
-def by_tensor_of_weight(model, batch):
-    return loss_of(model, batch) * torch.tensor([batch["weight"].item(), 2.0]).sum()
-
-
-def by_list_of_tensors(model, batch):
-    weights = torch.tensor([batch["mask"].min(), 2.0, batch["weight"]])
-    return loss_of(model, batch) * weights.sum()
-
-
-def by_sum_of_mask(model, batch):
-    return (model(batch["inputs"]) - batch["targets"]).square().sum() / batch["mask"].sum().item()
-
-
-def by_loss_and_weight(model, batch):
+def loss_and_weight(model, batch):
     loss = loss_of(model, batch)
     return nn.functional.huber_loss(model(batch["inputs"]), batch["targets"], delta=batch["weight"].item()) + loss
 
 
-NUMBERS = [
-    by_list_of_tensors,
-    by_weight,
-    by_function_of_weight,
-    by_tensor_of_weight,
-    by_sum_of_mask,
-    by_loss_and_weight,
-]
+NUMBERS = {
+    "a list of tensors": scaled(lambda batch: torch.tensor([batch["mask"].min(), 2.0, batch["weight"]]).sum()),
+    "an item": scaled(lambda batch: batch["weight"].item()),
+    "a function of items": scaled(function_of),
+    "a tensor of an item": scaled(lambda batch: torch.tensor([batch["weight"].item(), 2.0]).sum()),
+    "a divisor": scaled(lambda batch: 1 / batch["mask"].sum().item()),
+    "an option of a loss": loss_and_weight,
+}
 
 
 def weighted(seed: int):
@@ -60,9 +43,9 @@ def weighted(seed: int):
     return batch_of(seed, **further)
 
 
-@pytest.mark.parametrize("body", NUMBERS, ids=lambda body: body.__name__)
-def test_a_number_of_the_batch_is_read_anew_in_every_step(body):
-    check_twins(lambda: job_of(body, [weighted(seed) for seed in range(4)]))
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_number_of_the_batch_is_read_anew_in_every_step(number):
+    check_twins(lambda: job_of(NUMBERS[number], [weighted(seed) for seed in range(4)]))
 
 
 def test_a_number_of_the_batch_can_be_returned():
@@ -83,9 +66,7 @@ def test_a_number_of_the_batch_can_be_returned():
 
 
 def test_a_number_that_a_branch_asks_for_is_guarded():
-    def body(model, batch):
-        return loss_of(model, batch) * (2 if batch["weight"].item() == 0.5 else 3)
-
+    body = scaled(lambda batch: 2 if batch["weight"].item() == 0.5 else 3)
     batches = [batch_of(seed, weight=torch.tensor(0.5)) for seed in range(3)]
     captured = check_twins(lambda: job_of(body, batches))
     assert not captured.holds(batch_of(0, weight=torch.tensor(0.25)))

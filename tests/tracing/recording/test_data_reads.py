@@ -5,8 +5,6 @@ where no mode sees them, are captured with some values and replayed with others.
 below.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -17,6 +15,7 @@ from equivalence.test_steps import mlp
 from hocket.errors import CaptureError
 from hocket.tracing import capture
 from hocket.tracing.recording.data_reads import _READERS, UNSEEN_WRITES, reads_value, shaped_by_values
+from support.refusals import fails
 from tracing.op_samples import composite_ops, op_db, ops_called_by, outcomes, samples_by_schema, samples_of
 from tracing.op_table import REASONS, SAMPLES
 
@@ -96,8 +95,7 @@ def test_a_function_that_reads_in_c_is_refused(name):
     def step(batch):
         return function(model.at)
 
-    with pytest.raises(CaptureError, match=r"test_data_reads\.py:\d+ depends on values"):
-        capture(step, model, None, [])
+    fails(CaptureError, r"test_data_reads\.py:\d+ depends on values", capture, step, model, None, [])
     # Of the batch they are guards.
     captured = capture(lambda batch: function(batch[0]), None, None, [model.at])
     assert captured.holds([torch.tensor([3, 2, 1])])

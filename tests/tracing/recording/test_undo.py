@@ -21,6 +21,7 @@ from hocket.tracing import capture
 from hocket.tracing.program import compile_action
 from hocket.tracing.recording.record import record_step
 from quick import covering
+from support.captures import captured_job
 
 
 class FailsError(RuntimeError):
@@ -119,8 +120,7 @@ def test_everything_is_as_it_was(name, fresh, fails):
 
 def test_a_rehearsal_changes_nothing_either():
     job = small_net()
-    job.step(job.batch(0))
-    captured = capture(job.step, job.model, job.optimizer, job.batch(0))
+    captured = captured_job(job)
     before = copied(job)
     frame = captured.rehearse()
     with torch.random.fork_rng([]), torch.no_grad():

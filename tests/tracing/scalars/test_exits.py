@@ -1,7 +1,5 @@
 """Wherever the value of a live number leaves our sight a guard stays behind."""
 
-from __future__ import annotations
-
 import ctypes
 import fractions
 import functools

@@ -1,7 +1,5 @@
 """Live numbers are the numbers they stand for, and what cannot be followed is refused."""
 
-from __future__ import annotations
-
 import copy
 import decimal
 import json

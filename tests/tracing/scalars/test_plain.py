@@ -1,7 +1,5 @@
 """A live number is a plain one wherever the step has put it, when the recording is over."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

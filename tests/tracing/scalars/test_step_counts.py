@@ -76,14 +76,6 @@ def test_a_count_in_a_step_is_followed_or_guarded(name):
     check_twins(functools.partial(scheduled_job, use), captures=captures)
 
 
-def test_a_branch_on_a_number_is_taken_by_its_true_value():
-    def use(p, count, group):
-        assert group["decay"] == 0.5
-        return p.grad * group["decay"]
-
-    check_twins(functools.partial(scheduled_job, use))
-
-
 def test_numbers_have_their_true_values_while_a_step_is_recorded():
     seen = []
 
