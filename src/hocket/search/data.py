@@ -200,7 +200,7 @@ def are_same_batches(first: Any, second: Any) -> bool:
 
 
 def _samplers(loader: Any) -> tuple[Any, Any]:
-    """What says in which order a loader reads: its sampler, or that of its batches."""
+    """The sampler of a loader, and that of its batches: one of them says in which order it reads."""
     return getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None)
 
 

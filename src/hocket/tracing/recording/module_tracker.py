@@ -9,6 +9,23 @@ from typing import Any
 import torch
 
 
+class _Hook:
+    """A hook of a tracker. Copies and pickles of its module, which the step may make, have one that does nothing."""
+
+    def __init__(self, call: Callable[..., object]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (_nothing,)
+
+
+def _nothing(*_: Any) -> None:
+    """Do nothing."""
+
+
 class ModuleTracker:
     """Tells which phase and module the step is in, by hooks on the user's modules and optimizers."""
 
@@ -22,8 +39,8 @@ class ModuleTracker:
         for module, path in paths.items():
             if isinstance(module, torch.jit.ScriptModule):
                 continue  # it takes no hooks
-            self._handles.append(module.register_forward_pre_hook(partial(self._enter, path), prepend=True))
-            self._handles.append(module.register_forward_hook(self._leave, always_call=True))
+            self._handles.append(module.register_forward_pre_hook(_Hook(partial(self._enter, path)), prepend=True))
+            self._handles.append(module.register_forward_hook(_Hook(self._leave), always_call=True))
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(partial(self._update, True)))
             self._handles.append(optimizer.register_step_post_hook(partial(self._update, False)))
