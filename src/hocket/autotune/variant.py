@@ -48,6 +48,7 @@ class Variant:
 
     Attributes:
         is_refused: the step stays eager as long as the guards hold, or for good if there are none.
+        may_be_rare: it is refused for what it did when it was looked at, not for what a graph of it has computed.
         decision: the last decision.
         history: all verdicts, the first one first.
         backend: runs plans.
@@ -55,7 +56,7 @@ class Variant:
     """
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
-        self.is_refused = False
+        self.is_refused = self.may_be_rare = False
         self.decision: Decision = UNDECIDED
         self.history: tuple[Verdict, ...] = ()
         self._refused = refused or unplannable(config.places)
@@ -107,9 +108,8 @@ class Variant:
     @property
     def lacks_state(self) -> bool:
         """True if the graph would be valid once the optimizer has its state, which an eager step makes."""
-        if self.captured is None or not self.captured.lacks_state:
-            return False
-        return self.guards is None or self.guards.hold()
+        lacks = self.captured is not None and self.captured.lacks_state
+        return lacks and (self.guards is None or self.guards.hold())
 
     @property
     def is_eager(self) -> bool:
@@ -381,6 +381,7 @@ class Variant:
         level = logging.INFO if self._config.is_tentative else logging.WARNING
         log.log(level, "hocket: the step stays eager: %s", reason)
         self.is_refused, self._watch = True, None
+        self.may_be_rare = self.guards is not None and not self._tuner.admission.fingerprints
         self._settle(Decision("eager", reason))
 
     def _settle(self, decision: Decision) -> None:
