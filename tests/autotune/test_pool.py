@@ -92,6 +92,45 @@ def test_shapes_that_hardly_repeat_are_not_watched_and_the_reason_says_what_to_d
     assert fast._pool.config.watch.num_watched > watched
 
 
+@pytest.mark.usefixtures("_searches_cost_nothing")
+@pytest.mark.parametrize("drops", [False, True])
+def test_layers_left_out_at_random_say_that_gradients_differ_and_what_to_do(drops):
+    layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, left_out: int) -> torch.Tensor:
+        for number, layer in enumerate(layers):
+            x = x if number == left_out else torch.tanh(layer(x))
+        loss = update(optimizer, x.pow(2).mean()).detach()
+        if drops:
+            optimizer.zero_grad()
+        return loss
+
+    reasons = set()
+    with Schedule(step, layers, optimizer, planner="serial", guard=False, machine=hocket.Machine.of(cores=1)) as fast:
+        for number, batch in enumerate(batches(3, 80)):
+            fast(batch, number % 5)
+            reasons.add(fast.why.partition(":")[0])
+        assert any("sets of gradients" in why for why in reasons) != drops, reasons
+        assert not any("shapes of batches" in why for why in reasons)
+        assert not drops or fast.verdict == "planned", fast.why
+
+
+def test_a_number_that_is_handed_to_code_that_no_plan_follows_is_named_by_its_line():
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.randn(60, 4)
+
+    def step(begin: int) -> torch.Tensor:
+        return update(optimizer, model(rows[begin : begin + 3]).pow(2).mean()).detach()
+
+    line = f"test_pool.py:{step.__code__.co_firstlineno + 1}: do that outside the step"
+    with Schedule(step, model, optimizer, planner="serial", guard=False, machine=hocket.Machine.of(cores=1)) as fast:
+        for number in range(50):
+            fast(number)
+        assert line in fast.why
+
+
 def test_a_further_shape_is_searched_once_its_steps_have_taken_as_long_as_a_search(monkeypatch):
     fast, eager = made(clock=Ticks())
     monkeypatch.setattr(pool.VariantPool, "_search_s", 20 * Ticks.STEP_S)

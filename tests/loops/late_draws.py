@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 
 import numpy as np
@@ -303,3 +304,36 @@ def function_of_the_module_exchanged_later(model, optimizer, batches) -> Loop:
             random.random = real if n > CHANGE else lambda: 0.25
 
     return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def starts_chosen_by_arrays_in_a_helper(model, optimizer, batches) -> Loop:
+    """As in the demonstration of neural differential equations. The weights of the choice change once."""
+    shares = np.full(6, 1 / 6)
+
+    def starts():
+        return torch.from_numpy(np.random.choice(np.arange(6, dtype=np.int64), 4, replace=False, p=shares))  # noqa: NPY002
+
+    def step(batch):
+        out = model(batch[0])
+        rows = starts()
+        return update(optimizer, F.cross_entropy(out[rows], batch[1][rows]))
+
+    def after(n, _):
+        if n == CHANGE // 2:
+            shares[:3] *= 1.5
+            shares[3:] *= 0.5
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def rows_in_a_class_made_by_each_step(model, optimizer, batches) -> Loop:
+    """The function that makes the class looks at the globals of its caller."""
+
+    def step(batch):
+        rows = np.random.randint(0, 6, size=4)  # noqa: NPY002
+        chosen = collections.namedtuple("Chosen", "x y")(batch[0][rows], batch[1][rows])
+        return update(optimizer, F.cross_entropy(model(chosen.x), chosen.y))
+
+    return Loop(step, model, optimizer, batches)

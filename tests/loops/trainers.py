@@ -7,6 +7,7 @@ import functools
 import math
 import random
 import time
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -298,3 +299,60 @@ def evaluates_in_the_step(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: best)
+
+
+class _Sorted(torch.utils.data.Dataset):
+    """Makes each sample by ops of torch's."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, place):
+        x = torch.randn(8)
+        return x, torch.argmax(x[:4])
+
+
+@loop(planned=True)
+def models_by_local_names_in_front_of_the_fetch(model, optimizer) -> Loop:
+    """As in minGPT's trainer."""
+    data = torch.utils.data.DataLoader(_Sorted(), batch_size=6, shuffle=True, drop_last=True)
+    own = SimpleNamespace(model=model, batches=iter(data), config=SimpleNamespace(clip=1.0), count=0)
+
+    def step(_):
+        net, config = own.model, own.config
+        try:
+            batch = next(own.batches)
+        except StopIteration:
+            own.batches = iter(data)
+            batch = next(own.batches)
+        x, y = (each.to("cpu") for each in batch)
+        loss = F.cross_entropy(net(x), y)
+        net.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), config.clip)
+        optimizer.step()
+        own.count += 1
+        if own.count % 5 == 0:
+            print(own.count, loss.item())
+
+    return Loop(step, model, optimizer, [0], lambda: {"count": own.count})
+
+
+@loop(planned=True)
+def critic_frozen_while_the_actor_learns(folder) -> Loop:
+    """As in Spinning Up, with a file written at the end."""
+    actor, critic = mlp(4, 8, 4), mlp(8, 8, 1)
+    of_actor = torch.optim.Adam(actor.parameters(), lr=1e-2)
+    of_critic = torch.optim.Adam(critic.parameters(), lr=1e-2)
+
+    def step(seen):
+        loss = (critic(torch.cat([seen, seen], 1)) - 1).pow(2).mean()
+        update(of_critic, loss)
+        for p in critic.parameters():
+            p.requires_grad = False
+        update(of_actor, -critic(torch.cat([seen, actor(seen)], 1)).mean())
+        for p in critic.parameters():
+            p.requires_grad = True
+        (folder / "loss").write_text(f"{loss.item():.6f}")
+
+    return Loop(step, [actor, critic], [of_actor, of_critic], [torch.randn(5, 4) for _ in range(10)])

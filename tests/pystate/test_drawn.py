@@ -7,9 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
+import hocket
 from hocket.arguments import packed, unpacked
+from hocket.pystate import generator_places
 from hocket.pystate.drawn import DrawnAhead, ways
 from hocket.pystate.step_parts import is_end
 from hocket.pystate.watch import PurityWatch
@@ -74,3 +78,27 @@ def test_a_function_that_the_step_keeps_draws_for_itself_later() -> None:
     found = kept[-1]()
     random.seed(4)
     assert found == random.random()
+
+
+def test_no_object_is_looked_through_for_what_no_step_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look through all objects takes many times as long as a step."""
+    looked: list[object] = []
+    monkeypatch.setattr(generator_places, "_give_back", lambda *given: looked.append(given))
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def rows() -> torch.Tensor:
+        return torch.from_numpy(np.random.choice(6, 4, replace=False))  # noqa: NPY002
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = model(batch)[rows()].square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False, machine=hocket.Machine.of(cores=1))
+    for _ in range(30):
+        fast(torch.randn(6, 4))
+    assert fast.verdict == "planned", fast.why
+    assert not looked

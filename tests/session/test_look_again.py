@@ -72,3 +72,28 @@ def test_plans_of_other_batches_stay(monkeypatch):
         fast(torch.ones(5 if number % 10 == 9 else 6, 4))
         verdicts.append(fast.verdict)
     assert verdicts[SOON - 20 :] == (STEPS - SOON + 20) // 10 * [*9 * ["planned"], "eager"]
+
+
+RARE = """
+def step(batch):
+    if state.count % 10 == 0:
+        state.seen = float(model(batch).sum().detach().numpy())
+    loss = model(batch).square().mean() * (1.0 if state.count < 45 else 0.5)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    state.count += 1
+    return loss.detach()
+"""
+
+
+def test_a_rare_evaluation_that_is_refused_does_not_stand_for_what_comes_later():
+    def make() -> Program:
+        model = nn.Linear(4, 2)
+        made = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+        state = SimpleNamespace(count=1, seen=0.0)
+        exec(RARE, {**made, "state": state}, made)
+        return Program(made["step"], model, made["optimizer"], state=lambda: (state.count, state.seen))
+
+    fast = ran(make, lambda number: torch.randn(6, 4), 95, planner="serial")
+    assert fast.verdict == "planned", fast.why

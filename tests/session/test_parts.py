@@ -98,6 +98,27 @@ def test_a_reason_is_not_about_the_way_in_which_a_step_was_divided() -> None:
     assert "SGD" not in fast.why
 
 
+def test_a_reason_is_not_about_what_a_first_part_gives() -> None:
+    """A weight is found before the batch is fetched, and so is given to what runs the ops."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = SimpleNamespace(net=model, batches=iter([torch.randn(3, 4) for _ in range(40)]), moved=0.0)
+
+    def step(_: int) -> None:
+        weight = own.net[0].weight
+        x = next(own.batches)
+        before = weight.detach().clone()
+        update(optimizer, F.mse_loss(own.net(x), x[:, :2]))
+        own.moved = (weight.detach() - before).norm().item()
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, machine=hocket.Machine.of(cores=1), cache=False)
+    for number in range(40):
+        fast(number)
+    assert fast.verdict == "eager"
+    assert "own.batches" in fast.why
+    assert "of its batch" not in fast.why
+
+
 def test_a_reason_about_the_middle_names_a_line_of_the_step_and_is_said_once() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _VALUES = re.compile(r"\([^()]* -> [^()]*\)")  # which differ in each step, where the reason is the same
 
+_OF_BATCH = re.compile(r"tensor (\d+) of its batch")
+
 _Parts = StepParts | DrawnAhead
 # Variants of one signature; where there are more, a middle may need fewer.
 MAX_UNDIVIDED = 2
@@ -247,7 +249,9 @@ class PartedPool:
         self._num_calls = len(calls)
         if why:
             log.info("hocket: not so: %s", why)
-            self._why_not = why if refused else self._why_not
+            num_given = len(tree_flatten(batch)[0])  # what the first part gives comes behind them
+            if refused and all(int(place) < num_given for place in _OF_BATCH.findall(why)):
+                self._why_not = why
             if parts.was_left:
                 self._ways[:0] = parts.anew()
             try:

@@ -24,11 +24,12 @@ from typing import Any
 
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.decision import Decision
+from hocket.autotune.searching import CallsInARow
 from hocket.autotune.variant import Variant
 from hocket.errors import StaleCaptureError
 from hocket.pystate.batches import unfolded
 from hocket.pystate.changes import named
-from hocket.tracing.signature import FOLLOWED_KINDS, Signature, Signatures
+from hocket.tracing.signature import FOLLOWED_KINDS, Signature, Signatures, what_differs
 from hocket.tracing.switches import obstacle
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class VariantPool:
         self._direct: Any = None  # calls of the current variant that need nothing of Python
         self._has_plan = False  # some variant is captured
         self._num_refused = 0  # calls of refused variants, while none was ever captured
+        self._in_a_row = CallsInARow()  # of a refused variant
 
     def __call__(self, batch: Any) -> Any:
         """One training step."""
@@ -113,8 +115,7 @@ class VariantPool:
         except Exception as error:  # noqa: BLE001  # nothing was run: whatever it is, the step is eager
             return self._unseen(batch, error)
         failed, self._failed = self._failed, False
-        variants = self._variants.get(key, ())
-        if failed and self._has_plan and not any(variant.captured for variant in variants):
+        if failed and self._has_plan and not any(variant.captured for variant in self._variants.get(key, ())):
             return self.config.step(batch)  # a step that failed has left no gradients; that is not worth a capture
         candidates = self._candidates(key, batch)
         while True:
@@ -265,6 +266,8 @@ class VariantPool:
             if variant.captured is not None or variant.is_refused:  # one that was captured may differ from eager
                 self._has_plan = any(each.captured is not None for each in self._recent)
             self._num_refused += variant.is_refused and not self._has_plan
+            if self._in_a_row.are_many(variant.may_be_rare and self._has_plan):
+                self._forget(variant)
             return result
         except StaleCaptureError:
             raise
@@ -333,17 +336,17 @@ class VariantPool:
             return True
         met.num_calls += 1
         self._waiting = met
+        what, cure = what_differs(key, self._variants)
         reason = (
-            f"there were {len(self._variants)} shapes of batches, or modes, before this one; it is watched once it has "
-            f"come {MIN_REPEATS} times and its steps have taken as long as a search ({search_s:.2g} s): pad batches to "
-            "a few shapes (bucketing)"
+            f"there were {len(self._variants)} {what}, before this one; it is watched once it has come {MIN_REPEATS} "
+            f"times and its steps have taken as long as a search ({search_s:.2g} s): {cure}"
         )
         moved = self._signatures.leaves_moved(key, self.config.watch.live_leaves)
         if moved:
             kind = key.values[moved[0]][0]
+            others = "" if kind in FOLLOWED_KINDS else ", or make it a number, text or a tensor"
             reason = f"each batch holds another value of type {kind.__name__}, and a graph stands for one of them: "
-            reason += "keep it out of the batch"
-            reason += "" if kind in FOLLOWED_KINDS else ", or make it a number, text or a tensor"
+            reason += f"keep it out of the batch{others}"
         if len(self._met) == 1 and met.num_calls == 1:
             log.info("hocket: %s", reason)
         self._say(reason)

@@ -12,6 +12,8 @@ from hocket.autotune.runner import InexactError
 
 # Steps with another branch, and within how many, for a step to be recorded again.
 MAX_BRANCHES, BRANCH_STEPS = 8, 64
+# Calls in a row by a refused variant beside planned ones, after which it is forgotten.
+MIN_IN_A_ROW = 20
 
 
 @dataclass
@@ -73,4 +75,22 @@ class OtherBranches:
         if len(self._numbers) < MAX_BRANCHES or number - self._numbers[0] >= BRANCH_STEPS:
             return False
         self._numbers = []
+        return True
+
+
+class CallsInARow:
+    """Calls in a row that are made by a refused variant, where others have plans.
+
+    It stands for all states that no plan stands for, and what it was refused for may be rare: an evaluation, say.
+    """
+
+    def __init__(self) -> None:
+        self._num, self._max = 0, MIN_IN_A_ROW
+
+    def are_many(self, is_one: bool) -> bool:
+        """Add a call. Return True if it is the last of many. Twice as many are many from then on."""
+        self._num = self._num + 1 if is_one else 0
+        if self._num < self._max:
+            return False
+        self._num, self._max = 0, 2 * self._max
         return True

@@ -43,6 +43,7 @@ class Variant:
 
     def __init__(self, config: TunerConfig, *, refused: str = "") -> None:
         self.is_refused = False  # the step stays eager as long as the guards hold, or for good if there are none
+        self.may_be_rare = False  # it is refused for what the step did, not for what a graph of it has computed
         self.decision: Decision = UNDECIDED  # the last decision
         self.history: tuple[Verdict, ...] = ()  # all verdicts, the first one first
         self._refused = refused or unplannable(config.places)
@@ -95,9 +96,8 @@ class Variant:
     @property
     def lacks_state(self) -> bool:
         """True if the graph would be valid once the optimizer has its state, which an eager step makes."""
-        if self.captured is None or not self.captured.lacks_state:
-            return False
-        return self.guards is None or self.guards.hold()
+        lacks = self.captured is not None and self.captured.lacks_state
+        return lacks and (self.guards is None or self.guards.hold())
 
     @property
     def is_eager(self) -> bool:
@@ -366,6 +366,7 @@ class Variant:
         level = logging.INFO if self._config.is_tentative else logging.WARNING
         log.log(level, "hocket: the step stays eager: %s", reason)
         self.is_refused, self._watch = True, None
+        self.may_be_rare = self.guards is not None and not self._tuner.admission.fingerprints
         self._settle(Decision("eager", reason))
 
     def _settle(self, decision: Decision) -> None:

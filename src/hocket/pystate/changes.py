@@ -89,6 +89,8 @@ def _changes(then: Group, now: Group) -> Iterator[Change]:
         if old is ABSENT or not same(old, now.values[position]):
             yield Change(now.place(position), old, now.values[position])
     for key, old in old_values.values():
+        if now.counts is not None and not now.counts(key):
+            continue  # it does not count now
         yield Change(Place(now.kind, now.owner, key, now.path_of(key)), old, ABSENT)
     if now.whole and len(then.keys) == len(now.keys) and not old_values:
         yield Change(Place("order", now.owner, None, (now.path, "the order of {}", None)), then.keys[0], now.keys[0])

@@ -313,7 +313,11 @@ def _are_all(made: Iterable[Draw], states: Sequence[tuple[Any, Any]]) -> bool:
 def _is_plain_argument(value: Any) -> bool:
     if type(value) in _SEQUENCES:
         return all(map(_is_plain_argument, value))
-    return type(value) is type or is_plain(value)
+    return type(value) is type or is_plain(value) or _is_numbers(value)
+
+
+def _is_numbers(value: Any) -> bool:
+    return type(value) is np.ndarray and value.dtype.kind in "biuf"
 
 
 def _is_plain_result(value: Any) -> bool:
@@ -328,10 +332,14 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 def _copied(value: Any) -> Any:
+    if _is_numbers(value):
+        return value.copy()
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def _same(one: Any, other: Any) -> bool:
     if type(one) in _SEQUENCES:
         return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
+    if _is_numbers(one) and _is_numbers(other):
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and one.tobytes() == other.tobytes()
     return same(one, other)

@@ -97,6 +97,7 @@ def exchanged(
         for each in places:
             if (current := each.place.get()) is not ABSENT and id(current) in originals:
                 each.place.set(ABSENT if each.value is ABSENT else originals[id(current)])
+        current = None  # it may be one of them
         while known:
             one = known.popitem()[1]
             if sys.getrefcount(one) > _OWN and (original := originals[id(one)]) is not one:

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from hocket.pystate.bodies import Body, parsed
+from hocket.pystate.bodies import Body, is_plain, parsed
 from hocket.pystate.cuts import BodyCut
 from hocket.pystate.inner_calls import call_of, opened
 from hocket.pystate.layout import in_class
@@ -163,14 +163,21 @@ def _spanned(body: Body, instructions: Collection[tuple[types.CodeType, int]]) -
 def _num_fetching(body: Body, trains: Sequence[bool]) -> int:
     """Return how many of the first statements make the batch: they know of no model and no optimizer, or begin a step.
 
-    ``optimizer.zero_grad()`` and ``model.train()`` begin one: they read no weight and leave none changed.
+    ``optimizer.zero_grad()`` and ``model.train()`` begin one: they read no weight and leave none changed. Behind
+    ``model = self.model``, `model` is a model, too.
     """
-    own = [
-        not _begins(s.node)
-        and any(is_a(body.value_of(n), _TRAINED) for n in ast.walk(s.node) if isinstance(n, (ast.Name, ast.Attribute)))
-        for s in body.statements
-    ]
-    return next((place for place, each in enumerate(zip(own, trains, strict=True)) if any(each)), 0)
+    known: set[str] = set()
+    for place, (statement, is_training) in enumerate(zip(body.statements, trains, strict=True)):
+        names = [n for n in ast.walk(statement.node) if isinstance(n, (ast.Name, ast.Attribute))]
+        is_own = any(is_a(body.value_of(n), _TRAINED) or (isinstance(n, ast.Name) and n.id in known) for n in names)
+        if is_training or (is_own and not (_begins(statement.node) or is_plain(statement.node, body))):
+            return place
+        known |= statement.stores if is_own else frozenset()
+    return 0
+
+
+def _sets_what_is_trained(node: ast.stmt) -> bool:
+    return any(isinstance(n, ast.Attribute) and n.attr in ("requires_grad", "requires_grad_") for n in ast.walk(node))
 
 
 def _begins(node: ast.stmt) -> bool:
@@ -179,6 +186,11 @@ def _begins(node: ast.stmt) -> bool:
 
 
 def _end(body: Body, runs: Sequence[bool]) -> int:
-    """Return the position after the last statement of the middle, which excludes the return statement."""
+    """Return the position after the last statement of the middle, which excludes the return statement.
+
+    What takes back ``parameter.requires_grad = False`` belongs to it.
+    """
     end = max(place for place, each in enumerate(runs) if each) + 1
+    while end < len(body.statements) and _sets_what_is_trained(body.statements[end].node):
+        end += 1
     return end - isinstance(body.statements[end - 1].node, ast.Return)

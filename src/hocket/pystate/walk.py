@@ -313,7 +313,7 @@ class Walk(ABC):
         if id(value) in self.namespaces:
             # Held as a dict: any entry may be read, by any name.
             del self.namespaces[id(value)]
-            self.names(value, path, lambda key: not issubclass(type(value[key]), _CODE))
+            self.names(value, path, lambda key: not issubclass(type(value.get(key)), _CODE))
         if id(value) in self.done:
             return
         self.done.add(id(value))

@@ -30,7 +30,8 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "reads a value": (
         f"the step at {{line}} {_DATA}: {{subject}} reads a tensor's value",
-        "keep it a tensor (torch.where), or return it; .item() may be returned or appended to a list",
+        "keep it a tensor (torch.where), read it before the step, or return it; .item() may be returned or appended "
+        "to a list",
     ),
     "reads many values": (
         f"the step at {{line}} {_DATA}: it reads {{subject}} values of a tensor",
@@ -55,7 +56,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "leaves torch": (
         "the step at {line} takes a tensor out of torch's sight: {subject}",
-        _RETURN,
+        f"{_RETURN}; copy one by clone()",
     ),
     "replaces memory": (
         "the step at {line} gives a tensor other memory (tensor.data = new)",

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection, Iterable, Set
 from typing import Any
 
 import numpy as np
@@ -123,8 +123,17 @@ class Signature:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """All but these values, of which only the types are left."""
-        return (*self.parts[:2], *self.parts[3:], tuple(kind for kind, _ in self.values))
+        """All but which gradients there are, and these values, of which only the types are left."""
+        of_batch, shapes, values, *others, present, versions, switched = self.parts
+        kinds = tuple(kind for kind, _ in values)
+        return (of_batch, shapes, kinds, *others, tuple(trains for trains, _ in present), versions, switched)
+
+
+def what_differs(signature: Signature, others: Iterable[Signature]) -> tuple[str, str]:
+    """By what a signature differs from others, in words, and what helps."""
+    if all(each.shape == signature.shape for each in others):
+        return "sets of gradients at the beginning of a step", "drop all at its end (optimizer.zero_grad())"
+    return "shapes of batches, or modes", "pad batches to a few shapes (bucketing)"
 
 
 class Signatures:

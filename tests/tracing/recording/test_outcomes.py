@@ -165,3 +165,36 @@ def test_what_the_other_branch_raises_is_raised_once(kind):
 
     ran(make, batches((30,)), STEPS, planner="serial")
     assert [getattr(error, "__notes__", []) for error in raised] == [[], []]
+
+
+def test_a_number_is_compared_with_one_that_changes():
+    """Losses far above their running mean are left out, and hits are compared with a whole number."""
+
+    def make() -> Program:
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = {"mean": 1.0, "steps": 0, "left out": 0, "few": 0}
+
+        def step(batch):
+            state["steps"] += 1
+            out = model(batch[0])
+            loss = F.cross_entropy(out, batch[1])
+            if (out.argmax(1) == batch[1]).sum().item() < state["steps"] - 1000 or loss.item() < state["mean"] - 100:
+                state["few"] += 1
+            if 3 * state["mean"] / (1 - 0.5 ** state["steps"]) < loss.item():
+                state["left out"] += 1
+                return None
+            update(optimizer, loss)
+            state["mean"] = 0.9 * state["mean"] + 0.1 * loss.item()
+            return loss.detach()
+
+        programs.append(state)
+        return Program(step, model, optimizer, state=lambda: list(state.values()))
+
+    def batch(number):
+        return [torch.randn(5, 4) * (60 if number in BAD else 1), torch.randint(3, (5,))]
+
+    programs = []
+    fast = ran(make, batch, STEPS, planner="serial")
+    assert fast.verdict == "planned", fast.why
+    assert programs[1]["left out"] == len(BAD)

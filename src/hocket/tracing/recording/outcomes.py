@@ -34,7 +34,7 @@ from hocket.pystate.origins import user_line
 from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
 from hocket.tracing.scalars.late import LateTape
-from hocket.tracing.scalars.live import Late, Live
+from hocket.tracing.scalars.live import Late, Live, plain_of
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.sources import BatchLeaf, Gradient
 from hocket.tracing.standing import value_now
@@ -98,7 +98,7 @@ class Outcomes:
         compute = _COMPARISONS.get(function) or _PREDICATES.get(function)
         if compute is None or not all(self._is_followed(operand) for operand in operands):
             return None
-        outcome = bool(function(*(each.plain if isinstance(each, Late) else each for each in operands)))
+        outcome = bool(function(*map(plain_of, operands)))
         if not self._can_be_undone():
             return None
         with torch.no_grad():
@@ -107,7 +107,7 @@ class Outcomes:
                 return None
             # Their order is of no concern to torch, which takes no number first.
             if not isinstance(found[0], torch.Tensor):
-                found[0] = torch.full((), float(found[0]), dtype=torch.float64)
+                found[0] = _full(found[0])
             self._assert(compute(*found), outcome)
         return outcome
 
@@ -163,9 +163,9 @@ class Outcomes:
     def _is_followed(self, operand: Any) -> bool:
         if isinstance(operand, Late):
             return True
-        if isinstance(operand, Live) or type(operand) not in (int, float, bool):
-            return False
-        return type(operand) is float or abs(operand) <= _MAX_WHOLE
+        if isinstance(operand, Live) and type(operand.plain) in (int, float):
+            return type(operand.plain) is float or bool(operand.tape.guard(_is_exact, operand))
+        return type(operand) in (float, bool) or (type(operand) is int and _is_exact(operand))
 
     def _as_tensor(self, operand: Any) -> Any:
         """A tensor in float64 that computes a late number as Python does, or a plain number as it is."""
@@ -186,10 +186,9 @@ class Outcomes:
         found = [self._computed(each) if isinstance(each, TapeRef) else each for each in operands]
         if compute is None or any(each is None for each in found):
             return None
-        whole = [type(each) is int and abs(each) > _MAX_WHOLE for each in found]
-        if any(whole):
+        if any(type(each) is int and not _is_exact(each) for each in found):
             return None
-        found = [e if isinstance(e, torch.Tensor) else torch.full((), float(e), dtype=torch.float64) for e in found]
+        found = [each if isinstance(each, torch.Tensor) else _full(each) for each in found]
         return self._exact(compute(*found), self._is_whole(entry))
 
     def _is_whole(self, operand: Any) -> bool:
@@ -210,6 +209,16 @@ class Outcomes:
                 return None
             self._assert(holds, True)
         return tensor
+
+
+def _is_exact(number: int) -> bool:
+    return abs(number) <= _MAX_WHOLE
+
+
+def _full(number: Any) -> torch.Tensor:
+    """A tensor of a plain or a live number."""
+    value: Any = number if isinstance(number, Live) else float(number)
+    return torch.full((), value, dtype=torch.float64)
 
 
 def _has_value(tensor: torch.Tensor) -> bool:

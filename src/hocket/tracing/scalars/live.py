@@ -201,6 +201,8 @@ def _unary(function: Callable[..., Any]) -> Any:
 
 def _compared(function: Callable[..., Any]) -> Any:
     def compare(self: Any, other: Any) -> Any:
+        if isinstance(self, Live) and isinstance(other, Late):
+            return NotImplemented  # as above
         if isinstance(other, (int, float)):
             return self.tape.guard(function, self, other)
         if isinstance(other, numbers.Number) or (function in _ORDERS and isinstance(other, _NO_NUMBERS)):

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from hocket.pystate.origins import user_line
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.live import Live, wrap
 from hocket.tracing.scalars.plain import replace_by_plain
@@ -61,6 +62,8 @@ class Tape:
     closed: bool = False  # the recording is over, and live numbers that outlive it compute like plain ones
     reasons: Reasons = field(default_factory=Reasons, repr=False)  # reasons why the step cannot be captured
     follows: bool = True  # leaves are live. Otherwise each is a plain number that must be the same in later steps.
+    # the user's line of each guarded entry
+    lines: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
     _plain: list[Any] = field(default_factory=list)
     _known: dict[Any, int] = field(default_factory=dict)
     _guarded: set[Any] = field(default_factory=set)
@@ -137,7 +140,9 @@ class Tape:
             if _compiled(Tape(self.entries, self.leaves, [guard]))(leaves) is None:
                 sources = (self.leaves[leaf] for leaf in self.leaves_of(guard[0]))
                 names = ", ".join(sorted(getattr(source, "name", "in its batch") for source in sources))
-                return f"a number that it branches on, or hands to code that no plan follows, has changed ({names})"
+                what = f"a number that it branches on, or hands to code that no plan follows, has changed ({names})"
+                line = f" at {self.lines[guard[0]]}" if guard[0] in self.lines else ""
+                return f"{what}{line}: do that outside the step, and pass what it gives"
         return "a number has a value with which the plan was not compared with eager"
 
     @property
@@ -189,7 +194,7 @@ class Tape:
         """A tape that goes on where this closed one ended."""
         made = Tape(list(self.entries), list(self.leaves), list(self.guards), list(self.found), set(self.unproven))
         made.trusting = self.trusting
-        made.settled = set(self.settled)
+        made.settled, made.lines = set(self.settled), dict(self.lines)
         made._plain, made._known, made._guarded = list(self._plain), dict(self._known), set(self._guarded)
         return made
 
@@ -198,6 +203,7 @@ class Tape:
         if key not in self._guarded:
             self._guarded.add(key)
             self.guards.append((index, outcome))
+            self.lines.setdefault(index, user_line())
 
     def _value(self, operand: Any) -> Any:
         if isinstance(operand, TapeRef):
