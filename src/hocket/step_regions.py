@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import linecache
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -46,8 +47,10 @@ ATTEMPT_S, MODULE_S = 5.0, 0.05
 NUM_LOOKS = 3
 # Models, or parts of models, that a step may call by themselves.
 MAX_CALLED = 16
-# Words of code that may differentiate twice.
-TWICE = ("create_graph", "autograd.grad(", "autograd.functional", "autograd import")
+# A line of code that may differentiate twice. The wrapper and the base class of old programs do not.
+_TWICE = re.compile(
+    r"create_graph|autograd\.grad\(|autograd\.functional|autograd import (?!(Variable|Function)( as \w+)?\s*(#.*)?$)"
+)
 # Calls in which regions are searched for, and how many times longer than it was thought to take that may be.
 MAX_SEARCHED, MAX_OVERRUN = 600, 4.0
 
@@ -230,7 +233,7 @@ def _takes_gradients_itself(codes: Iterable[CodeType]) -> bool:
     """
     files = {code.co_filename for code in codes}
     texts = (linecache.getlines(file) for file in files if origin(file) in ("user", "library"))
-    return any(word in line for lines in texts for line in lines for word in TWICE)
+    return any(_TWICE.search(line) for lines in texts for line in lines)
 
 
 def _is_compiled(function: Any) -> bool:
