@@ -22,7 +22,7 @@ from hocket.errors import CaptureError, StaleCaptureError
 from hocket.heap import trim_heap
 from hocket.ir import Plan
 from hocket.tracing.captured import Captured
-from hocket.tracing.raising import OTHER_BRANCH
+from hocket.tracing.raising import is_other_branch
 from hocket.tracing.variants import in_form
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Auditor:
         self._doubted = None
         self.audit.ended(self._clock() - start, best.step_ms / 1e3)
         is_caught = bool(found.error) and executor.left_no_trace()  # by the user's step, which eager has made
-        if found.equal or is_caught or OTHER_BRANCH in found.error:
+        if found.equal or is_caught or is_other_branch((found.error,)):
             return result, None
         what = self._problem(found.error or f"{found.where} by {found.max_abs_diff:.3g}")
         return result, InexactError(what) if found.is_rounding else RefusedError(what)
@@ -95,7 +95,7 @@ class Auditor:
             except CaptureError as error:
                 return self._put_off(error, best, eager(batch), start)
         outcome = found[best.form]
-        if isinstance(outcome, str) and OTHER_BRANCH in outcome:
+        if is_other_branch((outcome,)):
             return result, None
         self._seen = seen = self._seen.and_sample(outcome)
         if not seen.holds and not seen.error and len(seen.samples) < MAX_SAMPLES:

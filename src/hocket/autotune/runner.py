@@ -25,7 +25,7 @@ from hocket.heap import trim_heap
 from hocket.ir import Plan
 from hocket.sinks import is_of_sink
 from hocket.tracing.captured import Captured
-from hocket.tracing.raising import OTHER_BRANCH, is_other_branch
+from hocket.tracing.raising import is_other_branch
 from hocket.tracing.variants import in_form
 
 log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class StepRunner:
             found, (self.result,) = verify(
                 captured, planned or executor, [batch], eager=self.eager, tolerance=tolerance
             )
-        if OTHER_BRANCH in found.error or (found.error and self._is_caught(executor)):
+        if is_other_branch((found.error,)) or (found.error and self._is_caught(executor)):
             raise StaleCaptureError(found.error)  # eager has made the step
         if found.equal or (tolerance and not found.error):
             self._proven.setdefault(captured, []).append(executor.plan)

@@ -59,23 +59,25 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class KnownState:
-    """The random state of the host and of the devices of tensors, and what optimizers have state of."""
+    """The random state of the host and of the devices of tensors, and which state optimizers have."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tensors: Iterable[torch.Tensor]) -> None:
-        self._keys = [(o, {p: set(s) for p, s in o.state.items() if isinstance(s, dict)}) for o in optimizers]
+        self._states = [(o, {p: (s, _entries_of(s)) for p, s in o.state.items()}) for o in optimizers]
         self._random = torch.get_rng_state()
         devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
         self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in sorted(devices)}
 
     def restore(self) -> None:
-        """Put the random state back, and forget state that was made since."""
-        for optimizer, known in self._keys:
-            for parameter, state in list(optimizer.state.items()):
-                if parameter not in known:
-                    del optimizer.state[parameter]
-                elif isinstance(state, dict):
-                    for key in set(state) - known[parameter]:
-                        del state[key]
+        """Put the random state back, forget state that was made since, and put back what was forgotten since."""
+        for optimizer, known in self._states:
+            for parameter in optimizer.state.keys() - known.keys():
+                del optimizer.state[parameter]
+            for parameter, (state, entries) in known.items():
+                now = optimizer.state.setdefault(parameter, state)
+                for key in _entries_of(now).keys() - entries.keys():
+                    del now[key]
+                for key in entries.keys() - _entries_of(now).keys():
+                    now[key] = entries[key]
         torch.set_rng_state(self._random)
         for device, state in self.random_cuda.items():
             torch.cuda.set_rng_state(state, device)
@@ -143,6 +145,10 @@ class Saved:
             yield gradient.name, None if tensor is None else tensor.detach()
         yield from ((entry.name, as_it_stands(entry.get())) for entry, _ in self._numbers)
         yield from ((f"closed over {place}", tensor.detach()) for place, (tensor, _) in enumerate(self._further))
+
+
+def _entries_of(state: Any) -> dict[Any, Any]:
+    return dict(state) if isinstance(state, dict) else {}
 
 
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -97,9 +97,10 @@ def test_on_threads_and_on_two_lanes(options):
     assert fast.verdict == "planned", fast.why
 
 
-def test_the_branch_that_was_recorded_may_be_the_rare_one():
-    """It is recorded again, and then planned for the other one."""
-    fast = ran(lambda: asking(QUESTIONS["isfinite"]), batches(range(8)), STEPS, planner="serial")
+@pytest.mark.parametrize("num_rare", [4, 5, 8])
+def test_the_branch_that_was_recorded_may_be_the_rare_one(num_rare):
+    """It is recorded again, also where no step of the other one was verified, and then planned for the other one."""
+    fast = ran(lambda: asking(QUESTIONS["isfinite"]), batches(range(num_rare)), STEPS, planner="serial")
     assert fast.verdict == "planned", fast.why
 
 
