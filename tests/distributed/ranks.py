@@ -127,7 +127,7 @@ class Ranks:
 
 
 def returned(function, world: int, *arguments: Any, timeout_s: float = 60.0) -> list[Any]:
-    """What all ranks of a job return that nothing happens to."""
+    """Return values of all ranks of a job that nothing happens to."""
     with Ranks(function, world, *arguments) as ranks:
         return ranks.returned(timeout_s)
 

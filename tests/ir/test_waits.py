@@ -1,4 +1,4 @@
-"""Which waits a plan needs: against brute force on random graphs and plans."""
+"""Waits that a plan needs: against brute force on random graphs and plans."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ OTHER_FACTOR = 0.9375
 
 @dataclass(frozen=True)
 class Distance:
-    """How far eager and a form are from the float64 value of one tensor or number."""
+    """Errors of eager and of a form against the float64 value of one tensor or number."""
 
     group: str  # what it is compared among
     scale: float  # its largest magnitude

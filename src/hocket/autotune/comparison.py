@@ -2,7 +2,7 @@
 
 Each contender runs four steps per round. The first of them is a warm-up and not counted, since caches and threads are
 as another contender left them. Beside other programs the warm-up is longer: until threads are spread over cores anew,
-which takes about a tenth of a second, steps are up to twenty times as slow. The confidence interval of the speedup
+which takes about a tenth of a second, steps are up to 16 times as slow. The confidence interval of the speedup
 (eager over the best plan) is computed from whole rounds, since steps in a row are slow together when another program
 runs. The comparison ends once the interval excludes 1. If it never does, the step stays eager.
 """

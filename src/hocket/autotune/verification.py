@@ -31,7 +31,7 @@ _PART = 2**16
 
 @dataclass(frozen=True)
 class Difference:
-    """How far two runs are apart."""
+    """The difference between two runs."""
 
     max_abs_diff: float  # the largest difference of any number
     relative: float  # the same, relative to the largest magnitude of its tensor

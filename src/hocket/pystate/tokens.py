@@ -48,7 +48,7 @@ def generator_state(value: Any) -> Any:
 
 
 def iterator_state(value: Any) -> tuple[Any, ...]:
-    """Where one of Python's own iterators stands. One that does not tell, or is in front of too many others, raises."""
+    """The position of one of Python's own iterators. One without, or in front of too many others, raises."""
     state = tuple(itertools.islice(_flat(value.__reduce__(), 0), MAX_PARTS + 1))
     if len(state) > MAX_PARTS:
         raise ValueError("an iterator of too many parts")

@@ -45,7 +45,7 @@ def test_parts_compute_together_what_the_joint_op_computes(wanted, paying):
 
 
 def net() -> tuple[Any, ...]:
-    """What a capture is given."""
+    """Arguments of a capture."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -27,7 +27,7 @@ _SLOWDOWN, _POWER, _LEVEL = 1.55, 0.72, 0.8
 
 
 def niceness(speedup: float) -> int:
-    """How far the compiler gives way to steps with this speedup over eager."""
+    """The level by which a compiler gives way to steps with this speedup over eager, from 0 to 19."""
     room = max(MAX_OVER_EAGER * speedup - 1, 0.01)
     level = math.log(room / _SLOWDOWN) / (_POWER * math.log(_LEVEL))
     return max(0, min(19, math.ceil(level)))
