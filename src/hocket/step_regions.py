@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from hocket.autotune.candidate import TunerConfig
-from hocket.autotune.comparison import speedup_text
+from hocket.autotune.comparison import expected_interval, speedup_text
 from hocket.autotune.decision import Decision
 from hocket.autotune.pool import VariantPool
 from hocket.autotune.turns import Turns
@@ -156,7 +156,7 @@ class StepRegions:
         result, took_s = self._timed(run, batch)
         found.note(took_s * 1e3)
         if found.is_over:
-            words = speedup_text(found.speedup, found.low, found.high)
+            words = speedup_text(found.speedup, expected_interval(found.low, found.high))
             if found.is_faster or not self._pool.config.guard:
                 self._run, self.is_final = self._planned, True
                 self._conclude("regions", words, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from hocket.autotune.comparison import (
     compare_steps,
     speedup_interval,
 )
+from hocket.autotune.decision import Decision
 from hocket.ir import Lane, Plan, Span, Timeline
 from hocket.reporting import lower_quartile
 
@@ -120,6 +122,14 @@ def test_steps_count_once_threads_have_settled(turn, settling_ms, counted):
     found, steps = compared(lambda name: next(turns), candidate("a"), settling_ms=settling_ms)
     assert set(found.eager_ms) == set(found.best.steps_ms) == counted
     assert steps["eager"] % len(turn) == 0
+
+
+def test_a_promise_is_wider_beside_other_programs():
+    alone = Decision("planned", "because", 2.0, 1.1, 2.2)
+    assert alone.promised == pytest.approx((1.0, 2.42))
+    assert replace(alone, cores_of_others=0.2).promised == alone.promised
+    assert replace(alone, cores_of_others=1.0, low=1.2, high=2.0).promised == pytest.approx((1.0, 2.4))
+    assert Decision("eager", "because", cores_of_others=1.0).promised is None
 
 
 def test_timelines_are_kept_where_ops_may_run_side_by_side():

@@ -80,7 +80,9 @@ class Decision:
     @property
     def promised(self) -> tuple[float, float] | None:
         """The interval of the speedup that other moments may have, too. None if no plan was timed."""
-        return None if self.low is None or self.high is None else expected_interval(self.low, self.high)
+        if self.low is None or self.high is None:
+            return None
+        return expected_interval(self.low, self.high, self.cores_of_others)
 
     @property
     def ahead(self) -> float:

@@ -26,7 +26,15 @@ from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import Admission
 from hocket.autotune.candidate import Candidate, TunerConfig
-from hocket.autotune.comparison import SETTLING_MS, StepComparison, compare_steps, release_wide, speedup_text, take_turn
+from hocket.autotune.comparison import (
+    SETTLING_MS,
+    StepComparison,
+    compare_steps,
+    expected_interval,
+    release_wide,
+    speedup_text,
+    take_turn,
+)
 from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
 from hocket.autotune.items import Item, TimedStep
@@ -313,13 +321,14 @@ class Tuner:
         reason = f"plan {best.plan.planner!r} on {len(best.plan.lanes)} lane(s)"
         if len(self.admission.forms) > 1:
             reason += f" by {best.form!r}"
+        others = self._cores_of_others()
+        expected = expected_interval(found.low, found.high, others)
         details = f"lower quartiles of {len(best.steps_ms)} steps each, in turns"
-        reason += f" takes {speedup_text(found.speedup, found.low, found.high, details)}"
+        reason += f" takes {speedup_text(found.speedup, expected, details)}"
         if not found.is_clear:
             reason += ": no difference"
         if apart is not None and best.executor is apart.executor:
             reason += f", with {len(interfering(found.co_runs))} pair(s) of ops kept apart that interfered"
-        others = self._cores_of_others()
         reason += _beside(others) + _because(cause)
         planned = found.is_clear and found.speedup > 1
         return Decision(
