@@ -28,7 +28,7 @@ def hands_on_an_array(state: Any, loss: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("between", [fills_a_window, hands_on_an_array])
 def test_a_refused_step_is_looked_at_again(between, monkeypatch, caplog):
-    monkeypatch.setattr(parted, "LOOK_AGAIN", SOON)
+    monkeypatch.setattr(parted, "LOOK_AGAIN", (SOON, 10))
 
     def make() -> Program:
         models = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 2)])
@@ -61,7 +61,7 @@ def step(batch):
 
 
 def test_plans_of_other_batches_stay(monkeypatch):
-    monkeypatch.setattr(parted, "LOOK_AGAIN", SOON)
+    monkeypatch.setattr(parted, "LOOK_AGAIN", (SOON, 10))
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     made: dict[str, Any] = {"model": model, "optimizer": optimizer}

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten
 from hocket.arguments import spreading
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.pool import MAX_STATES, VariantPool
+from hocket.autotune.searching import RefusedCalls
 from hocket.autotune.variant import Variant
 from hocket.errors import CaptureError
 from hocket.pystate.drawn import DrawnAhead, ways
@@ -42,8 +43,8 @@ _Parts = StepParts | DrawnAhead
 MAX_UNDIVIDED = 2
 # Times that a step is looked at from the beginning, since parts of it were exchanged.
 MAX_BEGUN = 4
-# Calls of a refused step after which it is looked at once more, and ten times as many the next time.
-LOOK_AGAIN = 1000
+# Calls of a refused step after which it is looked at once more, and the growth of this number.
+LOOK_AGAIN = (1000, 10)
 
 
 class LastResort(Protocol):
@@ -74,7 +75,7 @@ class PartedPool:
         self._num_begun = 1
         self._reasons: set[str] = set()  # kinds that were said
         self._last_resort: LastResort | None = None
-        self._num_refused, self._max_refused = 0, LOOK_AGAIN  # calls
+        self._refused_calls = RefusedCalls(*LOOK_AGAIN)
         self._begin()
 
     def _begin(self) -> None:
@@ -104,10 +105,9 @@ class PartedPool:
             self._begin()
         if self._middle is not None:
             return self._by_parts(self._middle, batch)
-        if self._is_eager_for_good:
-            self._num_refused += 1
-            if self._num_refused >= self._max_refused:
-                self._begin_again()
+        if self._is_eager_for_good and self._refused_calls.are_many():
+            self.close()  # it may be refused for what only begins so: a window that fills, or a cache
+            self._begin()
         result = self._whole(batch)
         is_news = self._whole.current.is_refused and self._whole.current is not self._told
         if self._is_open and (is_news or self._whole.num_states > MAX_UNDIVIDED):
@@ -161,12 +161,6 @@ class PartedPool:
         """True if no batch has a plan, nor a region, and the refusal was no error."""
         last = self._last_resort
         return last is not None and last.is_eager and not self._whole.has_plan and not self._asked.strict
-
-    def _begin_again(self) -> None:
-        """Look at the step once more: it may be refused for what only begins so, a window that fills, or a cache."""
-        self._num_refused, self._max_refused = 0, 10 * self._max_refused
-        self.close()
-        self._begin()
 
     def _divide(self, batch: Any) -> None:
         """Plan the middle from the next call on, where there is one."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from hocket.autotune.candidate import TunerConfig
 from hocket.autotune.decision import Decision
-from hocket.autotune.searching import CallsInARow
+from hocket.autotune.searching import RefusedCalls
 from hocket.autotune.variant import Variant
 from hocket.errors import StaleCaptureError
 from hocket.pystate.batches import unfolded
@@ -44,6 +44,9 @@ MAX_EASY = 4
 MIN_REPEATS = 3
 # Calls after which a step of which no variant could be captured is not looked at any more.
 MAX_REFUSED = 50
+# Calls in a row by a refused variant beside planned ones, after which it is forgotten, and the growth of this number.
+# It makes the calls of all states that no plan stands for, an evaluation's, say.
+FORGET_AFTER = (20, 2)
 # Signatures of which it is remembered how often they came.
 MAX_COUNTED = 1000
 # Variants whose lanes stay open: a few in any case, and more while all of them together keep little memory. To open
@@ -86,7 +89,7 @@ class VariantPool:
         self._direct: Any = None  # calls of the current variant that need nothing of Python
         self._has_plan = False  # some variant is captured
         self._num_refused = 0  # calls of refused variants, while none was ever captured
-        self._in_a_row = CallsInARow()  # of a refused variant
+        self._refused_calls = RefusedCalls(*FORGET_AFTER)
 
     def __call__(self, batch: Any) -> Any:
         """One training step."""
@@ -266,7 +269,7 @@ class VariantPool:
             if variant.captured is not None or variant.is_refused:  # one that was captured may differ from eager
                 self._has_plan = any(each.captured is not None for each in self._recent)
             self._num_refused += variant.is_refused and not self._has_plan
-            if self._in_a_row.are_many(variant.may_be_rare and self._has_plan):
+            if self._refused_calls.are_many(variant.may_be_rare and self._has_plan):
                 self._forget(variant)
             return result
         except StaleCaptureError:

@@ -12,8 +12,6 @@ from hocket.autotune.runner import InexactError
 
 # Steps with another branch, and within how many, for a step to be recorded again.
 MAX_BRANCHES, BRANCH_STEPS = 8, 64
-# Calls in a row by a refused variant beside planned ones, after which it is forgotten.
-MIN_IN_A_ROW = 20
 
 
 @dataclass
@@ -78,19 +76,21 @@ class OtherBranches:
         return True
 
 
-class CallsInARow:
-    """Calls in a row that are made by a refused variant, where others have plans.
+class RefusedCalls:
+    """Calls in a row that a refusal makes eager, which is doubted once they are many: its cause may have been rare.
 
-    It stands for all states that no plan stands for, and what it was refused for may be rare: an evaluation, say.
+    Args:
+        many: so many the first time.
+        growth: each later time there have to be as many times more.
     """
 
-    def __init__(self) -> None:
-        self._num, self._max = 0, MIN_IN_A_ROW
+    def __init__(self, many: int, growth: int) -> None:
+        self._num, self._many, self._growth = 0, many, growth
 
-    def are_many(self, is_one: bool) -> bool:
-        """Add a call. Return True if it is the last of many. Twice as many are many from then on."""
+    def are_many(self, is_one: bool = True) -> bool:
+        """Add a call, made so or not. Return True, and begin anew, if it is the last of many."""
         self._num = self._num + 1 if is_one else 0
-        if self._num < self._max:
+        if self._num < self._many:
             return False
-        self._num, self._max = 0, 2 * self._max
+        self._num, self._many = 0, self._growth * self._many
         return True
