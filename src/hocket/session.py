@@ -323,7 +323,7 @@ def schedule(
 
     Args:
         step: the user's own, unchanged, with any arguments and any result. What it does in Python before its first op
-            and after its last one runs as it is. Between them it may not print or ask a clock (see ``docs/eager.md``).
+            and after its last one runs as it is. Between them it may not ask a clock (see ``docs/eager.md``).
         model: the module it trains, or a list of modules.
         optimizer: the optimizer it steps, or a list of optimizers. None is needed for a step that updates by hand.
         planner: ``auto`` for every planner, or one of `hocket.planners()`.

@@ -54,15 +54,60 @@ def mix_up_by_a_function_after_zero_grad(model, optimizer, batches) -> Loop:
     return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
 
 
-@loop()
-def generator_of_torch_of_its_own(model, optimizer, batches) -> Loop:
-    generator = torch.Generator().manual_seed(7)
+@loop(planned=True)
+def generators_of_torch_of_their_own(model, optimizer, batches) -> Loop:
+    """One draws before the forward and one behind it, where another branch is undone and made again."""
+    noise, weights = (torch.Generator().manual_seed(seed) for seed in (7, 8))
 
     def step(batch):
         x, y = batch
-        return update(optimizer, F.cross_entropy(model(x + 0.1 * torch.randn(x.shape, generator=generator)), y))
+        out = model(x + 0.1 * torch.randn(x.shape, generator=noise))
+        losses = F.cross_entropy(out, y, reduction="none") * torch.empty(len(y)).uniform_(0.5, 1.5, generator=weights)
+        if losses.mean().item() > 2.0:
+            return None
+        return update(optimizer, losses.mean())
 
-    return Loop(step, model, optimizer, batches, lambda: {"generator": generator})
+    return Loop(step, model, optimizer, batches, lambda: {"noise": noise, "weights": weights})
+
+
+@loop()
+def generator_of_torch_made_in_the_step(model, optimizer, batches) -> Loop:
+    def step(batch):
+        x, y = batch
+        drawn = torch.randn(x.shape, generator=torch.Generator().manual_seed(len(x)))
+        return update(optimizer, F.cross_entropy(model(x + 0.1 * drawn), y))
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def generator_of_torch_in_a_forward() -> Loop:
+    """It draws in every second step, and between steps others draw from it and seed it."""
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.generator, self.num_calls = nn.Linear(8, 4), torch.Generator().manual_seed(3), 0
+
+        def forward(self, x):
+            self.num_calls += 1
+            if self.num_calls % 2:
+                x = x[torch.randperm(len(x), generator=self.generator)]
+            return self.inner(x)
+
+    model = Noisy()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(batch):
+        return update(optimizer, F.cross_entropy(model(batch[0]), batch[1]))
+
+    def batches(number):
+        if number % 10 == 9:
+            model.generator.manual_seed(number)
+        drawn = torch.randn(6, 8, generator=model.generator)
+        return drawn, torch.arange(6) % 4
+
+    return Loop(step, model, optimizer, batches, lambda: {"generator": model.generator})
 
 
 @loop(planned=True)

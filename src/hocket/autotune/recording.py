@@ -79,7 +79,7 @@ class StepRecorder:
         watch = self._watch
         further = watch.outputs
         self.names = watch.executed.names_now()
-        self.known = {*(place.identity for place in further), *watch.appended}
+        self.known = {*(place.identity for place in further), *watch.appended, *watch.torch_generators}
         self.signature = signature_of(self._places, batch)
         self.recorded = record_step(
             step,
@@ -92,6 +92,7 @@ class StepRecorder:
             follows=watch.executed.follows_numbers,
             settles=bool(watch.executed.strict),
             owned=watch.owned,
+            generators=tuple(watch.torch_generators.values()),
         )
         return self.recorded.result
 
@@ -116,6 +117,7 @@ def _judged(config: TunerConfig, seen: Watched, recorder: StepRecorder) -> Recor
     recorded = recorder.recorded
     trace = recorded.trace
     are_new = _note_leaves(config.leaves, recorded.leaves, seen)
+    are_new |= not recorder.known.issuperset(watch.torch_generators)
     guards = Guards(seen.before, watch, {} if trace is None else _effects(trace))
     if seen.findings:
         return RecordedForm(seen.result, guards, reason=in_words(seen.findings))

@@ -80,8 +80,8 @@ class RefusedCalls:
     """Calls in a row that a refusal makes eager, which is doubted once they are many: its cause may have been rare.
 
     Args:
-        many: so many the first time.
-        growth: each later time there have to be as many times more.
+        many: the number of calls that are many the first time.
+        growth: its factor from one time to the next.
     """
 
     def __init__(self, many: int, growth: int) -> None:

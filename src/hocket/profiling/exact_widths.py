@@ -30,7 +30,7 @@ from hocket.execution.process import forked
 from hocket.ir import Lane, Plan, synchronisation
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Action, Call, Slot, compile_action
-from hocket.tracing.saved_state import span
+from hocket.tracing.saved_state import generators_kept, span
 from hocket.tracing.scalars.tape import TapeRef
 
 # The trials of an op on further values produce at least this many numbers together, in at most this many trials.
@@ -97,7 +97,7 @@ def _scratch(captured: Captured) -> Iterator[tuple[list[Any], list[Any]]]:
     """The slots and numbers of a step on copies. Generators and the number of threads are as before afterwards."""
     threads = torch.get_num_threads()
     calls = [call for action in captured.program.actions for call in action.calls]
-    with torch.random.fork_rng(devices=()), below_autograd(), _generators_kept(calls):
+    with generators_kept(_generators_of(calls)), below_autograd():
         frame = captured.rehearse()
         try:
             yield frame.values, frame.numbers
@@ -105,16 +105,10 @@ def _scratch(captured: Captured) -> Iterator[tuple[list[Any], list[Any]]]:
             torch.set_num_threads(threads)
 
 
-@contextmanager
-def _generators_kept(calls: Iterable[Call]) -> Iterator[None]:
-    """Let the generators that calls are given be as before afterwards."""
+def _generators_of(calls: Iterable[Call]) -> list[torch.Generator]:
+    """The generators that calls are given."""
     leaves = tree_leaves([(call.args, call.kwargs) for call in calls])
-    states = [(leaf, leaf.get_state()) for leaf in leaves if isinstance(leaf, torch.Generator)]
-    try:
-        yield
-    finally:
-        for generator, state in states:
-            generator.set_state(state)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
 
 
 def _in_order(captured: Captured) -> Iterator[tuple[Action, tuple[int, ...]]]:
@@ -182,7 +176,7 @@ def _outcome(
         inputs[slot] = copy
     torch.set_num_threads(width)
     try:
-        with torch.random.fork_rng(devices=(), enabled=_draws(action)), _generators_kept(action.calls):
+        with generators_kept(_generators_of(action.calls)):
             run(inputs, numbers)
     except Exception:  # noqa: BLE001  # whatever a kernel says of values that are not its own
         return None
@@ -190,10 +184,6 @@ def _outcome(
     if any(call.func._schema.is_mutable for call in action.calls if hasattr(call.func, "_schema")):
         changed += [inputs[slot] for slot in action.reads]
     return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
-
-
-def _draws(action: Action) -> bool:
-    return any(torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ()) for call in action.calls)
 
 
 def _copies(values: Mapping[int, Any], trial: int) -> dict[int, Any] | None:

@@ -77,6 +77,8 @@ class PurityWatch:
         self.appended: dict[int, AppendedList] = {}  # lists that the step appends to, by identity
         self.owned: frozenset[int] = frozenset()  # addresses of the lists and dicts that the step that runs has found
         self.generators: dict[int, Any] = {}  # of Python's and numpy's, those that the step has drawn from
+        # of torch's on the host, those that have moved in a step. A recording sees which ops draw from them.
+        self.torch_generators: dict[int, torch.Generator] = {}
         self._last: Reachable | None = None
         self._numbers_set: dict[Any, Any] = {}
         self._looks_at_lists = False
@@ -187,6 +189,9 @@ class PurityWatch:
         for change in self.note_moving(differences(before, after), before):
             if change.place.kind == "setting" and is_a(generator_of(change.place.owner), GENERATORS):
                 continue  # it is a change of its state, too
+            if change.place.kind == "state" and _is_torch_generator(change.place.owner):
+                self.torch_generators[id(change.place.owner)] = change.place.owner
+                continue
             if (found := _appended(change, before, after)) is not None:
                 self.appended[id(change.place.owner)] = found
             elif self._counts(change):
@@ -215,6 +220,10 @@ class PurityWatch:
 
     def _is_known(self, place: Place) -> bool:
         return any(place.identity in known for known in (self.rebound, self.moving, self.written))
+
+
+def _is_torch_generator(owner: Any) -> bool:
+    return is_a(owner, torch.Generator) and owner.device.type == "cpu"
 
 
 def _appended(change: Change, before: Reachable, after: Reachable) -> AppendedList | None:

@@ -24,6 +24,7 @@ from hocket.heap import HeapTrimmer, trim_heap
 from hocket.tracing.captured import Captured
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.recording.op_arguments import written_arguments
+from hocket.tracing.saved_state import RandomStates
 from hocket.tracing.scalars.tape import TapeRef
 from hocket.tracing.sources import BatchLeaf, Memory
 from hocket.tracing.spill import ValueMemory
@@ -95,7 +96,7 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
         raise CaptureError(SHARED)
     slot_of = captured.lowered.slot_of
     dtypes = {slot: v.dtype for n, slot in slot_of.items() if isinstance(v := n.meta.get("val"), torch.Tensor)}
-    random = torch.get_rng_state()
+    random = RandomStates(captured.trace.places.generators)
     calls, uses, kept = _uses(captured)
     memory, heap = ValueMemory(limit_bytes, uses), HeapTrimmer(int(min(MAX_UNTRIMMED_BYTES, limit_bytes)))
     values: dict[int, Any] = {}
@@ -124,7 +125,7 @@ def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit
         memory.close()
         raise
     finally:
-        torch.set_rng_state(random)
+        random.restore()
         trim_heap()
     places = {source: values[slot] for slot, source in captured.inputs if type(source) is not BatchLeaf}
     places |= {entry: values[slot] for entry, slot in captured.rebound}

@@ -87,7 +87,7 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "draws from a generator": (
         "{subject} at {line} draws from a generator of its own",
-        "use torch's default generator",
+        "use torch's default one, or for hocket.schedule one that was made before the step",
     ),
     "moves memory": (
         "{subject} at {line} changes the memory of a tensor in place; a captured step needs fixed memory",

@@ -31,7 +31,7 @@ from hocket.tracing.recording.function_recorder import FunctionRecorder, python_
 from hocket.tracing.recording.module_tracker import ModuleTracker
 from hocket.tracing.recording.op_recorder import Note, OpRecorder
 from hocket.tracing.recording.trace import Trace, UpdateCall
-from hocket.tracing.saved_state import copies_of
+from hocket.tracing.saved_state import copies_of, generators_kept
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import wrap
 from hocket.tracing.sources import BatchLeaf, Entry
@@ -58,7 +58,8 @@ def has_images(captured: Captured) -> bool:
 def rerecorded(captured: Captured, rewrites: Collection[str]) -> Captured:
     """The captured step in another form, or a `CaptureError` if an op cannot be run in it."""
     devices = sorted({kind.device.index for kind in captured.trace.kinds.values() if kind and kind.device.index})
-    with alone(), torch.random.fork_rng(devices), torch.no_grad():
+    kept = generators_kept(captured.trace.places.generators)
+    with alone(), torch.random.fork_rng(devices), kept, torch.no_grad():
         again = _Again(captured, frozenset(rewrites))
         try:
             trace = again.run()
@@ -91,7 +92,7 @@ class _Again:
         self.last = CHANNELS_LAST in rewrites
         self.where = _Where()
         self.tape = captured.trace.tape.reopened()
-        self.ops = OpRecorder(self.where, self.tape)
+        self.ops = OpRecorder(self.where, self.tape, generators=captured.trace.places.generators)
         self.values: dict[fx.Node, Any] = {}
         self.numbers = self.trace.tape.evaluate(self.trace.tape.found)
         if self.numbers is None:

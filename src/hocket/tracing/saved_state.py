@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -58,12 +59,38 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     return begin, begin + int(reach) + 1
 
 
+class RandomStates:
+    """The states of torch's default generator of the host and of further ones."""
+
+    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
+        self._states = [(each, each.get_state()) for each in (torch.default_generator, *generators)]
+
+    def restore(self) -> None:
+        """Put all states back."""
+        for generator, state in self._states:
+            generator.set_state(state)
+
+    def are_those_of_now(self) -> bool:
+        """True if no generator has moved since."""
+        return all(torch.equal(state, generator.get_state()) for generator, state in self._states)
+
+
+@contextmanager
+def generators_kept(generators: Sequence[torch.Generator] = ()) -> Iterator[None]:
+    """Let torch's default generator of the host and these ones be as before afterwards."""
+    states = RandomStates(generators)
+    try:
+        yield
+    finally:
+        states.restore()
+
+
 class KnownState:
     """The random state of the host and of the devices of tensors, and which state optimizers have."""
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], tensors: Iterable[torch.Tensor]) -> None:
-        self._states = [(o, {p: (s, _entries_of(s)) for p, s in o.state.items()}) for o in optimizers]
-        self._random = torch.get_rng_state()
+    def __init__(self, places: Inventory, tensors: Iterable[torch.Tensor]) -> None:
+        self._states = [(o, {p: (s, _entries_of(s)) for p, s in o.state.items()}) for o in places.optimizers]
+        self._random = RandomStates(places.generators)
         devices = {tensor.device.index for tensor in tensors if tensor.device.type == "cuda"}
         self.random_cuda = {device: torch.cuda.get_rng_state(device) for device in sorted(devices)}
 
@@ -78,7 +105,7 @@ class KnownState:
                     del now[key]
                 for key in entries.keys() - _entries_of(now).keys():
                     now[key] = entries[key]
-        torch.set_rng_state(self._random)
+        self._random.restore()
         for device, state in self.random_cuda.items():
             torch.cuda.set_rng_state(state, device)
 
@@ -106,7 +133,7 @@ class Saved:
         known = {id(tensor) for _, tensor, _ in (*self._entries, *self._gradients)}
         self._further = [(tensor, tensor.detach().clone()) for tensor in further if id(tensor) not in known]
         self.lists = [(each, each.content()) for each in lists]
-        self._known = KnownState(places.optimizers, (tensor for _, tensor, _ in self._entries))
+        self._known = KnownState(places, (tensor for _, tensor, _ in self._entries))
 
     def restore(self) -> None:
         """Put every value back into the same tensors, and forget state that was made since."""

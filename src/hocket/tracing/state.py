@@ -38,6 +38,7 @@ class Inventory:
     # those of `parameters` that belong to no model and no optimizer. The step gives them gradients.
     leaves: list[Entry] = field(default_factory=list)
     paths: dict[nn.Module, str] = field(default_factory=dict)  # the path of each module
+    generators: tuple[torch.Generator, ...] = ()  # of torch's, on the host, those that the step draws from
     # the dicts of those that count in ``_hocket_version`` how often something changed that no tensor shows (fused
     # models do, and their optimizers: a model left, came, or is frozen)
     versioned: list[dict[str, Any]] = field(default_factory=list)
@@ -49,7 +50,7 @@ class Inventory:
     def again(self, leaves: Sequence[Entry] | None = None) -> Inventory:
         """The places of the same models and optimizers as they are now, and of the leaves."""
         kept = self.leaves if leaves is None else leaves
-        return inventory(self.models, self.optimizers, self.further, self.follows, kept)
+        return inventory(self.models, self.optimizers, self.further, self.follows, kept, self.generators)
 
     def versions(self) -> tuple[int, ...]:
         return tuple([attributes["_hocket_version"] for attributes in self.versioned])
@@ -163,17 +164,20 @@ def inventory(
     further: Sequence[Place] = (),
     follows: bool = True,
     leaves: Sequence[Entry] = (),
+    generators: Sequence[torch.Generator] = (),
 ) -> Inventory:
     """List every place that belongs to `model` and `optimizer` (each one object or a list), and the `further` ones.
 
     Without `follows`, a number at a further place is a value like any other. `leaves` are trainable tensors that are
-    neither the models' nor the optimizers'.
+    neither the models' nor the optimizers', and `generators` those of torch's, besides the default one, that the step
+    draws from.
 
     Raises:
         InputError: something that is not a module or not an optimizer.
     """
     given = as_tuple(optimizer, torch.optim.Optimizer, "optimizer")
-    found = Inventory(as_tuple(model, nn.Module, "model"), tuple(map(_inner, given)), tuple(further), follows)
+    models, optimizers = as_tuple(model, nn.Module, "model"), tuple(map(_inner, given))
+    found = Inventory(models, optimizers, tuple(further), follows, generators=tuple(generators))
     found._add_models()
     found._add_optimizers()
     known = {id(entry.get()) for entry in found.parameters}

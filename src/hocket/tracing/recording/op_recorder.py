@@ -10,7 +10,7 @@ functions with Python arguments.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,6 +77,7 @@ class OpRecorder(TorchDispatchMode):
         tape: of the step's numbers. The recorder shares its reasons.
         plain_numbers: puts plain numbers in the places of live ones while its block lasts.
         effects_now: returns the values that the step has put in places of Python's so far.
+        generators: those besides torch's default one that ops may draw from.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class OpRecorder(TorchDispatchMode):
         tape: Tape,
         plain_numbers: Callable[[], AbstractContextManager[None]] = nullcontext,
         effects_now: Callable[[], dict[Any, Any]] = dict,
+        generators: Sequence[torch.Generator] = (),
     ) -> None:
         super().__init__()
         self.where = where
@@ -118,7 +120,8 @@ class OpRecorder(TorchDispatchMode):
         self.undoes = False  # `undo` is called after the step. Without, only single numbers are saved.
         # storages from outside that the step has written, by address, with copies of what they held
         self.saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._random_state = _random_state()
+        self.generators = tuple(generators)
+        self._random_state = self._random_states()
         self._heap = HeapTrimmer()
 
     # -------------------------------------------------------------------------------------- before and after a step
@@ -181,7 +184,7 @@ class OpRecorder(TorchDispatchMode):
     def refuse_rewound(self, before: str) -> None:
         """Note a reason if the random state is not what the last random op left: a graph cannot hold that."""
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            if not all(map(torch.equal, _random_state(), self._random_state)):
+            if not all(map(torch.equal, self._random_states(), self._random_state)):
                 self.reasons.add("sets random state", line=before)
 
     # ---------------------------------------------------------------------------------------------- during a step
@@ -238,7 +241,7 @@ class OpRecorder(TorchDispatchMode):
         with nullcontext() if is_torchs else self._plain_numbers():  # which a kernel of the user's reads in every step
             result = func(*args, **kwargs)
         if random:
-            self._random_state = _random_state()
+            self._random_state = self._random_states()
         if phase == "forward":
             self.where.ran(layer)
         single = [result] if isinstance(result, torch.Tensor) else []
@@ -339,10 +342,20 @@ class OpRecorder(TorchDispatchMode):
         name = func._schema.name
         if name in _MOVES_MEMORY:
             self.reasons.add("moves memory", name)
-        elif kwargs.get("generator") is not None:
+        elif not self._is_followed(kwargs.get("generator")):
             self.reasons.add("draws from a generator", name)
         elif shaped_by_values(func, args, kwargs) and not self._is_shape_known(func, args, kwargs):
             self.reasons.add("makes a shape of values", name)
+
+    def _is_followed(self, generator: torch.Generator | None) -> bool:
+        """True of generators whose state is known. An op is given another object of the same generator."""
+        known = (torch.default_generator, *self.generators)
+        return generator is None or any(generator._cdata == each._cdata for each in known)  # type: ignore[attr-defined]
+
+    def _random_states(self) -> list[torch.Tensor]:
+        with _disable_current_modes():
+            states = [each.get_state() for each in (torch.default_generator, *self.generators)]
+            return states + torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else states
 
     def _is_shape_known(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Return True if the shape of the op's result follows from the batch. Later batches must have the same."""
@@ -366,9 +379,3 @@ def _fake(layout: Any, made: dict[_Layout, Any]) -> Any:
         shape, stride, dtype, device = layout
         made[layout] = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     return None if layout is None else made[layout]
-
-
-def _random_state() -> list[torch.Tensor]:
-    with _disable_current_modes():
-        states = [torch.get_rng_state()]
-        return states + torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else states

@@ -33,6 +33,7 @@ from hocket.pystate.handlers import may_catch
 from hocket.pystate.origins import user_line
 from hocket.tracing.raising import OTHER_BRANCH
 from hocket.tracing.recording.op_recorder import OpRecorder
+from hocket.tracing.saved_state import RandomStates
 from hocket.tracing.scalars.late import LateTape
 from hocket.tracing.scalars.live import Late, Live, plain_of
 from hocket.tracing.scalars.tape import TapeRef
@@ -143,7 +144,8 @@ class Outcomes:
         """All that was written and drawn so far is kept in each step."""
         self._replaced |= dict.fromkeys(each for each, value in self._gradients if each.get() is value)
         if self._draws or self._written or self._replaced:
-            self.undo = Undo(tuple(self._written), self._draws, tuple(self._replaced))
+            generators = self.ops.generators if self._draws else None
+            self.undo = Undo(tuple(self._written), generators, tuple(self._replaced))
 
     def _can_be_undone(self) -> bool:
         """True if all that the step has written and drawn so far can be kept in each step."""
@@ -231,7 +233,8 @@ class Undo:
     """The places and draws to keep in each step (see `hocket.tracing.recording.outcomes`)."""
 
     written: tuple[Any, ...]  # places of tensors that are written before the last branch
-    draws: bool  # random numbers are drawn before it
+    # that numbers may be drawn from before it, besides torch's default one. None where no numbers are.
+    generators: tuple[torch.Generator, ...] | None
     # those exchanged for others after the first branch. A planned step drops them when it begins.
     gradients: tuple[Gradient, ...]
 
@@ -240,7 +243,7 @@ class Undo:
         tensors = [value_now(source) for source in self.written]
         return Kept(
             [(tensor, tensor.detach().clone()) for tensor in tensors if isinstance(tensor, torch.Tensor)],
-            torch.get_rng_state() if self.draws else None,
+            None if self.generators is None else RandomStates(self.generators),
             [(gradient, gradient.get()) for gradient in self.gradients],
         )
 
@@ -250,7 +253,7 @@ class Kept:
     """Contents from before a step."""
 
     tensors: list[tuple[torch.Tensor, torch.Tensor]]  # tensors, each with its content
-    random_state: torch.Tensor | None  # of the default generator
+    random: RandomStates | None
     gradients: list[tuple[Gradient, Any]]  # gradients, each with its tensor
 
     def put_back(self) -> None:
@@ -258,7 +261,7 @@ class Kept:
         with torch.no_grad():
             for tensor, content in self.tensors:
                 tensor.copy_(content)
-        if self.random_state is not None:
-            torch.set_rng_state(self.random_state)
+        if self.random is not None:
+            self.random.restore()
         for gradient, value in self.gradients:
             gradient.set(value)

@@ -69,6 +69,7 @@ def record_step(
     settles: bool = False,
     undoes: bool = False,
     owned: Collection[int] = (),
+    generators: Sequence[torch.Generator] = (),
 ) -> Recorded:
     """Run ``step(batch)`` once and record it.
 
@@ -86,8 +87,9 @@ def record_step(
         undoes: put all tensors that the step wrote, gradients, numbers and random state back when it is over. The step
             ends where it does what a graph cannot hold.
         owned: addresses of lists and dicts that outlive the step. Where it returns one, a planned step returns it, too.
+        generators: of torch's, besides the default one, on the host, that the step may draw from.
     """
-    places = inventory(model, optimizer, further, follows, leaves)
+    places = inventory(model, optimizer, further, follows, leaves, generators)
     recording = _Recording(places, batch, appended, live_leaves, undoes, owned)
     recording.tape.follows = not settles
     for leaf in recording.leaves:
@@ -139,7 +141,7 @@ class _Recording:
         self.keys = places.state_keys()
         self.updates: list[UpdateCall] = []
         self.outside = OutsideLeaves(self.leaves, self.before)
-        self.known = KnownState(places.optimizers, self.tensors)
+        self.known = KnownState(places, self.tensors)
 
     def _refuse(self, kind: str, subject: str, where: Entry | None) -> None:
         """Note a reason with the line of the step that writes a place, or that returns."""
@@ -154,7 +156,7 @@ class _Recording:
         self.step, self.line = step, step_line(step)
         where = ModuleTracker(self.places.paths, self.places.optimizers)
         plain_numbers = partial(self.numbers.plain, partial(self.reasons.add, "counts in an op"))  # a plan runs the op
-        ops = OpRecorder(where, self.tape, plain_numbers, self._effects_now)
+        ops = OpRecorder(where, self.tape, plain_numbers, self._effects_now, self.places.generators)
         ops.undoes = self.undoes
         for source, tensor in zip(self.sources, self.tensors, strict=True):
             node = ops.add_source(source, tensor)
