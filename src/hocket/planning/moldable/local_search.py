@@ -53,8 +53,7 @@ def improve(instance: Instance, start: Sequence[Placement], *, budget_s: float, 
         return trial.best
     rng = random.Random(seed)
     if len(start) <= SMALL:
-        annealed = anneal(instance, trial.best, deadline=deadline, rng=rng)
-        return min(trial.best, annealed, key=makespan_us)
+        return min(trial.best, anneal(instance, trial.best, deadline=deadline, rng=rng), key=makespan_us)
     _climb(instance, trial, deadline, rng)
     return trial.best
 

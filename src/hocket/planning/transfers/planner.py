@@ -113,8 +113,7 @@ class Transfers(Planner):
         return best
 
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
-        made = ListScheduler().compute_plan(graph, costs, machine, earliest_us)
-        return replace(made, planner=self.name)
+        return replace(ListScheduler().compute_plan(graph, costs, machine, earliest_us), planner=self.name)
 
     def _candidates(
         self, receives: Receives, graph: Graph, costs: Costs, machine: Machine
