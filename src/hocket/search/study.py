@@ -190,8 +190,7 @@ class StudyClient:
 
     def _fixed(self, trial: Any) -> dict[str, Any]:
         """The parameters that a trial was enqueued with."""
-        found: dict[str, Any] = self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {})
-        return found
+        return self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {})
 
     def _propose(self, trial: Any) -> str | None:
         """Let the sampler suggest each parameter that a trial does not have."""
@@ -337,8 +336,7 @@ def begun(study: optuna.Study, owner: str) -> int:
         except optuna.exceptions.UpdateFinishedTrialError:
             continue
     mine = optuna.trial.create_trial(state=states.RUNNING, user_attrs={OWNER: owner})
-    created: int = storage.create_new_trial(study._study_id, template_trial=mine)
-    return created
+    return storage.create_new_trial(study._study_id, template_trial=mine)
 
 
 def is_owned(trial: Any, owner: str) -> bool:
