@@ -178,7 +178,7 @@ class StudyClient:
             error = self._propose(trial)
             self._asked += 1
             self._reported[trial.number] = 0
-            for name in self._fixed(trial):
+            for name in self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {}):
                 if name not in trial.params:
                     self.say(f"trial {trial.number} was enqueued with {name!r}, which is not in the space")
             return trial.number, self.params_of(trial), error
@@ -187,10 +187,6 @@ class StudyClient:
         """A trial's parameters, as they are in the space."""
         known: dict[str, dict[Any, Any]] = self._meanings
         return {name: known.get(name, {}).get(value, value) for name, value in trial.params.items()}
-
-    def _fixed(self, trial: Any) -> dict[str, Any]:
-        """The parameters that a trial was enqueued with."""
-        return self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {})
 
     def _propose(self, trial: Any) -> str | None:
         """Let the sampler suggest each parameter that a trial does not have."""
