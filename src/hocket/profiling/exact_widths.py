@@ -129,10 +129,9 @@ def _kind_of(action: Action, values: Sequence[Any], numbers: Sequence[Any]) -> H
     """The kernels of an action, and the shapes, layouts and numbers that they get."""
     own = {slot for call in action.calls for slot in call.outs.values()}
     inputs = [(slot if slot in own else _seen(values[slot])) for call in action.calls for slot in call.reads]
-    constants = [
-        numbers[leaf.index] if isinstance(leaf, TapeRef) else _constant(leaf)
-        for leaf in tree_leaves([(call.args, call.kwargs) for call in action.calls])
-    ]
+    leaves = tree_leaves([(call.args, call.kwargs) for call in action.calls])
+    constants = [numbers[leaf.index] if isinstance(leaf, TapeRef) else leaf for leaf in leaves]
+    constants = [type(leaf) if isinstance(leaf, (Slot, torch.Generator)) else leaf for leaf in constants]
     return tuple(str(call.func) for call in action.calls), repr(inputs), repr(constants), action.grad_mode
 
 
@@ -140,10 +139,6 @@ def _seen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.stride() if value.layout == torch.strided else value.layout
     return [_seen(each) for each in value] if isinstance(value, (list, tuple)) else type(value)
-
-
-def _constant(leaf: Any) -> Any:
-    return type(leaf) if isinstance(leaf, (Slot, torch.Generator)) else leaf
 
 
 def _is_exact(
@@ -182,7 +177,8 @@ def _outcome(
         inputs[slot] = copy
     torch.set_num_threads(width)
     try:
-        with torch.random.fork_rng(devices=(), enabled=_draws(action)), _generators_kept(action.calls):
+        draws = any(torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ()) for call in action.calls)
+        with torch.random.fork_rng(devices=(), enabled=draws), _generators_kept(action.calls):
             run(inputs, numbers)
     except Exception:  # noqa: BLE001  # whatever a kernel says of values that are not its own
         return None
@@ -190,10 +186,6 @@ def _outcome(
     if any(call.func._schema.is_mutable for call in action.calls if hasattr(call.func, "_schema")):
         changed += [inputs[slot] for slot in action.reads]
     return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
-
-
-def _draws(action: Action) -> bool:
-    return any(torch.Tag.nondeterministic_seeded in getattr(call.func, "tags", ()) for call in action.calls)
 
 
 def _copies(values: Mapping[int, Any], trial: int) -> dict[int, Any] | None:
