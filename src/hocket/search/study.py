@@ -91,7 +91,9 @@ class StudyClient:
         self._optuna = load_optuna()
         if not isinstance(study, self._optuna.Study):
             raise InputError(f"study: expected an optuna.Study, got a value of type {type(study).__name__}")
-        for name, distribution in ({} if space is None else checked_space(space)).items():
+        if space is not None and (not isinstance(space, Mapping) or not space):
+            raise InputError(f"space: expected a dict of Optuna's distributions by name, got {space!r}")
+        for name, distribution in (space or {}).items():
             if not isinstance(distribution, self._optuna.distributions.BaseDistribution):
                 raise InputError(f"space: {name}: expected one of optuna.distributions, got {distribution!r}")
         with _storage_errors(study.study_name):
@@ -285,13 +287,6 @@ def is_exhausted(sampler: Any, study: Any) -> bool:
     tree = brute_force._TreeNode()
     sampler._populate_tree(tree, begun_, {})
     return bool(begun_) and not tree.is_any_expandable(exclude_running=True)
-
-
-def checked_space(space: Any) -> Mapping[str, Any]:
-    """A space, which must be a dict that is not empty."""
-    if not isinstance(space, Mapping) or not space:
-        raise InputError(f"space: expected a dict of Optuna's distributions by name, got {space!r}")
-    return space
 
 
 @contextmanager
