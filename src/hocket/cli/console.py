@@ -56,12 +56,12 @@ def prints_aside() -> Iterator[None]:
         os.close(kept)
 
 
-def emit(args: Namespace, document: dict[str, Any], *tables: Any) -> None:
+def emit(args: Namespace, document: dict[str, Any], *tables: Any, to_stderr: bool = False) -> None:
     """Print the result of a verb in the format of the arguments: `document`, or `tables`."""
     if args.format == "json":
         print_json(document)
     else:
-        print_tables(*tables)
+        print_tables(*tables, to_stderr=to_stderr)
 
 
 def print_json(document: dict[str, Any]) -> None:

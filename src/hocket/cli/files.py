@@ -11,7 +11,7 @@ from typing import Any
 
 from hocket.cache_folder import CHECKSUM_SUFFIX, KINDS, LOCK, cached, remove
 from hocket.checking import check
-from hocket.cli.console import Bar, UsageError, emit, note, print_json, print_tables, table
+from hocket.cli.console import Bar, UsageError, emit, note, print_json, table
 from hocket.errors import InputError, PlanError
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from hocket.ir._fields import read_file, write_text
@@ -41,23 +41,13 @@ def plan_verb(args: Namespace) -> None:
         limits = bounds(graph, costs, machine)
     if target is not None:
         write_text(target, str(made))
-    if args.format == "json":
-        path = {} if target is None else {"path": str(target)}
-        print_json(
-            {
-                "planner": made.planner,
-                "lanes": len(made.lanes),
-                "predicted_us": timeline.makespan_us,
-                **_limits(limits, timeline),
-                **path,
-                "plan": str(made),
-            }
-        )
-        return
-    if target is None:
+    path = {} if target is None else {"path": str(target)}
+    times = {"predicted_us": timeline.makespan_us, **_limits(limits, timeline)}
+    document = {"planner": made.planner, "lanes": len(made.lanes), **times, **path, "plan": str(made)}
+    if target is None and args.format == "table":
         print(made, end="", flush=True)
     found = _limits_table("prediction", limits, timeline)
-    print_tables(plan_table(graph, made), found, *written(target), to_stderr=True)
+    emit(args, document, plan_table(graph, made), found, *written(target), to_stderr=True)
 
 
 def check_verb(args: Namespace) -> None:
@@ -87,19 +77,17 @@ def simulate_verb(args: Namespace) -> None:
         timeline.save(target)
     if trace is not None:
         write_trace(trace, {"simulated": timeline}, graph)
-    if args.format == "json":
-        document: dict[str, Any] = {
-            "makespan_us": timeline.makespan_us,
-            "utilisation": timeline.utilisation,
-            "lanes": [use._asdict() for use in lane_uses(timeline)],
-            **_limits(limits, timeline),
-            "notes": misfits,
-        }
-        document |= {name: str(path) for name, path in (("timeline", target), ("trace", trace)) if path is not None}
-        print_json(document)
-        return
-    print_tables(timeline_table(timeline), _limits_table("bounds", limits, timeline), *written(target, trace))
-    for text in misfits:
+    document: dict[str, Any] = {
+        "makespan_us": timeline.makespan_us,
+        "utilisation": timeline.utilisation,
+        "lanes": [use._asdict() for use in lane_uses(timeline)],
+        **_limits(limits, timeline),
+        "notes": misfits,
+    }
+    document |= {name: str(path) for name, path in (("timeline", target), ("trace", trace)) if path is not None}
+    tables = timeline_table(timeline), _limits_table("bounds", limits, timeline)
+    emit(args, document, *tables, *written(target, trace))
+    for text in misfits if args.format == "table" else ():
         note(text)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.checking import check
-from hocket.cli.console import Bar, UsageError, print_json, print_tables, table
+from hocket.cli.console import Bar, UsageError, emit, table
 from hocket.cli.files import output_file, output_folder, written
 from hocket.cli.targets import wait_policy, working
 from hocket.errors import InputError
@@ -79,13 +79,11 @@ def partition_verb(args: Namespace) -> None:
         paths = write_report(folder, Report(title="Parts", graph=graph, plan=plan, costs=costs, timelines=timelines))
         write_text(folder / "parts.svg", parts_svg(graph, plan, costs, title="Parts"))
         page = paths["index.html"]
-    if args.format == "json":
-        files = {name: str(path) for name, path in (("path", target), ("report", page)) if path is not None}
-        print_json({**_document(found, peaks_bytes), **files, "plan": str(plan)})
-        return
-    if target is None:
+    files = {name: str(path) for name, path in (("path", target), ("report", page)) if path is not None}
+    document = {**_document(found, peaks_bytes), **files, "plan": str(plan)}
+    if target is None and args.format == "table":
         print(plan, end="", flush=True)
-    print_tables(*_tables(found, peaks_bytes), *written(target, page), to_stderr=target is None)
+    emit(args, document, *_tables(found, peaks_bytes), *written(target, page), to_stderr=target is None)
 
 
 def _is_graph(words: str) -> bool:

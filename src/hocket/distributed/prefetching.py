@@ -107,13 +107,8 @@ def prefetch(fsdp_model: torch.nn.Module, *, memory_bytes: int) -> Prefetching:
     units: dict[str, Any] = {n: module for n, module in fsdp_model.named_modules() if isinstance(module, FSDPModule)}
     own = {name: {id(p): p for p in module.parameters()} for name, module in units.items()}
     sizes = {}
-    for name, module in units.items():
-        inner = {
-            key for other, each in units.items() if each is not module and _is_in(other, name) for key in own[other]
-        }
+    for name in units:
+        within = f"{name}." if name else ""
+        inner = {key for other in units if other != name and other.startswith(within) for key in own[other]}
         sizes[name] = sum(p.numel() * p.element_size() for key, p in own[name].items() if key not in inner)
     return Prefetching(units, sizes, memory_bytes)
-
-
-def _is_in(name: str, outer: str) -> bool:
-    return not outer or name.startswith(f"{outer}.")

@@ -35,7 +35,7 @@ from hocket.fusion.one_by_one import one_by_one
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.programs import MAX_PROGRAMS, Bounded, Programs, Unfused, World
 from hocket.fusion.rules.base import is_watched
-from hocket.fusion.stacked import Stacked, as_tensors
+from hocket.fusion.stacked import Stacked, as_tensors, unwrap
 from hocket.fusion.steps import Settings, warn_without_rule
 from hocket.fusion.store import Snapshot, Store, restored
 
@@ -143,9 +143,7 @@ class Calls:
         return per_model_loss(fn, out, targets, self.store.num_models, self.settings.model_axis, self._losses)
 
     def forms(self) -> tuple[str, ...]:
-        """The forms in which a step is worth capturing, fastest first: "rule", and "loop" if lanes may win back its
-        lag.
-        """
+        """The forms in which to capture a step, fastest first: "rule", and "loop" if lanes may win back its lag."""
         if self.settings.backend != "auto" or self.store.seeds is not None:
             return ("rule",)
         # How many times the fastest, in the choice where it fared best.
@@ -298,7 +296,7 @@ class Calls:
     def _chosen(self, world: World, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
         """The run for calls of this kind: by the plan that most similar calls run by, else by turns."""
         with_losses, total = kind[0] == "losses", self.store.num_models
-        size = sum(value.tensor.numel() if isinstance(value, Stacked) else value.numel() for value in _tensors(values))
+        size = sum(unwrap(value).numel() for value in values if isinstance(value, (Stacked, Tensor)))
         alike = [
             choice
             for choice in self.choices
@@ -349,10 +347,6 @@ def _stacked(leaves: list[Any], own: tuple[bool, ...]) -> list[Any]:
     """Wrap the leaves that have one value per model in `Stacked`. A tensor that stands twice is wrapped once."""
     made = {id(leaf): Stacked(leaf) for leaf, each in zip(leaves, own, strict=True) if each}
     return [made[id(leaf)] if each else leaf for leaf, each in zip(leaves, own, strict=True)]
-
-
-def _tensors(values: list[Any]) -> list[Any]:
-    return [value for value in values if isinstance(value, (Stacked, Tensor))]
 
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

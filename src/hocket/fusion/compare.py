@@ -8,7 +8,7 @@ a parameter of another shape           its container stays separate (the layers 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -152,19 +152,12 @@ def check_layers(models: Sequence[nn.Module]) -> None:
             if any(getattr(tensor, kind, None) for kind in HOOKS_OF_TENSORS):
                 raise InputError(f"model {index}: {name}: has a hook on its gradient; remove it before fusing")
         own = set(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
-        for path, value in _held_by_functions(model):
-            if id(value) in own:
+        for path, value in attributes_of(model):
+            if any(id(inner) in own for each in reached(value, set()) for inner in held(each)):
                 raise InputError(
                     f"model {index}: {path}: a function or weak reference that holds the model or a part of it, which "
                     "no copy of the model would take along; make it a method, or hand it the model"
                 )
-
-
-def _held_by_functions(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Objects that functions in attributes hold in closures and defaults, which a copy of the model shares."""
-    for path, value in attributes_of(model):
-        for each in reached(value, set()):
-            yield from ((path, inner) for inner in held(each))
 
 
 def _compared(path: str, modules: list[nn.Module], separate: dict[str, str]) -> list[str]:
@@ -228,11 +221,10 @@ def _options(modules: list[nn.Module]) -> str | None:
     for index, module in enumerate(modules[1:], 1):
         if module.training != first.training:
             return f"training is {first.training} in model 0, {module.training} in model {index}"
-        if type(first).__module__.startswith("torch."):
-            name = differing_attribute(first, module, allowed)
-            if name is not None:
-                a, b = vars(first).get(name), vars(module).get(name)
-                return f"{name}: {_short(a)} in model 0, {_short(b)} in model {index}"
+        is_of_torch = type(first).__module__.startswith("torch.")
+        if is_of_torch and (name := differing_attribute(first, module, allowed)) is not None:
+            a, b = vars(first).get(name), vars(module).get(name)
+            return f"{name}: {_short(a)} in model 0, {_short(b)} in model {index}"
     return None
 
 

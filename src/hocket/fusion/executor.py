@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from hocket.fusion import fallback
 from hocket.fusion.contest import ExecutionPlan
 from hocket.fusion.gradients import Gathered, Parts, note_absent
 from hocket.fusion.loss import Losses, first_tensor, loss_of_one, of_one
-from hocket.fusion.one_by_one import fail_after_updates
+from hocket.fusion.one_by_one import IS_LEAF, fail_after_updates
 from hocket.fusion.program import FusedProgram
 from hocket.fusion.rules.base import where
 from hocket.fusion.source import ProgramSource
@@ -109,9 +109,6 @@ def _as_usual(value: Any) -> Any:
         return value
     layout = torch.channels_last if value.ndim == 4 else torch.channels_last_3d
     return value.contiguous() if value.is_contiguous(memory_format=layout) else value
-
-
-IS_LEAF = attrgetter("is_leaf")
 
 
 class LeadsElsewhereError(InputError):

@@ -114,10 +114,7 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
                 f"{where}: expected tensors in tuples, lists and dicts, got {type(leaves[0]).__name__}; if it is a "
                 "dataclass, torch.export.register_dataclass makes it known"
             )
-        if not isinstance(leaves[0], Tensor):
-            columns.append(joined(leaves))
-            continue
-        columns.append(_stacked(leaves, where))
+        columns.append(_stacked(leaves, where) if isinstance(leaves[0], Tensor) else joined(leaves))
     return pytree.tree_unflatten(columns, spec)
 
 

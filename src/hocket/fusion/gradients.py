@@ -58,9 +58,7 @@ class GradientMemory:
 
 
 class Parts:
-    """Each model's part of the stacked tensors, by name. Parts are made anew when stacked tensors are replaced or
-    moved.
-    """
+    """Each model's part of the stacked tensors, by name, made anew when these are replaced or moved."""
 
     def __init__(self) -> None:
         self._wholes: list[Tensor] = []
@@ -127,11 +125,8 @@ class _Link(torch.autograd.Function):
 def _owns(whole: Tensor) -> tuple[Tensor, ...]:
     """Each model's part, and to autograd no views: a view would follow its base's history."""
     rows = [row.data for row in whole.data.unbind(0)]
-    return (
-        tuple([nn.Parameter(row, requires_grad=False) for row in rows])
-        if isinstance(whole, nn.Parameter)
-        else tuple(rows)
-    )
+    is_parameter = isinstance(whole, nn.Parameter)
+    return tuple([nn.Parameter(row, requires_grad=False) if is_parameter else row for row in rows])
 
 
 def _joined(grads: Sequence[Tensor | None]) -> Tensor | None:

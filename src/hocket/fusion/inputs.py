@@ -28,13 +28,11 @@ from hocket.fusion.store import Store
 from hocket.pystate.origins import level_of_user
 
 MAX_COMBINATIONS = 64
-BATCHED = {
+BATCHED: dict[type[nn.Module], tuple[int, ...]] = {
     **dict.fromkeys((nn.Conv1d, nn.ConvTranspose1d, nn.MaxPool1d, nn.AvgPool1d, nn.LSTM, nn.GRU, nn.RNN), (3,)),
     **dict.fromkeys((nn.Conv2d, nn.ConvTranspose2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d), (4,)),
     **dict.fromkeys((nn.Conv3d, nn.ConvTranspose3d, nn.MaxPool3d, nn.AvgPool3d), (5,)),
-    nn.MultiheadAttention: (3,),
-    nn.TransformerEncoderLayer: (3,),
-    nn.TransformerDecoderLayer: (3,),
+    **dict.fromkeys((nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer), (3,)),
     nn.Linear: (2, 3, 4, 5, 6, 7),
 }
 ASK = "say which with fuse(..., shared=True) for one of all models, or shared=False for one of each"
@@ -102,8 +100,7 @@ class ModelAxis:
                 self._guessed += [(*kind, place)] * (is_guess and is_new)
             if is_own:
                 leaves[place] = Stacked(leaf)
-        found: tuple[Any, ...] = pytree.tree_unflatten(leaves, spec)
-        return found
+        return pytree.tree_unflatten(leaves, spec)
 
     def reads_otherwise(self) -> bool:
         """Read what was a guess in the last loss, which has failed, the other way. Returns False if nothing was one."""

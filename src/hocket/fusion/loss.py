@@ -73,7 +73,8 @@ def per_model_loss(
     Raises:
         InputError: `outputs` has no model axis, or `fn` fails. The message restates the shapes.
     """
-    if num_models == 1 and len(targets) == 1 and _are_plain(outputs, *targets) and outputs.shape[:1] == (1,):
+    is_one = num_models == len(targets) == 1 and type(outputs) is type(targets[0]) is Tensor
+    if is_one and outputs.shape[:1] == (1,) and not is_watched():  # one number, which needs no class of its own
         out = outputs.squeeze(0)
         [own] = axis.targets(fn, targets, out, outputs.shape, 1)
         loss = fn(out, own.tensor.squeeze(0) if isinstance(own, Stacked) else own)
@@ -134,15 +135,8 @@ def first_tensor(out: Any) -> Tensor:
     return found
 
 
-def _are_plain(outputs: Any, target: Any) -> bool:
-    """One tensor each, and nothing is traced: the only model's loss is one number, which needs no class of its own."""
-    return type(outputs) is Tensor and type(target) is Tensor and not is_watched()
-
-
 def _traced(losses: Tensor) -> Tensor:
-    """Give a plain tensor, and what is computed of it, the backward of `Losses`. A tracer sees no view by which another
-    class is made, so the tensor itself changes its class.
-    """
+    """Give a plain tensor the backward of `Losses` by a change of its class: a tracer would see no view of another."""
     losses.__class__ = _TracedLosses
     return losses
 
@@ -180,12 +174,11 @@ def _alone(fn: Callable[..., Any], args: tuple[Any, ...]) -> Tensor | None:
 
 def of_one(args: tuple[Any, ...], change: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
     """Arguments as one model sees them. Outputs keep their class, because a loss may read ``out.loss``."""
-    found: tuple[Any, ...] = pytree.tree_map(
+    return pytree.tree_map(
         lambda leaf: change(leaf.tensor) if isinstance(leaf, Stacked) else leaf,
         args,
         is_leaf=lambda leaf: isinstance(leaf, Stacked),
     )
-    return found
 
 
 def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, watched: dict[Any, str]) -> Tensor:
@@ -249,9 +242,7 @@ def _quick(fn: Any, output: Any, targets: tuple[Any, ...], num_models: int) -> T
             return None
         labels = target.tensor if isinstance(target, Stacked) else target.expand(num_models, rows)
         each = functional.cross_entropy(output.tensor.reshape(-1, classes), labels.reshape(-1), reduction="none")
-        labelled = labels != -100
-        counts = labelled.sum(1)
-        return each.view(num_models, rows).sum(1) / counts
+        return each.view(num_models, rows).sum(1) / (labels != -100).sum(1)
     if _is_plain(fn, functional.mse_loss, nn.MSELoss) and tuple(target.shape) == tuple(output.shape):
         other = target.tensor if isinstance(target, Stacked) else target.expand_as(output.tensor)
         each = functional.mse_loss(output.tensor, other, reduction="none")

@@ -21,7 +21,7 @@ from hocket.fusion.shared_objects import named_tensors
 from hocket.fusion.stacked import Stacked, part
 from hocket.fusion.store import Store
 
-_IS_LEAF = attrgetter("is_leaf")
+IS_LEAF = attrgetter("is_leaf")
 
 
 def one_by_one(
@@ -33,7 +33,7 @@ def one_by_one(
     """
     args, kwargs = pytree.tree_unflatten(values, spec)
     wholes = store.all_tensors()
-    is_plain = not (is_watched() or torch._C._are_functorch_transforms_active()) and all(map(_IS_LEAF, wholes.values()))
+    is_plain = not (is_watched() or torch._C._are_functorch_transforms_active()) and all(map(IS_LEAF, wholes.values()))
     targets: list[Callable[..., Any]] = list(store.templates) if is_plain else _functional(store, wholes)
     if is_plain and call is not None:
         targets = [partial(call, template) for template in targets]

@@ -62,7 +62,8 @@ def held_in_common(models: Sequence[nn.Module]) -> list[Any]:
         objects |= found
     enough = min(len(models), 2)
     own = {id(each) for model in models for each in (*model.modules(), *model.parameters(), *model.buffers())}
-    return [each for key, each in objects.items() if counts[key] >= enough and not _holds_any(each, own)]
+    shared = [each for key, each in objects.items() if counts[key] >= enough]
+    return [each for each in shared if not any(id(inner) in own for inner in reached(each, set()))]
 
 
 def held_by(function: Any) -> list[Any]:
@@ -95,11 +96,6 @@ def _is_empty(cell: Any) -> bool:
     except ValueError:  # not assigned yet
         return True
     return False
-
-
-def _holds_any(value: Any, own: set[int]) -> bool:
-    """True if a model's own tensors or modules are reached from an object."""
-    return any(id(each) in own for each in reached(value, set()))
 
 
 def reached(value: Any, seen: set[int], depth: int = 8) -> Iterator[Any]:

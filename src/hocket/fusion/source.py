@@ -70,8 +70,7 @@ class ProgramSource:
         """The function of the leaves of the arguments and of what gives tensors by name."""
         lines = [*self._lines, f"    return {self._source(self._output)}"]
         exec(compile("\n".join(lines), FILENAME, "exec"), self._names)
-        run: Callable[..., Any] = self._names["run"]
-        return run
+        return self._names["run"]
 
     def failed(self, error: BaseException) -> Step | None:
         """The step at which an exception left the function."""

@@ -158,8 +158,7 @@ def as_type_of(like: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
     if type(like) is tuple:
         return tuple(items)
     if hasattr(like, "_make"):
-        made: tuple[Any, ...] = like._make(items)
-        return made
+        return like._make(items)
     return type(like)(items) if hasattr(like, "n_sequence_fields") else tuple(items)
 
 
@@ -304,12 +303,9 @@ def is_same(a: Any, b: Any, is_like: Callable[[Any, Any], bool] = lambda *_: Fal
         if a.layout is not torch.strided or b.layout is not torch.strided:
             return False
         kinds = [(each.shape, each.dtype, each.device, each.stride(), each.requires_grad) for each in (a, b)]
-        return kinds[0] == kinds[1] and (_is_one_memory(a, b) or torch.equal(a, b) or _are_equal_with_nan(a, b))
+        is_one_memory = not a.is_meta and a.data_ptr() == b.data_ptr()
+        return kinds[0] == kinds[1] and (is_one_memory or torch.equal(a, b) or _are_equal_with_nan(a, b))
     return bool(a == b) if isinstance(a, PLAIN) else is_like(a, b)
-
-
-def _is_one_memory(a: Tensor, b: Tensor) -> bool:
-    return not a.is_meta and a.data_ptr() == b.data_ptr()
 
 
 def _are_equal_with_nan(a: Tensor, b: Tensor) -> bool:

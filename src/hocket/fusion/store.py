@@ -215,10 +215,10 @@ class Store:
         memo: dict[int, Any] = {id(each): each for each in self._common}
         for name, part in named_tensors(template):
             if id(part) not in memo and name in self.places:
-                own = self.whole(name).detach()[index].clone()
+                whole = self.whole(name)
+                own = whole.detach()[index].clone()
                 is_parameter = isinstance(part, nn.Parameter)
-                trains = self.whole(name).requires_grad
-                memo[id(part)] = nn.Parameter(own, requires_grad=trains) if is_parameter else own
+                memo[id(part)] = nn.Parameter(own, requires_grad=whole.requires_grad) if is_parameter else own
         for block, place in self.separate_index.items():
             memo[id(template.get_submodule(block))] = copy.deepcopy(self.group(place)[index], memo)
         plain = _copied(template, memo, index)

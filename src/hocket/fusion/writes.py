@@ -118,8 +118,10 @@ def _memory_of(
     if not node.op.startswith("call_"):
         return fresh
     name = op_name(node.target) if node.op != "call_module" else "module"
-    if name == "getitem" and any(isinstance(each, (list, fx.Node)) for each in _flat(node.args[1])):
-        return fresh  # by an index: a copy
+    if name == "getitem":
+        index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        if any(isinstance(each, (list, fx.Node)) for each in index):
+            return fresh  # by an index: a copy
     inputs = [memory[each] for each in node.all_input_nodes]
     is_view = name in VIEWS or name in SAME_OR_NEW
     if inputs and (is_view or name in PERHAPS_VIEWS or find(node.target) is None):
@@ -130,10 +132,6 @@ def _memory_of(
 
 def _is_view(node: fx.Node) -> bool:
     return node.op.startswith("call_") and op_name(node.target) in VIEWS
-
-
-def _flat(index: Any) -> tuple[Any, ...]:
-    return index if isinstance(index, tuple) else (index,)
 
 
 def written_by(node: fx.Node, block: Callable[[str], nn.Module]) -> fx.Node | None:

@@ -204,8 +204,7 @@ def is_held(value: object) -> bool:
 
 
 def _hold_of(value: Any) -> _Hold | None:
-    found: _Hold | None = value.__dict__.get(_KEY) if is_held(value) else None
-    return found
+    return value.__dict__.get(_KEY) if is_held(value) else None
 
 
 class _Gate:

@@ -51,18 +51,15 @@ class Slots(dict[torch.Tensor, "int | None"]):
 
     def not_finite(self) -> list[int]:
         """The models in whose gradients something is not finite."""
-        grads = [(p, _real(grad)) for p, grad in self.gradients() if grad.numel()]
+        # Sums may cancel in the complex plane.
+        found = [(p, grad) for p, grad in self.gradients() if grad.numel()]
+        grads = [(p, torch.view_as_real(grad) if grad.is_complex() else grad) for p, grad in found]
         # A sum over everything is cheap, and finite only if all of it is; which model it was is asked when it is not.
         sums = [(grad.float() if grad.itemsize < 4 else grad).sum().to(torch.float32) for _, grad in grads]
         if not sums or bool(torch.isfinite(torch.stack([each.to(sums[0].device) for each in sums])).all()):
             return []
         norms = [self.reduced(p, grad, math.inf).to(sums[0].device) for p, grad in grads]
         return (~torch.isfinite(torch.stack(norms))).any(0).nonzero().flatten().tolist()
-
-
-def _real(grad: torch.Tensor) -> torch.Tensor:
-    """A gradient in which sums do not cancel in the complex plane."""
-    return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
 def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots | None = None) -> Slots:

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 from hocket.errors import InputError
@@ -216,23 +216,19 @@ def corun(
     return _Corun(instance, widths, candidates, smt_speedup, in_pairs).run()
 
 
+@dataclass
 class _Corun:
-    def __init__(
-        self,
-        instance: Instance,
-        widths: Sequence[int],
-        candidates: Sequence[Sequence[int]],
-        smt_speedup: float | None,
-        in_pairs: bool,
-    ) -> None:
-        self._instance = instance
-        self._durations = instance.durations_us
-        self._widths = widths
-        self._candidates = candidates
-        self._cost_us = [min(of_op[w] for w in mine) for of_op, mine in zip(self._durations, candidates, strict=True)]
-        self._smt_speedup = smt_speedup
-        self._in_pairs = in_pairs
-        self._clock = Clock(instance)
+    instance: Instance
+    widths: Sequence[int]
+    candidates: Sequence[Sequence[int]]
+    smt_speedup: float | None
+    in_pairs: bool
+
+    def __post_init__(self) -> None:
+        self._durations = self.instance.durations_us
+        rows = zip(self._durations, self.candidates, strict=True)
+        self._cost_us = [min(of_op[width] for width in mine) for of_op, mine in rows]
+        self._clock = Clock(self.instance)
         self._ready: list[tuple[float, int]] = []  # the most expensive first
         self._are_ready(self._clock.first())
 
@@ -241,14 +237,13 @@ class _Corun:
         now_us = 0.0
         while self._ready or not clock.is_over:
             while self._ready and clock.cores.num_idle:
-                chosen = self._next(now_us)
-                if chosen is None:
+                if (chosen := self._next(now_us)) is None:
                     break
                 op, width = chosen
                 del self._ready[bisect_left(self._ready, (-self._cost_us[op], op))]
                 clock.start(op, width)
-                if self._smt_speedup is not None and width == self._instance.num_cores:
-                    self._fill_siblings(clock.placed[-1], self._smt_speedup)
+                if self.smt_speedup is not None and width == self.instance.num_cores:
+                    self._fill_siblings(clock.placed[-1], self.smt_speedup)
             now_us, found = clock.next(now_us)
             self._are_ready(found)
         return clock.placed
@@ -262,32 +257,32 @@ class _Corun:
         clock, durations = self._clock, self._durations
         if not clock.running:
             op = self._ready[0][1]
-            return op, self._width_in_a_pair(op) or min(self._candidates[op], key=durations[op].__getitem__)
-        left_us = max(end_us for end_us, _ in clock.running) - now_us - self._instance.wait_us
+            return op, self._width_in_a_pair(op) or min(self.candidates[op], key=durations[op].__getitem__)
+        left_us = max(end_us for end_us, _ in clock.running) - now_us - self.instance.wait_us
         num_idle = clock.cores.num_idle
         for _, op in self._ready[bisect_left(self._ready, (-left_us, -1)) :]:
-            for width in self._candidates[op]:
+            for width in self.candidates[op]:
                 if width <= num_idle and durations[op][width] <= left_us and not clock.disturbs(op):
                     return op, width
         for _, op in self._ready:
-            fitting = [width for width in self._candidates[op] if width <= num_idle]
+            fitting = [width for width in self.candidates[op] if width <= num_idle]
             if fitting and not clock.disturbs(op):
                 return op, min(fitting, key=durations[op].__getitem__)
         return None
 
     def _width_in_a_pair(self, op: int) -> int:
         """The width of `op` at which it and the next ready op end sooner side by side than in sequence, or 0."""
-        if not self._in_pairs or len(self._ready) < 2:
+        if not self.in_pairs or len(self._ready) < 2:
             return 0
         other = self._ready[1][1]
-        if other in self._instance.apart.get(op, frozenset()):
+        if other in self.instance.apart.get(op, frozenset()):
             return 0
         both_us, width = min(
             (
-                (max(self._durations[op][one], self._durations[other][two]) + self._instance.wait_us, one)
-                for one in self._candidates[op]
-                for two in self._candidates[other]
-                if one + two <= self._instance.num_cores
+                (max(self._durations[op][one], self._durations[other][two]) + self.instance.wait_us, one)
+                for one in self.candidates[op]
+                for two in self.candidates[other]
+                if one + two <= self.instance.num_cores
             ),
             default=(float("inf"), 0),
         )
@@ -295,7 +290,7 @@ class _Corun:
 
     def _fill_siblings(self, wide: Placement, speedup: float) -> None:
         """Strategy 4, from the start of the `wide` op to its end."""
-        num_cores = self._instance.num_cores
+        num_cores = self.instance.num_cores
         slowdown = 2 / speedup  # of an op that shares its cores
         end_us = [wide.end_us] * num_cores  # the end of the wide op's thread on each core
         siblings = CoreAllocator(num_cores)
@@ -303,14 +298,10 @@ class _Corun:
         now_us = wide.start_us
         while True:
             for op in sorted((op for _, op in self._ready), key=lambda op: self._durations[op][1]):
-                width = self._widths[op]
+                width = self.widths[op]
                 small_us = self._durations[op][width]
-                near_apart = self._instance.apart.get(op, frozenset())
-                if (
-                    width > siblings.num_idle
-                    or wide.op in near_apart
-                    or any(other in near_apart for _, other, _ in running)
-                ):
+                beside = {wide.op, *(other for _, other, _ in running)}
+                if width > siblings.num_idle or not beside.isdisjoint(self.instance.apart.get(op, ())):
                     continue
                 lane = siblings.choose_least(width, end_us)
                 cores = members(lane)

@@ -82,13 +82,9 @@ def _divided(devices: Sequence[Device], count: int) -> list[Lane]:
 
 def _divisions(devices: Sequence[Device]) -> Iterator[list[Lane]]:
     """Every division into equal lanes, with the next coarser one for a device that has no such division."""
-    counts = {count for device in devices for count in _divisors(device.cores)}
-    for count in sorted(counts):
-        yield [
-            lane
-            for device in devices
-            for lane in _divide(device, max(c for c in _divisors(device.cores) if c <= count))
-        ]
+    for count in sorted({count for device in devices for count in _divisors(device.cores)}):
+        nearest = ((device, max(c for c in _divisors(device.cores) if c <= count)) for device in devices)
+        yield [lane for device, number in nearest for lane in _divide(device, number)]
 
 
 def _divisors(number: int) -> list[int]:
@@ -136,21 +132,13 @@ def list_schedule(
         for durations in zip(*(kind.durations_us for kind in kinds), strict=True)
     ]
     assigned = _assign(graph, graph_ranks(graph, mean_us), kinds, len(lanes), earliest_us or {})
-    return Plan(
-        tuple(
-            replace(lane, ops=tuple(graph.ops[op].name for op in ops))
-            for lane, ops in zip(lanes, assigned, strict=True)
-        ),
-        planner=ListScheduler.name,
-    )
+    names = [tuple(graph.ops[op].name for op in ops) for ops in assigned]
+    filled = tuple(replace(lane, ops=ops) for lane, ops in zip(lanes, names, strict=True))
+    return Plan(filled, planner=ListScheduler.name)
 
 
 def _assign(
-    graph: Graph,
-    ranks: Sequence[float],
-    kinds: Sequence[_Kind],
-    num_lanes: int,
-    earliest_us: Mapping[str, float],
+    graph: Graph, ranks: Sequence[float], kinds: Sequence[_Kind], num_lanes: int, earliest_us: Mapping[str, float]
 ) -> list[list[int]]:
     """For each lane its ops, by position in the graph, in the order in which it was given them."""
     place = {op: position for position, op in enumerate(graph.order)}

@@ -66,15 +66,11 @@ class Phases(Planner):
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
         device = cpu_devices(machine)[0]
         instance = instance_of(graph, costs, device, earliest_us, self.wait_us)
-        full = [instance.num_cores] * len(graph)
-        ranks = instance.ranks_at_us(full)
+        ranks = instance.ranks_at_us([instance.num_cores] * len(graph))
         place = {op: position for position, op in enumerate(instance.order)}
-        best: list[Placement] | None = None
-        for order in (list(instance.order), sorted(instance.order, key=lambda op: (-ranks[op], place[op]))):
-            placed = in_phases(instance, sorted(order, key=instance.ready_us), self.switch_us)
-            if best is None or makespan_us(placed) < makespan_us(best):
-                best = placed
-        return as_plan(graph, best or [], device, self.name)
+        orders = (instance.order, sorted(instance.order, key=lambda op: (-ranks[op], place[op])))
+        placed = (in_phases(instance, sorted(order, key=instance.ready_us), self.switch_us) for order in orders)
+        return as_plan(graph, min(placed, key=makespan_us), device, self.name)
 
 
 def in_phases(instance: Instance, order: Sequence[int], switch_us: float) -> list[Placement]:

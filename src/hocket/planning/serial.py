@@ -38,5 +38,4 @@ class Serial(Planner):
         if width > device.cores:
             raise InputError(f"planner serial: width {width}, but {device.name!r} has {device.cores} cores")
         order = by_earliest(graph, earliest_us)
-        widths = {op: costs.nearest_width(op, width) for op in order}
-        return one_by_one(graph, order, widths, device)
+        return one_by_one(graph, order, {op: costs.nearest_width(op, width) for op in order}, device)

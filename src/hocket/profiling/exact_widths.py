@@ -123,10 +123,9 @@ def _kind_of(action: Action, values: Sequence[Any], numbers: Sequence[Any]) -> H
     """The kernels of an action, and the shapes, layouts and numbers that they get."""
     own = {slot for call in action.calls for slot in call.outs.values()}
     inputs = [(slot if slot in own else _seen(values[slot])) for call in action.calls for slot in call.reads]
-    constants = [
-        numbers[leaf.index] if isinstance(leaf, TapeRef) else _constant(leaf)
-        for leaf in tree_leaves([(call.args, call.kwargs) for call in action.calls])
-    ]
+    leaves = tree_leaves([(call.args, call.kwargs) for call in action.calls])
+    constants = [numbers[leaf.index] if isinstance(leaf, TapeRef) else leaf for leaf in leaves]
+    constants = [type(leaf) if isinstance(leaf, (Slot, torch.Generator)) else leaf for leaf in constants]
     return tuple(str(call.func) for call in action.calls), repr(inputs), repr(constants), action.grad_mode
 
 
@@ -134,10 +133,6 @@ def _seen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.stride() if value.layout == torch.strided else value.layout
     return [_seen(each) for each in value] if isinstance(value, (list, tuple)) else type(value)
-
-
-def _constant(leaf: Any) -> Any:
-    return type(leaf) if isinstance(leaf, (Slot, torch.Generator)) else leaf
 
 
 def _is_exact(

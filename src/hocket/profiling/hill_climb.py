@@ -153,8 +153,7 @@ class HillClimb:
     @property
     def placement(self) -> str:
         """The better affinity of the step as a whole: by the sum of all ops at the widths measured in both."""
-        gain_us = sum(map(_gain_us, self._of.values()))
-        return SCATTER if gain_us > 0 else COMPACT
+        return SCATTER if sum(map(_gain_us, self._of.values())) > 0 else COMPACT
 
     def costs(self) -> Costs:
         """Return the measurements as `Costs`, in the affinity that is better for the whole step if both were measured.

@@ -76,8 +76,7 @@ def _climbed(climb: Generator[Setting, Timeline, Costs], timed: Callable[[int, s
             try:
                 setting = climb.send(timeline)
             except StopIteration as end:
-                costs: Costs = end.value
-                return costs
+                return end.value
 
 
 def _timed(captured: Captured, lanes: Executor, runs: int) -> list[Timeline]:

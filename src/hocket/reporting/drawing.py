@@ -73,8 +73,7 @@ def timeline_svg(
         height, gap = _row_size(len(timeline.lanes))
         panel = y
         for lane in timeline.lanes:
-            rest_px = timeline.makespan_us * scale
-            rows.append(_Row(name, lane, y, height, rest_px, shapes[name, lane]))
+            rows.append(_Row(name, lane, y, height, timeline.makespan_us * scale, shapes[name, lane]))
             y += height + gap
         panels.append((panel - 4, y - gap + 4))
         y += 10
@@ -142,8 +141,7 @@ def _draw_row(
     if row.height >= 9:
         size = " hk-small" if row.height < 14 else ""
         y = row.height / 2 + 4 - (1 if size else 0)
-        label = shorten(row.lane, 22)
-        lines.append(text_at(-10, y, label, f"hk-lane{size}"))
+        lines.append(text_at(-10, y, shorten(row.lane, 22), f"hk-lane{size}"))
     rest_px = max(0.5, min(plot_px, row.rest_px))
     lines.append(
         f'<rect class="hk-rest" width="{rest_px:.1f}" height="{row.height:g}"><title>{escaped(words)}</title></rect>'

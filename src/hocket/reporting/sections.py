@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hocket.ir import Graph, Plan, Timeline
+from hocket.ir import Graph
 from hocket.reporting.comparison import Comparison
 from hocket.reporting.content import Report, waterfall
 from hocket.reporting.corunning import corunning_of, corunning_svg
@@ -186,7 +186,9 @@ def lanes_section(report: Report) -> str:
     ]
     rows: list[list[Cell]] = []
     for name, timeline in report.timelines.items():
-        lanes = {lane.name: lane_text(lane) for p in known if _fits(p, timeline) for lane in p.lanes}
+        rows_of = set(timeline.lanes)
+        fitting = [plan for plan in known if {lane.name for lane in plan.lanes if lane.ops} <= rows_of]
+        lanes = {lane.name: lane_text(lane) for plan in fitting for lane in plan.lanes}
         rows += [_lane_row(name, use, lanes.get(use.lane, "")) for use in lane_uses(timeline)]
     body = table(head, rows, caption="Use of the lanes", tall=len(rows) > 12, sortable=len(rows) > 12)
     return section("lanes", "How busy the lanes are", body)
@@ -203,10 +205,6 @@ def _lane_row(timeline: str, use: LaneUse, runs_on: str) -> list[Cell]:
         number(use.utilisation, percent_text(use.utilisation)),
         Cell(meter(use.utilisation)),
     ]
-
-
-def _fits(plan: Plan, timeline: Timeline) -> bool:
-    return {lane.name for lane in plan.lanes if lane.ops} <= set(timeline.lanes)
 
 
 def ops_section(report: Report) -> str:

@@ -195,7 +195,9 @@ def are_same_batches(first: Any, second: Any) -> bool:
         same = all(getattr(first, name) == getattr(second, name) for name in settings)
         same = same and samplers[0] is samplers[1] and samplers[0] in known
         same = same and all(type(loader.batch_sampler) is torch.utils.data.BatchSampler for loader in (first, second))
-        return same and _plain_sampler(first, second) and _are_same_tensors(first.dataset, second.dataset)
+        mine, its = first.dataset, second.dataset
+        same_data = mine is its or (type(mine) is type(its) is TensorDataset and is_same(mine.tensors, its.tensors))
+        return same and _plain_sampler(first, second) and same_data
     return False
 
 
@@ -210,7 +212,3 @@ def _plain_sampler(first: Any, second: Any) -> bool:
         options = [getattr(loader.sampler, name, None) for name in ("replacement", "_num_samples")]
         own.append([*options, *(getattr(each, "generator", None) is None for each in (loader, loader.sampler))])
     return bool(own[0] == own[1])
-
-
-def _are_same_tensors(first: Any, second: Any) -> bool:
-    return first is second or (type(first) is type(second) is TensorDataset and is_same(first.tensors, second.tensors))

@@ -200,15 +200,11 @@ class Hyperband(Rungs):
         for bracket in range(largest, -1, -1):
             size = -(-(largest + 1) * self.eta**bracket // (bracket + 1))
             first = epochs // self.eta**bracket
-            rungs = self._bracket_rungs(size, first, epochs, bracket)
-            kept = rungs[: max(1, len(rungs) - self.skip_last)]
+            # Rung `step` keeps ``floor(size / eta ** (step + 1))``, and at least one.
+            rungs = [Rung(first * self.eta**step, max(1, size // self.eta ** (step + 1))) for step in range(bracket)]
+            kept = [*rungs, Rung(epochs, 0)][: max(1, bracket + 1 - self.skip_last)]
             found.append((size, [*kept[:-1], Rung(kept[-1].epoch, 0)]))
         return found
-
-    def _bracket_rungs(self, size: int, first: int, epochs: int, bracket: int) -> list[Rung]:
-        """Rung ``i`` of Hyperband keeps ``floor(size / eta ** (i + 1))``, and at least one."""
-        rungs = [Rung(first * self.eta**step, max(1, size // self.eta ** (step + 1))) for step in range(bracket)]
-        return [*rungs, Rung(epochs, 0)]
 
     def trials(self, epochs: int) -> int | None:
         return sum(size for size, _ in self.brackets(epochs))

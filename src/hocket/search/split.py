@@ -61,7 +61,8 @@ def signature(training: Training) -> Signature:
         ]
     same = ("accumulate", "autocast", "scheduler_interval", "metric_interval")
     lines += [(name, str(getattr(training, name))) for name in same]
-    lines.append(("batch", _batch(training)))
+    inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
+    lines.append(("batch", f"inputs {_tree(inputs)}, target {_tree(target)}"))
     lines.append(("batches", str(length_hint(training.batches, 0) or "unknown")))
     return tuple(lines)
 
@@ -103,11 +104,6 @@ def options_of(training: Training) -> list[dict[str, Any]]:
         }
         for group in training.optimizer.param_groups
     ]
-
-
-def _batch(training: Training) -> str:
-    inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
-    return f"inputs {_tree(inputs)}, target {_tree(target)}"
 
 
 def _tree(tree: Any) -> str:

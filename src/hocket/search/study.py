@@ -91,7 +91,9 @@ class StudyClient:
         self._optuna = load_optuna()
         if not isinstance(study, self._optuna.Study):
             raise InputError(f"study: expected an optuna.Study, got a value of type {type(study).__name__}")
-        for name, distribution in ({} if space is None else checked_space(space)).items():
+        if space is not None and (not isinstance(space, Mapping) or not space):
+            raise InputError(f"space: expected a dict of Optuna's distributions by name, got {space!r}")
+        for name, distribution in (space or {}).items():
             if not isinstance(distribution, self._optuna.distributions.BaseDistribution):
                 raise InputError(f"space: {name}: expected one of optuna.distributions, got {distribution!r}")
         with _storage_errors(study.study_name):
@@ -178,7 +180,7 @@ class StudyClient:
             error = self._propose(trial)
             self._asked += 1
             self._reported[trial.number] = 0
-            for name in self._fixed(trial):
+            for name in self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {}):
                 if name not in trial.params:
                     self.say(f"trial {trial.number} was enqueued with {name!r}, which is not in the space")
             return trial.number, self.params_of(trial), error
@@ -187,11 +189,6 @@ class StudyClient:
         """A trial's parameters, as they are in the space."""
         known: dict[str, dict[Any, Any]] = self._meanings
         return {name: known.get(name, {}).get(value, value) for name, value in trial.params.items()}
-
-    def _fixed(self, trial: Any) -> dict[str, Any]:
-        """The parameters that a trial was enqueued with."""
-        found: dict[str, Any] = self.study._storage.get_trial_system_attrs(trial._trial_id).get("fixed_params", {})
-        return found
 
     def _propose(self, trial: Any) -> str | None:
         """Let the sampler suggest each parameter that a trial does not have."""
@@ -292,13 +289,6 @@ def is_exhausted(sampler: Any, study: Any) -> bool:
     return bool(begun_) and not tree.is_any_expandable(exclude_running=True)
 
 
-def checked_space(space: Any) -> Mapping[str, Any]:
-    """A space, which must be a dict that is not empty."""
-    if not isinstance(space, Mapping) or not space:
-        raise InputError(f"space: expected a dict of Optuna's distributions by name, got {space!r}")
-    return space
-
-
 @contextmanager
 def _storage_errors(name: str | None) -> Iterator[None]:
     """Raise a storage's errors as one ExecutionError that names the study."""
@@ -337,8 +327,7 @@ def begun(study: optuna.Study, owner: str) -> int:
         except optuna.exceptions.UpdateFinishedTrialError:
             continue
     mine = optuna.trial.create_trial(state=states.RUNNING, user_attrs={OWNER: owner})
-    created: int = storage.create_new_trial(study._study_id, template_trial=mine)
-    return created
+    return storage.create_new_trial(study._study_id, template_trial=mine)
 
 
 def is_owned(trial: Any, owner: str) -> bool:

@@ -165,8 +165,7 @@ class EpochTrainer(Trainer):
             if ends and setup.scheduler_interval == "batch":
                 self.step_schedulers()
             total = total + losses.detach().as_subclass(torch.Tensor)
-        found: list[float] = total.tolist()
-        return found
+        return total.tolist()
 
     def _measured(self, epoch: int) -> dict[int, float]:
         """The mean of each trial's metric by slot, without those that have failed."""

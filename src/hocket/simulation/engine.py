@@ -112,11 +112,7 @@ def _with_waits(arrays: PlanArrays, work_us: list[float], wait_us: float) -> tup
 
 
 def _sharing(graph: Graph, plan: Plan, costs: Costs, machine: Machine) -> Contention | None:
-    found = [
-        sharing_of(plan, machine),
-        multiprocessors_of(graph, plan, costs, machine),
-        cards_of(plan, machine),
-    ]
+    found = [sharing_of(plan, machine), multiprocessors_of(graph, plan, costs, machine), cards_of(plan, machine)]
     parts: list[Contention] = [part for part in found if part is not None]
     return CombinedContention(*parts) if len(parts) > 1 else parts[0] if parts else None
 

@@ -53,8 +53,7 @@ class CellModel(nn.Module):
                 states[layer] = cell(x, states[layer])
                 x = states[layer][0]
             outputs.append(x)
-        scores: Tensor = self.projection(torch.stack(outputs, dim=1))
-        return scores
+        return self.projection(torch.stack(outputs, dim=1))
 
 
 class LanguageModel(nn.Module):
@@ -70,8 +69,7 @@ class LanguageModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden, _ = self.lstm(self.embedding(tokens))
-        scores: Tensor = self.projection(hidden)
-        return scores
+        return self.projection(hidden)
 
 
 class TransformerModel(nn.Module):
@@ -100,8 +98,7 @@ class TransformerModel(nn.Module):
         x = self.dropout(self.embedding(tokens) * self.scale + self.positions)
         for layer in self.layers:
             x = layer(x, src_mask=self.mask, is_causal=True)
-        scores: Tensor = self.projection(x)
-        return scores
+        return self.projection(x)
 
 
 def _waves(steps: int, width: int) -> Tensor:

@@ -84,8 +84,7 @@ class Classifier(nn.Module):
 
     def forward(self, points: Tensor) -> Tensor:
         _, whole = self.features(points)
-        scores: Tensor = self.scores(self.last(self.dense(whole)))
-        return scores
+        return self.scores(self.last(self.dense(whole)))
 
 
 class Segmenter(nn.Module):
@@ -101,8 +100,7 @@ class Segmenter(nn.Module):
     def forward(self, points: Tensor) -> Tensor:
         local, whole = self.features(points)
         spread = whole.unsqueeze(2).expand(-1, -1, points.shape[2])
-        scores: Tensor = self.head(torch.cat([spread, local], dim=1))
-        return scores
+        return self.head(torch.cat([spread, local], dim=1))
 
 
 def build_classifier(request: Request) -> Job:

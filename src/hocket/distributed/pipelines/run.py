@@ -168,18 +168,15 @@ def _agree(step: PipelinedStep) -> None:
             dist.broadcast(tensor.data, src=0)
     digest = hashlib.sha256()
     for leaf in tree_flatten(step.batches)[0]:
-        content = leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if _is_tensor(leaf) else leaf
-        digest.update(content if isinstance(content, bytes) else repr(content).encode())
+        if isinstance(leaf, torch.Tensor) and leaf.numel():
+            leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        digest.update(leaf if isinstance(leaf, bytes) else repr(leaf).encode())
     number = torch.tensor(int.from_bytes(digest.digest()[:7], "big"), dtype=torch.int64)
     least, most = number.clone(), number.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)
     dist.all_reduce(most, dist.ReduceOp.MAX)
     if int(least) != int(most):
         raise ExecutionError("pipeline: batches differ between ranks: draw them with a seed")
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() > 0
 
 
 def _piped(step: PipelinedStep, policy: Callable[[fx.GraphModule], fx.GraphModule]) -> Any:

@@ -101,7 +101,8 @@ class PipelinedStep:
         kept = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         for parameter, _ in kept:
             parameter.grad = None
-        self.run_eagerly()
+        for batch in self.batches:
+            (self._until_backward(batch) / len(self.batches)).backward()
         named = self.model.named_parameters(remove_duplicate=False)
         found = {name: p.grad.clone() for name, p in named if p.grad is not None}
         with torch.no_grad():
@@ -111,11 +112,6 @@ class PipelinedStep:
         for parameter, gradient in kept:
             parameter.grad = gradient
         return found
-
-    def run_eagerly(self) -> None:
-        """Forward and backward of all micro-batches in turn, by the model as it is, adding to its gradients."""
-        for batch in self.batches:
-            (self._until_backward(batch) / len(self.batches)).backward()
 
     def _inputs(self, batch: Any) -> tuple[torch.Tensor, ...]:
         def called(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -167,17 +167,14 @@ class Borders:
         """Map each slot that can be received with the value of a buffer to that buffer."""
         found: dict[int, str] = {}
         for buffer, slot in self._whole.slots.items():
-            if not self._travels(slot):
+            # It can be if no op makes the value, or it fills its memory without gaps, in any order.
+            if slot in self._whole.maker and not self._whole.has_dense_value(slot):
                 continue
             found.setdefault(slot, buffer)
             for call in self._whole.views(Arrival("", buffer, "")):
                 for out in call.outs.values():
                     found.setdefault(out, buffer)
         return found
-
-    def _travels(self, slot: int) -> bool:
-        """True if a value can be received: no op makes it, or it fills its memory without gaps, in any order."""
-        return slot not in self._whole.maker or self._whole.has_dense_value(slot)
 
     def _read_by(self, name: str) -> Iterator[str]:
         """The buffers that an op reads, or whose values it reads."""

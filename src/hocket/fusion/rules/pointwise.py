@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from hocket.fusion.rules.base import IN_PLACE, OpContext, rule
-from hocket.fusion.stacked import Stacked, align, with_model_dim
+from hocket.fusion.stacked import Stacked, align, unwrap, with_model_dim
 
 ELEMENTWISE = (
     "abs", "neg", "negative", "positive", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt",
@@ -61,7 +60,7 @@ def _kept(context: OpContext, args: tuple[Any, ...], result: Tensor) -> Any:
 def converted(context: OpContext, input: Any, *args: Any, **kwargs: Any) -> Any:
     """``x.to(y)`` takes only dtype and device of another tensor, whose shape and model axis do not count."""
     own = input if isinstance(input, Stacked) else Stacked(with_model_dim(input, context.num_models))
-    args, kwargs = tree_map(lambda value: value.tensor if isinstance(value, Stacked) else value, (args, kwargs))
+    args, kwargs = unwrap((args, kwargs))
     return _kept(context, (own,), context.target(own.tensor, *args, **kwargs))
 
 

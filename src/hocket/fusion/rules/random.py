@@ -6,8 +6,7 @@ each model draws what the plain model draws after ``torch.manual_seed(seed)``: i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,23 +36,17 @@ WITH_RATES = (  # in `dropout`, `attention` and `recurrent`
 DRAWS = frozenset((*FROM_SIZE, *LIKE, *IN_PLACE, *OTHERS, *WITH_RATES))  # even where no argument differs
 
 
-@contextmanager
-def drawing_from(generator: torch.Generator) -> Iterator[None]:
-    """While this is open, this generator takes the place of torch's own for its device."""
-    device = generator.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        usual = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
-        usual.set_state(generator.get_state())
-        yield
-        generator.set_state(usual.get_state())
-
-
 def drawing(target: Callable[..., Any], generator: torch.Generator) -> Callable[..., Any]:
-    """A function that draws from this generator in place of torch's own."""
+    """A function that draws from this generator in place of torch's own for its device."""
+    on_cuda, index = generator.device.type == "cuda", generator.device.index or 0
 
     def draw(*args: Any, **kwargs: Any) -> Any:
-        with drawing_from(generator):
-            return target(*args, **kwargs)
+        with torch.random.fork_rng(devices=[generator.device] if on_cuda else []):
+            usual = torch.cuda.default_generators[index] if on_cuda else torch.default_generator
+            usual.set_state(generator.get_state())
+            result = target(*args, **kwargs)
+            generator.set_state(usual.get_state())
+        return result
 
     return draw
 

@@ -134,7 +134,11 @@ class CriticalPath(Planner):
         is_refused = False  # some plan exceeds the limit
 
         def takes_us(plan: Plan) -> float:
-            return self._takes_us(graph, plan, costs, machine, earliest_us)
+            if any(lane.kind == "stream" for lane in plan.lanes):
+                timeline = simulate(graph, plan, costs, machine, launches=self.launches, earliest_us=earliest_us)
+                return timeline.makespan_us
+            timeline = simulate(graph, plan, costs, machine, self.wait_us, earliest_us=earliest_us)
+            return timeline.makespan_us + switches_us(plan)
 
         def consider(plans: Iterable[tuple[Plan, Sequence[str]]]) -> None:
             nonlocal chosen, is_refused
@@ -169,7 +173,9 @@ class CriticalPath(Planner):
                 if is_refused and num_streams < self.max_streams:
                     fewer = streams_of(graph, durations, num_streams, updates_last=updates_last)
                     consider(self._plans(graph, costs, device, fewer, earliest_us))
-            consider(_simpler(graph, device, streams))
+            # Fewer waits, for steps in which waits cost more than parallel streams gain.
+            one_by_one = _one_lane(graph.order, device), layer_sync(graph, streams, device.name)
+            consider((plan, graph.order) for plan in one_by_one)
         if chosen is None and device.kind == "cuda":
             consider([(_one_lane(graph.order, device), graph.order)])
         if chosen is None:
@@ -182,15 +188,6 @@ class CriticalPath(Planner):
         if not graph.buffers:
             return plan
         return replace(plan, peak_bytes=math.ceil(peak_bytes), eager_peak_bytes=math.ceil(eager_bytes))
-
-    def _takes_us(
-        self, graph: Graph, plan: Plan, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]
-    ) -> float:
-        if not any(lane.kind == "stream" for lane in plan.lanes):
-            timeline = simulate(graph, plan, costs, machine, self.wait_us, earliest_us=earliest_us)
-            return timeline.makespan_us + switches_us(plan)
-        timeline = simulate(graph, plan, costs, machine, launches=self.launches, earliest_us=earliest_us)
-        return timeline.makespan_us
 
     def _plans(
         self,
@@ -253,9 +250,3 @@ def _one_lane(order: Sequence[str], device: Device) -> Plan:
         return Plan((Lane(f"{device.name}.activation0", tuple(order), "stream", device.name),))
     cores = tuple(range(device.cores))
     return Plan((Lane(device.name, tuple(order), "cores", device.name, device.cores, cores),))
-
-
-def _simpler(graph: Graph, device: Device, streams: Streams) -> Iterator[tuple[Plan, Sequence[str]]]:
-    """Plans with fewer waits, for steps in which waits cost more than parallel streams gain."""
-    yield _one_lane(graph.order, device), graph.order
-    yield layer_sync(graph, streams, device.name), graph.order

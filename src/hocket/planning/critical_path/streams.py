@@ -131,13 +131,8 @@ def streams_of(
         tasks = {op: (task if task == "activation" else side, number) for op, (task, number) in tasks.items()}
     width = _widths({task: {r for t, r in tasks.values() if t == task} for task in TASKS}, max_streams)
     stream_of = {name: (task, min(number, width[task] - 1)) for name, (task, number) in tasks.items()}
-    return Streams(
-        order=step_order(graph, backbone.ops, updates_last=updates_last),
-        stream_of=stream_of,
-        backbone=backbone,
-        blocks=blocks,
-        updates_last=updates_last,
-    )
+    order = step_order(graph, backbone.ops, updates_last=updates_last)
+    return Streams(order, stream_of, backbone, blocks, updates_last)
 
 
 def step_order(graph: Graph, backbone: Sequence[str], *, updates_last: bool = False) -> tuple[str, ...]:
@@ -264,7 +259,9 @@ def stream_plan(
         level = hardware_levels({stream: streams.priority(stream) for stream in ops}, num_levels)
     queues: dict[Stream, list[Stream]] = {}
     for stream in ops:
-        leader = next((other for other in queues if method == "order" and _share(stream, other, level)), stream)
+        is_shared = method == "order" and stream[0] == "activation"
+        able = (other for other in queues if is_shared and other[0] == "activation" and level[other] == level[stream])
+        leader = next(able, stream)
         queues.setdefault(leader, []).append(stream)
     lanes = []
     for leader, members in queues.items():
@@ -273,10 +270,6 @@ def stream_plan(
         lanes.append(Lane(name, tuple(queue), "stream", device, priority=level[leader]))
     after = _added_waits(streams, level, turn) if method == "waits" else {}
     return Plan(tuple(lanes), after), streams.order
-
-
-def _share(one: Stream, other: Stream, level: Mapping[Stream, int]) -> bool:
-    return one[0] == other[0] == "activation" and level[one] == level[other]
 
 
 def _by_rank(graph: Graph, streams: Streams) -> list[str]:

@@ -53,8 +53,7 @@ def improve(instance: Instance, start: Sequence[Placement], *, budget_s: float, 
         return trial.best
     rng = random.Random(seed)
     if len(start) <= SMALL:
-        annealed = anneal(instance, trial.best, deadline=deadline, rng=rng)
-        return min(trial.best, annealed, key=makespan_us)
+        return min(trial.best, anneal(instance, trial.best, deadline=deadline, rng=rng), key=makespan_us)
     _climb(instance, trial, deadline, rng)
     return trial.best
 
@@ -112,10 +111,10 @@ def _climb(instance: Instance, trial: _Trial, deadline: float, rng: random.Rando
             if 0.3 <= what < 0.6:
                 others = list(set(alike[op]).intersection([op, *chain]))
             widths = list(trial.widths)
-            wider = _other_step(steps, widths[op], rng)
+            at = min(range(len(steps)), key=lambda at: abs(steps[at] - widths[op])) + rng.choice((-2, -1, 1, 2))
             for other in others:
                 if trial.widths[other] == trial.widths[op]:
-                    widths[other] = wider
+                    widths[other] = steps[min(max(at, 0), len(steps) - 1)]
             found = trial.better(widths, instance.ranks_at_us(widths))
         else:
             priority = list(trial.priority)
@@ -136,11 +135,6 @@ def _alike(instance: Instance) -> list[list[int]]:
         group.append(op)
         found.append(group)
     return found
-
-
-def _other_step(steps: Sequence[int], width: int, rng: random.Random) -> int:
-    at = min(range(len(steps)), key=lambda at: abs(steps[at] - width))
-    return steps[min(max(at + rng.choice((-2, -1, 1, 2)), 0), len(steps) - 1)]
 
 
 def _longest_chain(instance: Instance, placed: Sequence[Placement]) -> list[int]:

@@ -31,7 +31,9 @@ EQUAL = (2, 4, 3, 8, 6, 1, 5, 7)
 def allotments(instance: Instance) -> Iterator[list[int]]:
     """Distinct allotments, from the three kinds in turn, those first that are good most often."""
     seen: set[tuple[int, ...]] = set()
-    ways = [_equal(instance), _by_prices(instance), _by_chain(instance)]
+    lanes = [instance.num_cores // count for count in EQUAL if count <= instance.num_cores]
+    equal = ([width] * len(instance.durations_us) for width in lanes)
+    ways = [equal, _by_prices(instance), _by_chain(instance)]
     while ways:
         for way in list(ways):
             for made in way:
@@ -43,12 +45,6 @@ def allotments(instance: Instance) -> Iterator[list[int]]:
                     break
             else:
                 ways.remove(way)
-
-
-def _equal(instance: Instance) -> Iterator[list[int]]:
-    for count in EQUAL:
-        if count <= instance.num_cores:
-            yield [instance.num_cores // count] * len(instance.durations_us)
 
 
 def _by_prices(instance: Instance) -> Iterator[list[int]]:

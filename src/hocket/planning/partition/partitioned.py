@@ -232,6 +232,7 @@ def schedule(
     return device, tuple(int(op) for op in order), proved == 1
 
 
+@dataclass(eq=False)
 class PartitionPlanner(Planner):
     """One lane for each device, with the ops of its part (Tavarageri et al., "Automatic Model Parallelism").
 
@@ -258,34 +259,19 @@ class PartitionPlanner(Planner):
     name = "partition"
     automatic = False
 
-    def __init__(
-        self,
-        objective: str = "time",
-        epsilon: float | None = None,
-        acyclic: bool = False,
-        micro_batches: int = 1,
-        budget_s: float = 5.0,
-        seed: int = 0,
-    ) -> None:
-        if objective not in OBJECTIVES:
-            raise InputError(f"planner partition: unknown objective {objective!r}; one of {', '.join(OBJECTIVES)}")
-        self.objective = objective
-        self.epsilon = epsilon
-        self.acyclic = acyclic
-        self.micro_batches = micro_batches
-        self.budget_s = budget_s
-        self.seed = seed
+    objective: str = "time"
+    epsilon: float | None = None
+    acyclic: bool = False
+    micro_batches: int = 1
+    budget_s: float = 5.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise InputError(f"planner partition: unknown objective {self.objective!r}; one of {', '.join(OBJECTIVES)}")
 
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
-        found = partitioned(
-            problem_of(graph, costs, machine),
-            objective=self.objective,
-            epsilon=self.epsilon,
-            acyclic=self.acyclic,
-            micro_batches=self.micro_batches,
-            budget_s=self.budget_s,
-            seed=self.seed,
-        )
+        found = partitioned(problem_of(graph, costs, machine), **vars(self))
         return plan_of(found, machine, by_earliest(graph, earliest_us) if earliest_us else None)
 
 

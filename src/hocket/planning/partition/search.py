@@ -10,7 +10,6 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -243,11 +242,7 @@ class Hypergraph:
         best = np.zeros(self.problem.num_groups, np.int32)
         violation, cost = ctypes.c_double(), ctypes.c_double()
         num_rounds: int = compiled.library().hocket_search(
-            *(ctypes.byref(self._given), _pointer(rows), len(rows), seed, rounds, budget_s, _pointer(best)),
+            *(ctypes.byref(self._given), rows.ctypes.data, len(rows), seed, rounds, budget_s, best.ctypes.data),
             *(ctypes.byref(violation), ctypes.byref(cost)),
         )
         return best[self.problem.group], violation.value, cost.value, num_rounds
-
-
-def _pointer(array: NDArray[Any]) -> Any:
-    return array.ctypes.data

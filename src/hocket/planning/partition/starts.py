@@ -239,8 +239,7 @@ def refine(problem: PartitionProblem, part: Sequence[int], epsilon: float) -> ND
         able[rows, at] = False
         if not able.any():
             break
-        choice = np.where(able, cost, np.inf)
-        group, to = divmod(int(choice.argmin()), parts)
+        group, to = divmod(int(np.where(able, cost, np.inf).argmin()), parts)
         origin = at[group]
         at[group] = to
         load[[origin, to]] += (-work[group], work[group])

@@ -103,7 +103,9 @@ class Transfers(Planner):
         best: Plan | None = None
         best_us = 0.0
         for name, order in self._candidates(receives, graph, costs, machine):
-            urgency = _urgency(receives, order, sends)
+            # The recvs by their place in the order, and after them all other transfers.
+            urgency = {name: len(order) + place for name, place in sends.items()}
+            urgency |= {receives.names[recv]: float(place) for place, recv in enumerate(order)}
             for planner in planners:
                 made = replace(plan_around(graph, transfers, costs, machine, urgency, planner), planner=name)
                 makespan_us = simulate(graph, made, costs, machine).makespan_us
@@ -113,8 +115,7 @@ class Transfers(Planner):
         return best
 
     def compute_plan(self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float]) -> Plan:
-        made = ListScheduler().compute_plan(graph, costs, machine, earliest_us)
-        return replace(made, planner=self.name)
+        return replace(ListScheduler().compute_plan(graph, costs, machine, earliest_us), planner=self.name)
 
     def _candidates(
         self, receives: Receives, graph: Graph, costs: Costs, machine: Machine
@@ -133,9 +134,3 @@ class Transfers(Planner):
             yield from (
                 (self.name, order) for order in dict.fromkeys((searched_order(receives), receives.by_first_use))
             )
-
-
-def _urgency(receives: Receives, order: Order, others: Mapping[str, float]) -> dict[str, float]:
-    """The recvs of `order` by their place in it, and after them all other transfers."""
-    found = {name: len(order) + place for name, place in others.items()}
-    return found | {receives.names[recv]: float(place) for place, recv in enumerate(order)}
