@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -244,6 +245,34 @@ def test_a_checkpoint_draws_and_averages_as_in_eager(layer: Callable[[], nn.Modu
     with made_regions():
         found = run_program(made, _rows(lambda _: 6), "hocket", NUM_CALLS)
     assert same(found, run_program(made, _rows(lambda _: 6), None, NUM_CALLS))
+
+
+def test_a_checkpoint_around_a_compiled_block() -> None:
+    """It makes the call again, which has to save what the first one saved."""
+
+    def gradients(backend: str | None) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4), nn.Tanh())
+        run = model if backend is None else torch.compile(model, backend=backend)
+        for number in range(2 * NUM_CALLS):
+            x = torch.full((3, 4), 0.1 * number)
+            found = run(x) if number % 4 == 3 else checkpoint(run, x, use_reentrant=False)
+            found.square().sum().backward()
+        return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+    with made_regions():
+        assert torch.equal(gradients("hocket"), gradients(None))
+
+
+def test_a_compiled_model_is_differentiated_in_forward_mode() -> None:
+    model, x = _model(), torch.ones(3, 4)
+    compiled = torch.compile(model, backend="hocket")
+    with made_regions():
+        for _ in range(NUM_CALLS):
+            compiled(x).sum().backward()
+            with forward_ad.dual_level():
+                pairs = [forward_ad.unpack_dual(run(forward_ad.make_dual(x, x * 2))) for run in (compiled, model)]
+                assert torch.equal(pairs[0].tangent, pairs[1].tangent)
 
 
 def test_an_argument_of_a_checkpoint_that_is_written_is_an_error() -> None:

@@ -178,6 +178,60 @@ def test_what_depends_on_missing_gradients_alone_is_left_out() -> None:
     assert torch.equal(joined, torch.cat([one, torch.zeros(3, 3)]))
 
 
+def _residual(m: Any, x: torch.Tensor) -> torch.Tensor:
+    hidden = x + (x @ m.weight).tanh()
+    return (hidden + (hidden @ m.weight).tanh() * m.count.exp()) @ m.weight
+
+
+@pytest.mark.parametrize("function", [lambda m, x: (x @ m.weight).tanh() @ m.weight / m.weight.norm(), _residual])
+def test_gradients_of_several_uses_are_added_as_by_eager(function: Callable[..., Any]) -> None:
+    """A graph that is called several times before one backward, and inputs that are used beside it."""
+
+    def loss_of(run: Any, x: torch.Tensor, number: int) -> torch.Tensor:
+        model = getattr(run, "_orig_mod", run)
+        rows = (x @ model.weight).sigmoid()
+        loss = sum(run(rows * scale).square().mean() for scale in (1.0, 0.7, 0.3))
+        return loss + model.weight.abs().sum() * 0.01 + rows.sin().mean()
+
+    with made_regions() as regions:
+        found, expected = (trained(backend, loss_of, lambda: Method(function)) for backend in ("hocket", None))
+    assert "plain" not in [region.verdict for region in regions]
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["autocast", "dynamic", "view"])
+def test_graphs_by_autograds_own_node_run_as_they_stand_once_they_are_differentiated_twice(kind: str) -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+    compiled = torch.compile(lambda x: model(x).view(-1, 2) if kind == "view" else model(x), backend="hocket")
+    failed = []
+    for number in range(8):
+        x = torch.randn(2 + (kind == "dynamic") * number, 4, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            loss = compiled(x).float().square().sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=number > 3)
+        try:
+            gradient.sum().backward() if number > 3 else None
+        except RuntimeError:
+            failed.append(number)
+    assert failed in ([], [4])
+
+
+def test_gradients_may_be_taken_many_at_once() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    compiled = torch.compile(model, backend="hocket")
+    given = torch.eye(6).view(6, 3, 2).transpose(1, 2)
+    with made_regions():
+        for _ in range(40):
+            x = torch.randn(2, 4, requires_grad=True)
+            compiled(x).sum().backward()
+            (found,), (expected,) = (
+                torch.autograd.grad(run(x), x, given, is_grads_batched=True) for run in (compiled, model)
+            )
+            assert torch.equal(found, expected)
+
+
 class _Both(torch.autograd.Function):
     """Two results, whose backward runs as soon as one has a gradient."""
 

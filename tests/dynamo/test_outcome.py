@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from hocket.dynamo.outcome import difference
@@ -26,3 +28,21 @@ def test_a_batch_is_copied_without_the_data_that_it_is_cut_from() -> None:
     assert max(seen) < 1_000
     assert difference(run, plain, [batch, other], []) == "an argument (0)"
     assert torch.equal(data, before)
+
+
+def test_gradients_under_autocast_are_those_of_a_backward_outside_of_it() -> None:
+    class Rounded(torch.autograd.Function):
+        """Its backward rounds where autocast is off alone."""
+
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient * (2 if torch.is_autocast_enabled("cpu") else 2.5)
+
+    value = torch.ones(3, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert difference(lambda x: x * 2, lambda x: x * 2, [value], []) == ""
+        assert difference(lambda x: x * 2, Rounded.apply, [value], []) == "a gradient (0)"

@@ -22,9 +22,10 @@ from hocket.autotune.options import NUMERICS
 from hocket.autotune.remembered import about_step
 from hocket.autotune.store import DecisionStore
 from hocket.dynamo.contest import Contest
-from hocket.dynamo.gradients import Boxed, Differentiable, differentiable, num_trained
+from hocket.dynamo.gradients import Boxed, Differentiable, differentiable, num_trained, split_sums
 from hocket.dynamo.graphs import (
     averages,
+    boxed,
     copied,
     digest,
     fills_in_zeros,
@@ -123,18 +124,22 @@ def compiled_graph(
             for region in parts.regions:
                 region.give_up("AOTAutograd failed")
             return _as_it_stands(graph, f"AOTAutograd cannot trace it ({type(error).__name__}: {error})")
+    compiled = parts.differentiable(original, len(example_inputs)) or traced
     if not parts.regions:
         return _as_it_stands(graph, "no part of it can be planned")
-    compiled = parts.differentiable(original, len(example_inputs)) or traced
     is_exact = compiled is not traced and not fills_in_zeros(graph)
     if not is_exact and parts.meta is not None and num_trained(parts.meta) > 1:
         reason = "AOTAutograd would compute with zeros where an output gets no gradient"
         for region in parts.regions:
             region.give_up(reason)
         return _as_it_stands(graph, reason)
+
+    def watched(*args: Any) -> Any:
+        return contest.watched(traced(*args))
+
     contest = Contest(
         original,
-        keeping_versions(compiled, written),
+        keeping_versions(compiled if isinstance(compiled, Differentiable) else watched, written),
         parts.regions,
         held,
         needs_equal_bits=asked.numerics == "bitwise",
@@ -166,14 +171,24 @@ class _Parts:
         self.regions: list[Region] = []  # those that can be planned
         self.meta: Any = None  # AOTAutograd's notes on the graph. None unless there are gradients.
         self._options = options
-        self._made: dict[str, tuple[fx.GraphModule, Boxed]] = {}
+        self._forward: tuple[fx.GraphModule, Boxed] | None = None
+        self._backward: fx.GraphModule | None = None
+        self._run_backward: Boxed | None = None  # for AOTAutograd
 
     def compiled(self, graph: fx.GraphModule, example_inputs: Sequence[Any], *, kind: str) -> Boxed:
-        """A boxed function of one of the graphs."""
-        region, call = region_of(graph, kind, numerics=self._options.numerics, cache=self._options.cache)
-        if region is not None:
-            self.regions.append(region)
-        self._made[kind] = fx.GraphModule(graph, copied(graph.graph)), call
+        """A boxed function of one of the graphs. Which backward is planned is decided by `differentiable`."""
+        own = fx.GraphModule(graph, copied(graph.graph))
+        if kind == "backward":
+            self._backward = own
+
+            def late(inputs: list[Any]) -> Any:
+                assert self._run_backward is not None
+                return self._run_backward(inputs)
+
+            late._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd asks for this attribute
+            return late
+        call = self._region(graph, kind)
+        self._forward = own, call
         context = torch._guards.TracingContext.try_get()
         if kind == "forward" and context is not None:
             self.meta = context.fw_metadata
@@ -182,7 +197,19 @@ class _Parts:
 
     def differentiable(self, original: Callable[..., Any], num_inputs: int) -> Differentiable | None:
         """The graph with its gradients. None where it has none, or AOTAutograd does more than to run two graphs."""
-        if self.meta is None or self._made.keys() != {"forward", "backward"}:
+        backward, made = self._backward, None
+        if backward is None:
             return None
-        again = partial(self.compiled, example_inputs=(), kind="backward")
-        return differentiable(original, num_inputs, self._made["forward"], self._made["backward"], self.meta, again)
+        plan = partial(self._region, kind="backward")
+        if self.meta is not None and self._forward is not None:
+            is_split = self._options.numerics == "bitwise"
+            split, repeated = split_sums(self._forward[0], backward) if is_split else (backward, [])
+            made = differentiable(original, num_inputs, self._forward, split, self.meta, plan, repeated)
+        self._run_backward = plan(backward) if made is None else boxed(backward)
+        return made
+
+    def _region(self, graph: fx.GraphModule, kind: str) -> Boxed:
+        region, call = region_of(graph, kind, numerics=self._options.numerics, cache=self._options.cache)
+        if region is not None:
+            self.regions.append(region)
+        return call

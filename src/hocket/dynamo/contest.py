@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from hocket.autotune import turns
@@ -95,6 +96,9 @@ class Contest:
 
     def __call__(self, *args: Any) -> Any:
         """The outputs of the graph."""
+        if reason := _obstacle():
+            self._say(reason)
+            return self._original(*args)
         run = self._stays
         if run is not None:
             return run(*args)
@@ -108,7 +112,7 @@ class Contest:
         try:
             if self._stage == "first":
                 self._compare_bits(args)
-                return self._watched(self._original(*args))
+                return self.watched(self._original(*args))
             if self._stage == "searching":
                 self._wait_for_regions()
             if self._stage == "turns":
@@ -123,12 +127,18 @@ class Contest:
 
     def differentiated_twice(self) -> None:
         """Gradients were differentiated again: let the original run from the next call on."""
-        self._keep_original("its gradients are differentiated again")
+        if self._stays is not self._original:
+            self._keep_original("its gradients are differentiated again")
 
     def close(self) -> None:
         """Close all lanes: the original runs from now on."""
         if self._stays is not self._original:
             self._keep_original("it is not used any more")
+
+    def _say(self, reason: str) -> None:
+        for region in self._made:
+            if region.verdict == "searching":
+                region.why = f"the graph runs as it stands while {reason}"
 
     def _contender(self) -> Callable[..., Any]:
         if self._stays is not None:
@@ -136,7 +146,7 @@ class Contest:
         plays_original = self._turns is not None and self._turns.contender == "original"
         return self._original if plays_original else self._compiled
 
-    def _watched(self, result: Any) -> Any:
+    def watched(self, result: Any) -> Any:
         """The result of a call, whose backward may be one that is differentiated again."""
 
         def look(gradients: Any) -> None:
@@ -239,6 +249,16 @@ class Contest:
         for region in self._made:
             region.give_up(f"the graph runs as it stands: {reason}")
         log.info("hocket: a graph runs as it stands: %s", reason)
+
+
+def _obstacle() -> str:
+    """Say why a call has to be that of the graph as it stands. Empty if it need not be.
+
+    A checkpoint around a call makes it again in the backward, and compares what both have saved.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "hooks on saved tensors are set, as by a checkpoint around it"
+    return "it is differentiated in forward mode" if forward_ad._current_level >= 0 else ""
 
 
 class _Cycle:

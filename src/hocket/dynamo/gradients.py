@@ -1,8 +1,10 @@
 """A compiled graph with its gradients as one node of autograd, in place of AOTAutograd's own.
 
-Two things that AOTAutograd does are not eager's. It hands zeros to the backward for outputs that no gradient reaches,
-so that what only they depend on gets zeros, where eager leaves None and an optimizer with momentum moves nothing. And
-what it has computed cannot be differentiated twice::
+Three things that AOTAutograd does are not eager's. It hands zeros to the backward for outputs that no gradient reaches,
+so that what only they depend on gets zeros, where eager leaves None and an optimizer with momentum moves nothing. It
+adds up the gradients of an input that a graph uses several times before autograd adds those of other uses (another call
+of the graph, a penalty on weights), where eager adds one after another (`split_sums`). And what it has computed cannot
+be differentiated twice::
 
     outputs that got a gradient     backward
     all                             the graph that AOTAutograd made, a region
@@ -23,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.schemas import OutputType, PlainTensorMeta
+from torch.utils._pytree import tree_leaves
 
 from hocket.dynamo.graphs import copied
 
@@ -30,6 +33,8 @@ Boxed = Callable[[list[Any]], Any]
 _OWN = frozenset((OutputType.non_alias, OutputType.unsafe_view_alias))
 _ADD = torch.ops.aten.add.Tensor
 _VERSION = operator.attrgetter("_version")
+# An input with more gradients than this gets their sum: each of them would be kept until autograd adds them.
+MAX_PARTS = 8
 
 
 class Differentiable:
@@ -38,28 +43,28 @@ class Differentiable:
     Args:
         original: the graph as it stands.
         forward: boxed, of the graph's inputs. Returns the outputs, and what the backward needs.
-        backward: boxed, of what it needs and the gradients of those outputs that may have one.
-        graph: of the backward.
+        graph: the backward, of what it needs and the gradients of those outputs that may have one.
         draws: the forward draws random numbers.
         meta: AOTAutograd's notes on the graph.
-        compile: makes a boxed function of another backward graph.
+        compile: makes a boxed function of a backward graph.
+        repeated: positions of the inputs of the further gradients that the backward returns behind one for each input.
     """
 
     def __init__(
         self,
         original: Callable[..., Any],
         forward: Boxed,
-        backward: Boxed,
         graph: fx.GraphModule,
         draws: bool,
         meta: Any,
         compile: Callable[[fx.GraphModule], Boxed],
+        repeated: Sequence[int],
     ) -> None:
-        self.original, self.forward, self.draws = original, forward, draws
+        self.original, self.forward, self.draws, self.repeated = original, forward, draws, repeated
         # called when gradients are asked for that can be differentiated again
         self.on_twice: Callable[[], object] = lambda: None
         self._graph, self._compile = graph, compile
-        self._backward: dict[frozenset[int], Boxed] = {frozenset(): backward}
+        self._backward: dict[frozenset[int], Boxed] = {frozenset(): compile(graph)}
         infos = meta.output_info
         self.num_outputs = len(infos)
         self.checked = meta.tensors_saved_for_backwards_with_vc_check_slice
@@ -78,14 +83,14 @@ class Differentiable:
         """The outputs of the graph."""
         if self._versions:
             torch.autograd.graph.increment_version([args[place] for place in self._versions])
-        outputs: Sequence[Any] = _Node.apply(self, *args)
+        outputs: Sequence[Any] = _Node.apply(self, *args, *(args[place] for place in self.repeated))
         if not self.inputs:
             return outputs
         return [args[self.inputs[place]] if place in self.inputs else each for place, each in enumerate(outputs)]
 
     @torch._dynamo.disable  # compiled autograd would compile what is behind it
     def gradients(self, needed: Sequence[torch.Tensor], given: Sequence[Any]) -> Sequence[Any]:
-        """A gradient for each input, or None."""
+        """A gradient for each input and for each repeated one, or None."""
         arrived = [given[place] for place in self.trained]
         missing = frozenset(n for n, each in enumerate(arrived) if each is None)
         laid_out = [_laid_out(each, *self._layouts[n]) for n, each in enumerate(arrived) if each is not None]
@@ -130,7 +135,7 @@ class Differentiable:
                 allow_unused=True,
             )
         of_leaf = dict(zip(leaves, found, strict=True))
-        return [of_leaf.get(n) for n in range(len(args))]
+        return [of_leaf.get(n) for n in range(len(args))] + [None] * len(self.repeated)
 
 
 class _Node(torch.autograd.Function):
@@ -138,6 +143,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graph: Differentiable, *args: Any) -> tuple[Any, ...]:
+        args = args[: len(args) - len(graph.repeated)]
         ctx.set_materialize_grads(False)
         ctx.graph = graph
         ctx.args, ctx.versions = (None, []) if graph.writes else (args, _versions(args))
@@ -170,16 +176,17 @@ def differentiable(
     original: Callable[..., Any],
     num_inputs: int,
     forward: tuple[fx.GraphModule, Boxed],
-    backward: tuple[fx.GraphModule, Boxed],
+    backward: fx.GraphModule,
     meta: Any,
     compile: Callable[[fx.GraphModule], Boxed],
+    repeated: Sequence[int] = (),
 ) -> Differentiable | None:
     """A graph with its gradients, or None where AOTAutograd does more around it: views, subclasses, tokens."""
-    (graph, run), (graph_back, run_back) = forward, backward
+    graph, run = forward
     given = graph.graph.find_nodes(op="placeholder")
     if len(given) != num_inputs or not all(isinstance(node.meta.get("val"), torch.Tensor) for node in given):
         return None
-    if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or _draws(graph_back):
+    if not torch.is_grad_enabled() or torch._C._is_any_autocast_enabled() or _draws(backward):
         return None
     does_more = (
         meta.num_mutated_inp_runtime_indices
@@ -197,12 +204,37 @@ def differentiable(
     is_plain = all(isinstance(each, PlainTensorMeta) for each in (*meta.subclass_inp_meta, *meta.subclass_tangent_meta))
     if does_more or not is_plain or kinds - _OWN - {OutputType.is_input}:
         return None
-    return Differentiable(original, run, run_back, graph_back, _draws(graph), meta, compile)
+    return Differentiable(original, run, backward, _draws(graph), meta, compile, repeated)
 
 
 def num_trained(meta: Any) -> int:
     """Return how many outputs may have a gradient."""
     return len(_trained(meta)) + int(meta.num_intermediate_bases)
+
+
+def split_sums(graph: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.GraphModule, list[int]]:
+    """A backward graph that returns the gradient of each use of an input, and the inputs of all but the first of each.
+
+    Autograd marks the sums that it makes. As many of them belong to an input as it has further uses: others are of what
+    is computed of it, such as a residual stream, whose gradient arrives as one.
+    """
+    own = copied(backward.graph)
+    end = own.output_node()
+    output = graph.graph.output_node()
+    found, further, places = list(end.args[0]), [], []  # type: ignore[arg-type]
+    for place, given in enumerate(graph.graph.find_nodes(op="placeholder")):
+        num_uses = sum(tree_leaves((user.args, user.kwargs)).count(given) for user in given.users if user is not output)
+        first, parts = found[place], list[Any]()
+        while len(parts) < num_uses - 1 and isinstance(first, fx.Node) and first.meta.get("is_gradient_acc"):
+            first, part = first.args
+            parts.insert(0, part)
+        if 0 < len(parts) < MAX_PARTS:
+            found[place] = first
+            further += parts
+            places += [place] * len(parts)
+    end.args = ([*found, *further],)
+    own.eliminate_dead_code()
+    return fx.GraphModule(backward, own), places
 
 
 def without_gradients(graph: fx.GraphModule, num_saved: int, missing: frozenset[int]) -> fx.GraphModule:
@@ -291,5 +323,4 @@ def _laid_out(gradient: torch.Tensor, shape: Sequence[int], stride: Sequence[int
     """A gradient with the memory layout that the backward was made for."""
     if gradient.stride() == stride:
         return gradient
-    made = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
-    return made.copy_(gradient)
+    return gradient.new_empty_strided(shape, stride).copy_(gradient)  # as many as are taken at once

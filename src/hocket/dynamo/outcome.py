@@ -81,7 +81,11 @@ def _gradients(outputs: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) 
     given = [
         torch.rand(tuple(output.shape), dtype=torch.float64, generator=generator).to(output.dtype) for output in outputs
     ]
-    return torch.autograd.grad(outputs, leaves, given, allow_unused=True)
+    found: tuple[Any, ...] = ()
+    if torch._C._is_any_autocast_enabled():  # where a call is, but hardly its backward
+        with torch._C._DisableAutocast():
+            found = torch.autograd.grad(outputs, leaves, given, allow_unused=True, retain_graph=True)
+    return found + torch.autograd.grad(outputs, leaves, given, allow_unused=True)
 
 
 def _copied(args: Sequence[Any]) -> tuple[list[Any], list[torch.Tensor]]:

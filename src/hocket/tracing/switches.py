@@ -46,6 +46,8 @@ def obstacle() -> str:
         return "inference mode is on"
     if torch._C._functorch.maybe_current_level() is not None:
         return "it is called within a transform of torch.func"
+    if torch._C._dispatch_tls_is_dispatch_key_included("VmapMode"):
+        return "many gradients are taken at once (is_grads_batched=True)"
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return "hooks on saved tensors are set (torch.autograd.graph.saved_tensors_hooks)"
     return ""
