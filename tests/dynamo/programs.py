@@ -210,6 +210,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "custom": lambda w, x: Twice.apply(x @ w) + w,
     "checkpoint": lambda w, x: checkpoint(lambda a: (a @ w).relu() @ w, x, use_reentrant=False),
     "print_free": lambda w, x: (x @ w if w.requires_grad else x).sinh() * len(x),
+    "checked": lambda w, x: torch.linalg.inv(x @ w + torch.eye(4)) @ w * 2,
     "complex": lambda w, x: torch.fft.fft(x @ w).abs() * 2,
     "loop": lambda w, x: [x := (x @ w).tanh() for _ in range(4)][-1],
 }

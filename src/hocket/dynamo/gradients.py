@@ -222,7 +222,10 @@ def split_sums(graph: fx.GraphModule, backward: fx.GraphModule) -> tuple[fx.Grap
     end = own.output_node()
     output = graph.graph.output_node()
     found, further, places = list(end.args[0]), [], []  # type: ignore[arg-type]
-    for place, given in enumerate(graph.graph.find_nodes(op="placeholder")):
+    inputs = graph.graph.find_nodes(op="placeholder")
+    if len(inputs) != len(found):  # ops that check values, such as those of linear algebra, have tokens for their order
+        return backward, []
+    for place, given in enumerate(inputs):
         num_uses = sum(tree_leaves((user.args, user.kwargs)).count(given) for user in given.users if user is not output)
         first, parts = found[place], list[Any]()
         while len(parts) < num_uses - 1 and isinstance(first, fx.Node) and first.meta.get("is_gradient_acc"):
