@@ -205,7 +205,9 @@ class JobStep(ABC, Generic[AnyJob]):
             return
         self._closed = True
         try:
-            if self._job is not None and self._failure is None:
+            if self._job is None:
+                self._membership.fail(ExecutionError("it has left before its first step"))
+            elif self._failure is None:
                 self.synchronize()
                 with self._exchanging():
                     self._end(self._job)
@@ -222,8 +224,8 @@ class JobStep(ABC, Generic[AnyJob]):
             raise self._failure or ExecutionError("distribute: the step was closed; step and gather() come first")
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and self._job is not None:
-            self._failed(error)
+        if error is not None:
+            (self._failed if self._job is not None else self._membership.fail)(error)
         self.close()
 
     def _begun(self, batch: Any) -> AnyJob:

@@ -7,6 +7,7 @@ others in torch's store, as JSON text, which is never unpickled.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -26,6 +27,7 @@ from hocket.errors import InputError, PeerError
 # As long as torch's own process groups wait.
 DEFAULT_TIMEOUT_S = 1800.0
 FAILED, OVER = "hocket/failed", "hocket/over"
+_NUMBERS = itertools.count()  # of the jobs without servers that this process takes part in, one after another
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,14 @@ def join(num_servers: int, timeout_s: float) -> Membership:
         raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = store_of_job(rank, timeout_s)
+    if not num_servers:  # agents, and workers that come again, know the keys of the first job alone
+        store = store.within(f"{_restarts()}.{next(_NUMBERS)}/")
     if world <= num_servers:
         raise InputError(f"distribute: {world} ranks, and {num_servers} of them servers: none is left to work")
     return Membership(rank, world - num_servers, num_servers, store, timeout_s)
+
+
+def _restarts() -> str:
+    """The number of times that torchrun has started all ranks anew, with the store of before. Machines count alone."""
+    is_one_machine = os.environ.get("GROUP_WORLD_SIZE") == "1"
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one_machine else "0"

@@ -82,13 +82,13 @@ _INTERFACES = "GLOO_SOCKET_IFNAME"
 class JobStore(Store):
     """A store whose values are signed, if there is a secret. Connections of this machine listen at its address."""
 
-    def __init__(self, store: Store, address: str, secret: bytes | None) -> None:
+    def __init__(self, store: Store, address: str, secret: bytes | None, prefix: str = "") -> None:
         super().__init__()
-        self._store, self._address, self.secret = store, address, secret
+        self._store, self._address, self.secret, self._prefix = store, address, secret, prefix
 
     def within(self, prefix: str) -> JobStore:
         """The same store for keys of their own."""
-        return JobStore(PrefixStore(prefix, self._store), self._address, self.secret)
+        return JobStore(PrefixStore(prefix, self._store), self._address, self.secret, prefix)
 
     @property
     def port(self) -> int:
@@ -130,7 +130,11 @@ class JobStore(Store):
 
     def _signed(self, key: str, value: str | bytes) -> bytes:
         content = value.encode() if isinstance(value, str) else bytes(value)
-        return content if self.secret is None else _SIGNED + _digest(self.secret, key, content) + content
+        return content if self.secret is None else _SIGNED + self._digest(key, content) + content
+
+    def _digest(self, key: str, content: bytes) -> bytes:
+        assert self.secret is not None
+        return hmac.digest(self.secret, f"{self._prefix}{key}".encode() + b"\0" + content, "sha256")
 
     def _verified(self, key: str, value: bytes) -> bytes:
         if self.secret is None:
@@ -139,14 +143,10 @@ class JobStore(Store):
             return value
         begin = len(_SIGNED) + _DIGEST_BYTES
         digest, content = value[len(_SIGNED) : begin], value[begin:]
-        if not value.startswith(_SIGNED) or not hmac.compare_digest(digest, _digest(self.secret, key, content)):
+        if not value.startswith(_SIGNED) or not hmac.compare_digest(digest, self._digest(key, content)):
             what = "is signed with another" if value.startswith(_SIGNED) else "is not signed with the"
             raise PeerError(f"{key!r} in the store of the job {what} {SECRET_VARIABLE}")
         return content
-
-
-def _digest(secret: bytes, key: str, content: bytes) -> bytes:
-    return hmac.digest(secret, key.encode() + b"\0" + content, "sha256")
 
 
 def store_of_job(rank: int, timeout_s: float) -> JobStore:

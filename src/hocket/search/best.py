@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hocket.errors import ExecutionError, FormatError, InputError
+from hocket.search.checkpoints import read_state
 from hocket.search.run import Run, load_model
 from hocket.search.split import Train, built
 from hocket.search.study import EXPLOITS, SEED
@@ -54,7 +55,7 @@ def best_model(
     """
     try:
         trial = study.best_trial
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # none is complete, or there are several directions
         raise InputError(f"study: {study.study_name} has no best trial: {error}") from None
     known = trial.user_attrs.get(SEED)
     if None not in (seed, known) and seed != known:
@@ -64,22 +65,22 @@ def best_model(
     values = [trial.intermediate_values[epoch] for epoch in epochs]
     if checkpoints is not None:
         path = Path(checkpoints) / "best.pt"
-        try:
-            state = torch.load(path, weights_only=True)
-        except (OSError, RuntimeError, ValueError) as error:
-            raise FormatError(str(path), "", f"expected the state of the best trial: {error}") from error
-        if state["values"] != values[: len(state["values"])] or state["values"][-1] != trial.value:
+        state = read_state(path, "the best trial")
+        if state["values"] != values[: len(state["values"])] or state["values"][-1:] != [trial.value]:
             raise FormatError(str(path), "", f"expected the state of trial {trial.number}, which is the best one now")
         training = built(train, state["params"], seed)
         load_model(training.model, state)
         return training.model.eval()
     if EXPLOITS in trial.user_attrs:
         raise InputError("checkpoints: expected the folder, since the best trial went on from another one's state")
-    told = next(epoch for epoch in (len(values), *range(1, len(values))) if values[epoch - 1] == trial.value)
+    told = [epoch for epoch, value in enumerate(values, 1) if value == trial.value]
+    if not told:
+        raise InputError(f"study: trial {trial.number}, the best one, has its value from no epoch of hocket.tune")
+    last = len(values) if told[-1] == len(values) else told[0]
     run = Run(trial.number, {name: _meaning(trial, name) for name in trial.params}, seed)
     trainer = SerialTrainer(train, seed)
     trainer.put(0, run)
-    while run.epochs < told:
+    while run.epochs < last:
         [(_, result)] = trainer.advance()
         if result.value is None:
             raise ExecutionError(f"trial {trial.number} cannot be trained again: {result.error}")

@@ -23,6 +23,20 @@ from hocket.errors import FormatError, InputError
 from hocket.ir._fields import load_document, named_failures
 
 FORMAT = "hocket-search/1"
+# what `hocket.search.run.Run.state` has
+KEYS = frozenset(("values", "params", "exploits", "model", "buffers", "optimizer", "scheduler", "random"))
+
+
+def read_state(path: Path, whose: str) -> dict[str, Any]:
+    """Read the state that a trial was saved with. Another file is a `FormatError`."""
+    try:
+        found: dict[str, Any] = torch.load(path, weights_only=True)
+        problem = f"it lacks {', '.join(sorted(KEYS - found.keys()))}" if KEYS - found.keys() else ""
+    except Exception as error:  # noqa: BLE001 - torch and pickle raise almost any
+        problem = str(error).partition("\n")[0] or type(error).__name__
+    if problem or not isinstance(found["values"], list):
+        raise FormatError(str(path), "", f"expected the state of {whose}: {problem or 'its values are no list'}")
+    return found
 
 
 class Checkpoints:
@@ -58,11 +72,7 @@ class Checkpoints:
         path = self._path(number)
         if not path.exists():
             return None
-        try:
-            found: dict[str, Any] = torch.load(path, weights_only=True)
-        except Exception as error:
-            raise FormatError(str(path), "", f"expected the state of a trial: {error}") from error
-        return found
+        return read_state(path, "a trial (without this file it begins anew)")
 
     def remove(self, number: int) -> None:
         """A trial is over."""

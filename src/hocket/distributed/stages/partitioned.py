@@ -16,6 +16,7 @@ from hocket.adaptation import DeviceShare
 from hocket.arguments import packed
 from hocket.distributed.job import GATHER, LOAD, SAVE, STEP, JobStep, StepGuard, check_choice, ending_on_error
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership, join
+from hocket.distributed.rejoin import rejoined
 from hocket.distributed.stages.checkpoint import LOADED, check_alike, digests_of, part_state, part_to_load
 from hocket.distributed.stages.memory import standing_for_cpu
 from hocket.distributed.stages.planner import StagePlanner, limits_of
@@ -335,7 +336,7 @@ def stages(
         raise InputError(
             "distribute: rebalance= needs profiling, which needs the full weights; it cannot be combined with weights="
         )
-    membership = join(0, timeout_s)
+    membership = rejoined(join(0, timeout_s))
     limits = limits_of(memory_bytes, membership.num_workers)
     search = {"objective": objective, "epsilon": epsilon, "budget_s": budget_s, "seed": seed}
     planner = StagePlanner(partition, search, profiles=rebalance > 0, limits=limits, estimates=weights is not None)
