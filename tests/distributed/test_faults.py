@@ -195,6 +195,24 @@ def test_a_rank_that_does_not_come_is_named():
             assert "has waited 4 s for worker 1 (rank 1)" in text or "lost" in text, text
 
 
+def leaves(rank, say, how):
+    of = training()
+    if rank == 2:
+        return serve(of)
+    with work(of) as fast:
+        if rank == 1 and how == "raises":
+            raise ValueError("no data")
+        if rank == 0:
+            fast(batches(rank, 1)[0])
+
+
+@pytest.mark.parametrize(("how", "why"), [("raises", "no data"), ("ends", "it has left before its first step")])
+def test_a_rank_that_leaves_before_its_first_step_ends_the_job(how, why):
+    with Ranks(leaves, 3, how) as ranks:
+        for rank in (0, 2):
+            assert f"worker 1 (rank 1): {why}" in ranks.raised(rank)
+
+
 def again(rank, say, saved, first, count):
     """Some steps from a checkpoint that only rank 0 has; without one, it is written, and rank 1 is killed later on."""
     of = training("adam")

@@ -230,6 +230,25 @@ def test_each_trial_of_a_study_has_the_seed_of_its_search_and_old_ones_have_none
     assert value_of(hocket.best_model(old, bumpy)) != pytest.approx(old.best_value, rel=1e-9)
 
 
+def test_a_study_of_other_trials_has_no_best_model():
+    several = optuna.create_study(directions=["minimize", "minimize"])
+    several.add_trial(optuna.trial.create_trial(values=[1.0, 2.0]))
+    refused("has no best trial", hocket.best_model, several, train)
+    other = random_study()
+    other.add_trial(optuna.trial.create_trial(value=1.0, intermediate_values={1: 2.0}))
+    refused("has its value from no epoch", hocket.best_model, other, train)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", {"values": [1.0]}])
+def test_a_damaged_best_model_is_named(content, tmp_path):
+    study, _ = searched(train, SPACE, trials=2, epochs=1, checkpoints=tmp_path)
+    if isinstance(content, bytes):
+        (tmp_path / "best.pt").write_bytes(content)
+    else:
+        torch.save(content, tmp_path / "best.pt")
+    fails(FormatError, "expected the state of the best trial", hocket.best_model, study, train, checkpoints=tmp_path)
+
+
 def test_a_best_model_that_is_not_there_is_named(tmp_path):
     refused("has no best trial", hocket.best_model, random_study(), train)
     study, _ = searched(train, SPACE, trials=2, epochs=1, checkpoints=tmp_path)

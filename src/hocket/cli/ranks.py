@@ -61,8 +61,9 @@ def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False, may_f
     }
     if ranks > 1:  # as torchrun does: ranks of many threads each would wait for each other
         given["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-    is_module = getattr(sys.modules["__main__"], "__spec__", None) is not None  # then the folder is searched for modules
-    command = [sys.executable, *([] if is_module else ["-P"]), "-m", "hocket", *args.words]
+    # Python searches the folder for modules, which may have the names of others, only where it did so for this process.
+    searches = getattr(sys.modules["__main__"], "__spec__", None) is not None
+    command = [sys.executable, *([] if searches else ["-P"]), "-m", "hocket", *args.words]
     processes: list[subprocess.Popen[bytes]] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # through what ends the ranks
     try:

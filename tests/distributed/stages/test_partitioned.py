@@ -105,6 +105,15 @@ def plain() -> Work:
     return squared(model, optimizer, [torch.ones(3, 4), torch.zeros(3, 4)])
 
 
+def twice(rank, say):
+    return [rank_of_stages(rank, say, "mixed", "sgd", 3, seed) for seed in (1, 2)]
+
+
+def test_a_process_takes_part_in_one_job_after_another():
+    for found in zip(*returned(twice, 2, timeout_s=150), strict=True):
+        check_as_alone(list(found), alone("mixed", "sgd", 3))
+
+
 def until_lost(rank, say, victim):
     torch.set_num_threads(1)
     work = plain()
