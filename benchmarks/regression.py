@@ -237,7 +237,8 @@ def _time_us(curve: Curve, width: int, _: str) -> float:
 
 
 def _mean(values: Iterable[float]) -> float:
-    return fmean(value for value in values if not math.isnan(value))
+    known = [value for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.nan  # each climb has measured all widths up to its end
 
 
 def table_v(sets: Mapping[str, Curves] | None = None, **options: Any) -> Table:
