@@ -41,7 +41,7 @@ def best_model(
         ExecutionError: the trial fails when it is trained again.
 
     Example:
-        >>> import hocket
+        >>> import torch, hocket
         >>> loss = nn.functional.mse_loss
         >>> def train(params):
         ...     model = nn.Linear(1, 1)
