@@ -84,7 +84,7 @@ def serve_steps(job: ShardedJob, executor: str, versions: Versions, workers: Liv
         job.add_packets(wire, worker)
         _add_step_packets(job, plan, wire)
 
-    with RejoiningWorkers(job.membership, workers, prepare) as rejoining:
+    with closing(updates), RejoiningWorkers(job.membership, workers, prepare) as rejoining:
         pending = _begin_to_send(job, serving, workers.now(), 0)
         batch = job.captured.batch
         steps = 0
@@ -108,7 +108,6 @@ def serve_steps(job: ShardedJob, executor: str, versions: Versions, workers: Liv
                 updates.run(frame)
                 updates.captured.finish(frame)
                 steps += 1
-    updates.close()
     return steps
 
 
