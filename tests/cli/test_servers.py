@@ -39,6 +39,13 @@ def test_it_trains_and_writes_a_checkpoint_of_the_plain_model(tmp_path):
     assert set(found["order"]["server0"]) == set(states["model"][0])
 
 
+def test_ranks_of_the_command_find_no_modules_in_the_folder():
+    Path("statistics.py").write_text("raise SystemExit('the statistics of the user')")
+    command = [str(Path(sys.executable).with_name("hocket")), "ps", *TINY, "-w", "1", "-s", "1", "--steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_ranks_that_do_not_fit_are_a_usage_error():
     started = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     outcome = ran(*TINY, "-w", "2", "-s", "1", **started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import sys
 import threading
 from collections import OrderedDict
@@ -112,6 +113,38 @@ def twice(rank, say):
 def test_a_process_takes_part_in_one_job_after_another():
     for found in zip(*returned(twice, 2, timeout_s=150), strict=True):
         check_as_alone(list(found), alone("mixed", "sgd", 3))
+
+
+RESTARTED = """
+import os, torch, hocket
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+
+def step(batch):
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+with hocket.distribute.stages(step, model, optimizer, executor="python", timeout_s=30) as fast:
+    for number in range(4):
+        fast(torch.full((3, 4), number / 4))
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+            os._exit(3)
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "is over")
+"""
+
+
+def test_torchrun_starts_a_job_anew(tmp_path):
+    (tmp_path / "job.py").write_text(RESTARTED)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    done = subprocess.run([*torchrun, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("attempt 1 is over") == 2
 
 
 def until_lost(rank, say, victim):
