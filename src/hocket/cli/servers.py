@@ -61,7 +61,7 @@ def ps_verb(args: Namespace) -> None:
         ("steps in which parameters arrived in this order", f"{found['steps_in_order']} of {found['steps']}"),
     ]
     first, last = found["first_loss"], found["last_loss"]
-    rows += [("loss", f"{first:.6g} to {last:.6g}")] if first and last else []
+    rows += [] if None in (first, last) else [("loss", f"{first:.6g} to {last:.6g}")]
     workers, servers = count_text(args.workers, "worker"), count_text(args.servers, "server")
     title = f"{found['target']}: {workers}, {servers}, {count_text(args.steps, 'step')}"
     emit(args, found, table(title, ("", ""), rows))

@@ -26,6 +26,7 @@ from hocket.errors import InputError, PeerError
 
 # As long as torch's own process groups wait.
 DEFAULT_TIMEOUT_S = 1800.0
+YEAR_S = 365 * 86400  # clocks cannot count without end
 FAILED, OVER = "hocket/failed", "hocket/over"
 _NUMBERS = itertools.count()  # of the jobs without servers that this process takes part in, one after another
 
@@ -229,8 +230,9 @@ def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout
 
 def join(num_servers: int, timeout_s: float) -> Membership:
     """Take part in the job that torchrun has started. Its last ranks are servers. Without any all ranks are equal."""
-    if not timeout_s > 0:
-        raise InputError(f"distribute: expected timeout_s to be a number of seconds above 0, got {timeout_s}")
+    if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < YEAR_S:
+        expected = "a number of seconds above 0 and less than a year"
+        raise InputError(f"distribute: expected timeout_s to be {expected}, got {timeout_s!r}")
     missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")

@@ -155,8 +155,8 @@ def check_exchangeable(captured: Captured, num_workers: int) -> None:
             )
     for gradient in captured.read_gradients:
         raise InputError(
-            f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() inside the "
-            "step, without set_to_none=False"
+            f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() in the step "
+            "before backward(), without set_to_none=False"
         )
     for entry in (*captured.trace.places.parameters, *captured.trace.places.tensors):
         if entry.kind != "state" and entry.get().device.type not in TRAVELLING:

@@ -68,6 +68,8 @@ class SearchConfig:
         directions = ("minimize", "maximize")
         for field, known in (("executor", EXECUTORS), ("direction", directions), ("value", ("last", "best"))):
             one_of(field, getattr(self, field), known)
+        if not isinstance(self.callbacks, (list, tuple)) or not all(map(callable, self.callbacks)):
+            raise InputError(f"callbacks: expected a list of functions, got {self.callbacks!r}")
         if self.halving is not None and not isinstance(self.halving, Schedules):
             raise InputError(f"halving: expected hocket.Halving, Hyperband, Asha or Population, got {self.halving!r}")
         if self.study is not None and (self.storage, self.name, self.direction) != (None, None, "minimize"):

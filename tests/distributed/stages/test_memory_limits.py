@@ -25,7 +25,7 @@ def test_limits_are_one_number_or_one_for_each_rank():
     assert limits_of(None, 2) is None
     assert limits_of(10, 2) == (10.0, 10.0)
     assert limits_of([10, 20], 2) == (10.0, 20.0)
-    for wrong in (0, -1.0, [1.0], [1.0, 0.0]):
+    for wrong in (0, -1.0, [1.0], [1.0, 0.0], "2GB", ["1", "2"]):
         refused("expected memory_bytes to be a number above 0, or one for each of 2 ranks", limits_of, wrong, 2)
 
 

@@ -199,6 +199,16 @@ def test_ranks_that_decide_otherwise_are_named_before_anything_moves():
         assert "moves ops to other places than rank" in ranks.raised(1, 40)
 
 
-def test_a_negative_number_of_steps_is_refused():
-    with pytest.raises(InputError, match="expected rebalance to be a number of steps, or 0"):
-        distribute.stages(lambda: None, torch.nn.Linear(1, 1), None, rebalance=-1)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rebalance": -1}, "expected rebalance to be a number of steps, or 0"),
+        ({"rebalance": "10"}, "expected rebalance to be a number of steps, or 0"),
+        ({"partition": "plan.txt"}, "expected partition to be a hocket.Plan or a rank for each op"),
+        ({"timeout_s": float("inf")}, "expected timeout_s to be a number of seconds above 0 and less than a year"),
+        ({"timeout_s": "60"}, "expected timeout_s to be a number of seconds above 0"),
+    ],
+)
+def test_wrong_options_are_named(options, words):
+    with pytest.raises(InputError, match=words):
+        distribute.stages(lambda: None, torch.nn.Linear(1, 1), None, **options)

@@ -326,8 +326,13 @@ def stages(
     """
     check_choice("objective", objective, OBJECTIVES[:3])
     check_choice("executor", executor)
-    if rebalance < 0:
-        raise InputError(f"distribute: expected rebalance to be a number of steps, or 0 for never, got {rebalance}")
+    if not isinstance(rebalance, int) or rebalance < 0:
+        raise InputError(f"distribute: expected rebalance to be a number of steps, or 0 for never, got {rebalance!r}")
+    if not isinstance(partition, (Plan, Mapping, type(None))):
+        raise InputError(
+            "distribute: expected partition to be a hocket.Plan or a rank for each op by name, "
+            f"got a value of type {type(partition).__name__}; read a file by hocket.Plan.parse(Path(file).read_text())"
+        )
     if rebalance and memory_bytes is not None:
         raise InputError(
             "distribute: memory_bytes limits only the first partition; it cannot be combined with rebalance="

@@ -40,13 +40,13 @@ def limits_of(given: float | Sequence[float] | None, num_ranks: int) -> tuple[fl
     """The memory limit of each rank in bytes, above 0, or None if there is none. One number is for every rank."""
     if given is None:
         return None
-    limits = tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),) * num_ranks
-    if len(limits) != num_ranks or not all(limit > 0 for limit in limits):
+    limits = tuple(given) if isinstance(given, Sequence) else (given,) * num_ranks
+    if len(limits) != num_ranks or not all(isinstance(each, (int, float)) and each > 0 for each in limits):
         raise InputError(
             f"distribute: expected memory_bytes to be a number above 0, or one for each of {num_ranks} ranks, "
-            f"got {given}"
+            f"got {given!r}"
         )
-    return limits
+    return tuple(map(float, limits))
 
 
 def held_within(

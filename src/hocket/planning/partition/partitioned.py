@@ -152,6 +152,8 @@ def partitioned(
     if not 0 < budget_s < YEAR_S or rounds < 0:
         expected = "a budget > 0 s, less than a year, and rounds >= 0"
         raise InputError(f"partition: expected {expected}, got {budget_s} and {rounds}")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise InputError(f"partition: expected seed to be a whole number from 0 to 2^63 - 1, got {seed!r}")
     if objective != "time" and problem.num_parts > len(problem):
         raise InputError(f"partition: {problem.num_parts} devices, and only {len(problem)} ops to place on them")
     if objective == "pipeline" and micro_batches < problem.num_parts:
