@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+from dataclasses import replace
 
 import pytest
-from tests.search.pieces import LR, SPACE, train
+from tests.search.pieces import BATCHES, LR, SPACE, train
 from tests.search.searches import as_serial, random_study, searched
+from torch.nn import functional
 
 import forked
 from hocket import Halving
@@ -38,3 +40,23 @@ def test_a_process_that_ends_takes_one_trial_along():
 def test_a_function_that_cannot_be_imported_is_refused():
     with pytest.raises(InputError, match="executor='processes' needs a function that can be imported"):
         searched(lambda params: train(params), {"lr": LR}, executor="processes", trials=2, epochs=1)
+
+
+def train_ending(params):
+    """The metric is no number from the second epoch on where the rate is large."""
+    calls = 0
+
+    def metric(outputs, target):
+        nonlocal calls
+        calls += 1
+        return (
+            float("nan") if params["lr"] > 0.01 and calls > len(BATCHES) else functional.cross_entropy(outputs, target)
+        )
+
+    return replace(train(params), metric=metric)
+
+
+def test_a_trial_that_ends_early_leaves_nothing_to_the_next_one_in_its_process(monkeypatch):
+    forked.in_place_of_spawn(monkeypatch)
+    study, _ = as_serial(train_ending, {"lr": LR}, trials=6, epochs=4, executor="processes", processes=2, fusible=[])
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}

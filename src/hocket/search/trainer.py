@@ -5,8 +5,9 @@ Trials move at epoch boundaries. A trial in no slot has its whole state in its o
 
 Trials may also train side by side in processes, a way for models that do not fuse::
 
-this process --params, saved state, epochs to go--> worker: the plain loop of `hocket.search.trainer`
-             <--value of each epoch, state at the end--
+this process --params, saved state, epochs to go--> worker: an epoch of the plain loop of `hocket.search.trainer`
+             <--its value, state at the end--
+             --go on, or another trial-->
 """
 
 from __future__ import annotations
@@ -302,6 +303,7 @@ class ProcessTrainer(Trainer):
         self._workers: dict[int, Any] = {}
         self._pipes: dict[int, Any] = {}
         self._busy: set[int] = set()
+        self._held: dict[int, Run] = {}  # by slot, the trial that its process can go on with
 
     def put(self, slot: int, run: Run) -> None:
         self.slots[slot] = run
@@ -313,13 +315,15 @@ class ProcessTrainer(Trainer):
         for slot, run in self.active:
             if slot not in self._busy:
                 job = (run.number, dict(run.params), run.seed, run.state(), run.until, self._keep)
-                self._pipe(slot).send(job)
+                self._pipe(slot).send(None if self._held.get(slot) is run else job)
                 self._busy.add(slot)
+                self._held[slot] = run
         ready = connection.wait([self._pipes[slot] for slot in self._busy])
         found = []
         for slot in [slot for slot in sorted(self._busy) if self._pipes[slot] in ready]:
             trained = self.slots[slot]
             assert trained is not None
+            self._busy.discard(slot)
             try:
                 value, error, state = self._pipes[slot].recv()
             except (EOFError, ConnectionError):
@@ -328,8 +332,8 @@ class ProcessTrainer(Trainer):
             if isinstance(error, InputError):
                 raise error
             trained.saved = state if state is not None else trained.saved
-            if error is not None or trained.epochs + 1 >= trained.until:
-                self._busy.discard(slot)
+            if trained.epochs + 1 >= trained.until:  # from where it may go on elsewhere
+                self._held.pop(slot, None)
             found.append((trained, EpochResult(value, error)))
         return found
 
@@ -337,7 +341,6 @@ class ProcessTrainer(Trainer):
         for slot in list(self._workers):
             self._stop(slot)
         self.slots = [None] * len(self.slots)
-        self._busy.clear()
 
     def _pipe(self, slot: int) -> Any:
         """The pipe to a slot's process, which is started when it is first needed."""
@@ -355,37 +358,35 @@ class ProcessTrainer(Trainer):
         worker = self._workers.pop(slot)
         self._pipes.pop(slot).close()
         self._busy.discard(slot)
+        self._held.pop(slot, None)
         worker.terminate()
         worker.join()
 
 
 def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
-    """A process: train what comes until the sender closes."""
+    """A process: train an epoch of what comes, or of what was there, until the sender closes."""
     torch.set_num_threads(threads)
     train: Train = pickle.loads(pickled)
     trainer = SerialTrainer(train, seed)
     while True:
         try:
-            number, params, own_seed, saved, until, keep = pipe.recv()
+            job = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
-        run = Run(number, params, own_seed, until, saved=saved or None)
+        if job is not None:
+            number, params, own_seed, saved, until, keep = job
+            run = Run(number, params, own_seed, until, saved=saved or None)
         try:
-            trainer.put(0, run)
-        except Exception as error:  # noqa: BLE001 - the user's code; told to the other process
+            if job is not None:
+                trainer.put(0, run)
+            if run.made.on_epoch is not None:
+                raise InputError("Training.on_epoch: executor='processes' has no trial to call it with")
+            [(_, result)] = trainer.advance()
+        except Exception as error:  # noqa: BLE001 - the user's code; serialised for the other process
             pipe.send((None, error if isinstance(error, InputError) else f"{type(error).__name__}: {error}", None))
             continue
-        if run.made.on_epoch is not None:
-            pipe.send((None, InputError("Training.on_epoch: executor='processes' has no trial to call it with"), None))
+        if result.value is None:
+            pipe.send((None, result.error, None))
             continue
-        while run.epochs < until:
-            try:
-                [(_, result)] = trainer.advance()
-            except InputError as error:
-                pipe.send((None, error, None))
-                break
-            if result.value is None:
-                pipe.send((None, result.error, None))
-                break
-            run.values.append(result.value)
-            pipe.send((result.value, None, run.state() if keep or run.epochs == until else None))
+        run.values.append(result.value)
+        pipe.send((result.value, None, run.state() if keep or run.epochs == until else None))
