@@ -132,11 +132,28 @@ def test_what_a_function_suggests_is_the_same_space_as_a_dict_of_it():
     assert_same(hocket.tune(plain, trials=30, epochs=2, seed=3), by_dict)
 
 
+def branching(params):
+    """Suggests other names in other trials."""
+    made = train({"lr": params.suggest_float("lr", 1e-3, 1e-1, log=True)})
+    group = made.optimizer.param_groups[0]
+    if params.suggest_categorical("decays", [False, True]):
+        group["weight_decay"] = params.suggest_float("decay", 0.0, 0.1)
+    else:
+        group["betas"] = (params.suggest_float("first", 0.8, 0.9), params.suggest_float("second", 0.9, 0.99))
+    return made
+
+
 @pytest.mark.parametrize("after", [1, 3])
-def test_a_search_of_suggestions_goes_on_after_a_kill(after, tmp_path):
-    options = {"trials": 9, "epochs": 4, "halving": Halving(eta=2), "executor": "fused"}
-    storage = f"sqlite:///{tmp_path / 's.db'}"
-    stopped_and_gone_on(suggesting, None, tmp_path / "states", after, storage, **options)
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (suggesting, {"trials": 9, "epochs": 4, "halving": Halving(eta=2)}),
+        (branching, {"trials": 12, "slots": 4, "seed": 2}),
+    ],
+)
+def test_a_search_of_suggestions_goes_on_after_a_kill(function, options, after, tmp_path):
+    storage, options = f"sqlite:///{tmp_path / 's.db'}", {"epochs": 1, "executor": "fused", **options}
+    stopped_and_gone_on(function, None, tmp_path / "states", after, storage, **options)
 
 
 def test_a_function_that_suggests_nothing_or_raises():

@@ -7,7 +7,7 @@ import optuna
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from tests.search.pieces import BATCHES, LR, SPACE, WIDTH, train, train_dropped
+from tests.search.pieces import BATCHES, LR, SPACE, WIDTH, train, train_dropped, training
 from tests.search.searches import (
     StoppedError,
     as_serial,
@@ -89,6 +89,27 @@ def test_fused_populations_are_as_serial_ones(slots):
     assert "fused" in {each.kind for each in record.epochs}
     moved = {number: own[-1]["params"]["width"] for number, own in exploits(together).items() if own}
     assert any(together.trials[number].params["width"] != width for number, width in moved.items())
+
+
+def train_deep(params):
+    """Two layers, of which only trials of depth 2 have the second one."""
+    width = params["width"]
+    inner = [torch.nn.Linear(8, width), torch.nn.Tanh()] if params["depth"] == 2 else []
+    last = torch.nn.Linear(width if inner else 8, 3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), *inner, last).double()
+    return training(model, params["lr"])
+
+
+def test_a_parameter_that_changes_shapes_beside_some_others_moves_beside_the_rest():
+    study = random_study()
+    for depth in (1, 2, 2, 2, 2, 2):  # beside the first one the width seems to change nothing
+        study.enqueue_trial({"depth": depth})
+    space = {"depth": IntDistribution(1, 2), "width": WIDTH, "lr": LR}
+    population = Population(interval=1, share=0.4, resample=1.0)
+    searched(train_deep, space, study=study, trials=6, epochs=5, halving=population, executor="serial")
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+    moves = [each for own in exploits(study).values() for each in own]
+    assert len({each["params"]["lr"] for each in moves}) == len(moves)
 
 
 @pytest.mark.slow

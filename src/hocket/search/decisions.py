@@ -12,6 +12,7 @@ from hocket.search.checkpoints import Checkpoints
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.policy import Ends, Exploit, Move, Policy
 from hocket.search.run import EpochResult, Run, Status
+from hocket.search.split import fitting
 from hocket.search.study import EXPLOITS, PRUNED, StudyClient
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,8 @@ class Decisions:
             state = self._group_of(parent).state_of(parent)
             self._group_of(run).take_out(run)
             run.variant = parent.variant
-            params = move.explore(parent.params, self.client.space, self.ways.split.fusible)
+            moved = move.explore(parent.params, self.client.space, self.ways.split.fusible)
+            params = fitting(self.ways.train, parent.params, moved, self.ways.seed)
             run.exploits.append({"epoch": run.epochs, "parent": parent.number, "params": params})
             try:
                 run.go_on_from(state, params, self.ways.train)

@@ -259,6 +259,23 @@ def find_split(
     return Split(fusible, tuple(name for name in space if name not in fusible), why, frozenset(changed))
 
 
+def fitting(train: Train, params: Mapping[str, Any], moved: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Parameters with the moved ones, but for those that change shapes beside them, as not beside all others."""
+    known = _probe(train, params, seed)
+
+    def fits(other: Mapping[str, Any]) -> bool:
+        found = _probe(train, other, seed)  # a trial that cannot be built says so itself
+        return isinstance(known, str) or isinstance(found, str) or not difference(known[0], found[0])
+
+    if fits(moved):
+        return dict(moved)
+    found = dict(params)
+    for name in moved:
+        if fits(other := {**found, name: moved[name]}):
+            found = other
+    return found
+
+
 def suggest_all(train: Train, proposal: Hyperparameters, seed: int) -> None:
     """Let a user's function ask for its parameters, without data where it can be built so."""
     try:

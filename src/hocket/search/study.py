@@ -158,7 +158,9 @@ class StudyClient:
             return []
         with _storage_errors(self.study.study_name):
             for trial in self._mine():
-                if not trial.state.is_finished():
+                if trial.state.is_finished():
+                    self._ask_function(trial)  # whose names are in the space, in the same order as before the kill
+                else:
                     if OWNER not in trial.user_attrs:
                         self.study._storage.set_trial_user_attr(trial._trial_id, OWNER, self._owner)
                     self._propose(self._optuna.Trial(self.study, trial._trial_id))
@@ -196,6 +198,10 @@ class StudyClient:
         trial.set_user_attr(SEED, self._trained_with)
         for name in self.space if self._suggesting is None else ():
             self._suggest(trial, name, self.space[name])
+        return self._ask_function(trial)
+
+    def _ask_function(self, trial: Any) -> str | None:
+        """Let the user's function, where it has the space, ask for the parameters of a trial. Return what it raised."""
         if self._suggesting is None:
             return None
         try:

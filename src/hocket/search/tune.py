@@ -172,7 +172,9 @@ def _first_split(
         else:
             params = tried.pop(0)
         try:
-            return asked, find_split(train, client.space, params, config.seed, config.fusible)
+            # Other trials' names come later, or have come before a kill.
+            own = {name: distribution for name, distribution in client.space.items() if name in params}
+            return asked, find_split(train, own, params, config.seed, config.fusible)
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - the user's code; this trial ends, no other one
