@@ -105,6 +105,13 @@ def test_another_graph_for_other_shapes():
         torch.testing.assert_close(array(x), torch.stack([model(x) for model in models]))
 
 
+def test_another_graph_for_another_layout():
+    models = made(lambda: Layer(lambda m, x: m.a(x) if x.is_contiguous() else m.b(x)), 2)
+    array, x = hocket.fuse(models, backend="rule", shared=True), torch.randn(4, 4, dtype=D)
+    for each in (x, x, x.t(), x, x.t()):
+        torch.testing.assert_close(array(each), torch.stack([model(each) for model in models]))
+
+
 @pytest.mark.parametrize("backend", ["rule", "auto"])
 def test_models_whose_graphs_differ_go_one_after_another_and_the_ops_are_named(backend):
     functions = iter([torch.sin, torch.cos])

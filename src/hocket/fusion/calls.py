@@ -201,6 +201,8 @@ class Calls:
         mode: tuple[Any, ...] = (self.store.templates[0].training, self.form, self._is_transformed(), modes())
         if world.asks:
             mode = (*mode, self._kind(world, args, kwargs)[0].answers)
+        if world.sees_layout:
+            mode = (*mode, *(leaf.stride() for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)))
         if not kwargs and set(map(type, (*args, *targets))) <= {Tensor}:
             return (what, len(args), _kinds((*args, *targets)), mode), list(args)
         call, leaves = CallSpec.of(args, kwargs)

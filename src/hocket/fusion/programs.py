@@ -91,6 +91,7 @@ class World:
         # what is known of kinds of calls; `hocket.fusion.calls` keeps it here
         self.calls: Bounded[Any] = Bounded(MAX_PROGRAMS)
         self.num_calls = 0  # how many were made
+        self.sees_layout = False  # whether some forwards have asked how their tensors lie in memory
         self._guards: Guards | None = None
         self._versions: dict[int, tuple[Tensor, int]] = {}
         self._num_copying = 0  # how many programs `_versions` has tensors of, those that are gone included
@@ -155,6 +156,7 @@ class World:
             if not found.is_final and self._attempts[base] < MAX_ATTEMPTS:
                 return
         self._looks[base] = max(looks, self._looks.get(base, NOTHING))
+        self.sees_layout |= looks >= LAYOUT
         self._programs[kind.key(self._looks[base])] = found
 
     def programs(self) -> list[FusedProgram]:
