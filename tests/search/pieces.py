@@ -81,3 +81,19 @@ def train_smoothed(params: dict[str, Any]) -> Training:
 
 def accuracy(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (outputs.argmax(1) == target).double().mean() - functional.cross_entropy(outputs, target)
+
+
+class Counting(nn.Linear):
+    """Counts its steps in Python, and computes by the count."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.steps = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += self.training
+        return super().forward(x) * (1 + 4 / (1 + self.steps))
+
+
+def train_counting(params: dict[str, Any]) -> Training:
+    return training(Counting().double(), params["lr"])

@@ -9,8 +9,8 @@ import optuna
 import pytest
 import torch
 from tests.search import killed
-from tests.search.pieces import BATCHES, LR, SPACE, train, train_dropped
-from tests.search.searches import assert_same, random_study, searched, stopped_and_gone_on, stopping
+from tests.search.pieces import BATCHES, LR, SPACE, train, train_counting, train_dropped
+from tests.search.searches import as_serial, assert_same, random_study, searched, stopped_and_gone_on, stopping
 from torch.nn import functional
 
 import forked
@@ -103,6 +103,13 @@ def test_a_search_that_is_killed_while_it_asks_for_a_trial_knows_it_again(tmp_pa
 def test_a_search_that_stops_at_an_epoch_goes_on_with_it(executor, after, tmp_path):
     options = {"trials": 8, "epochs": 4, "halving": Halving(eta=2), "executor": executor}
     stopped_and_gone_on(train_dropped, SPACE, tmp_path, after, **options)
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+def test_what_a_model_counts_in_python_moves_and_is_kept_with_it(tmp_path):
+    options = {"trials": 6, "epochs": 4, "halving": Halving(eta=2), "executor": "fused", "slots": 2}
+    as_serial(train_counting, {"lr": LR}, **options)
+    stopped_and_gone_on(train_counting, {"lr": LR}, tmp_path, 2, **options)
 
 
 @pytest.mark.parametrize("after", [2, 3])

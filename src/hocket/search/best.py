@@ -12,7 +12,7 @@ from torch import nn
 
 from hocket.errors import ExecutionError, FormatError, InputError
 from hocket.search.checkpoints import read_state
-from hocket.search.run import Run, load_model
+from hocket.search.run import Run, load_model, set_attributes
 from hocket.search.split import Train, built
 from hocket.search.study import EXPLOITS, SEED
 from hocket.search.trainer import SerialTrainer
@@ -69,6 +69,7 @@ def best_model(
             raise FormatError(str(path), "", f"expected the state of trial {trial.number}, which is the best one now")
         training = built(train, state["params"], seed)
         load_model(training.model, state)
+        set_attributes(training.model, state.get("attributes", {}))
         return training.model.eval()
     if EXPLOITS in trial.user_attrs:
         raise InputError("checkpoints: expected the folder, since the best trial went on from another one's state")

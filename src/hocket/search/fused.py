@@ -32,7 +32,7 @@ from hocket.fusion import fuse
 from hocket.fusion.loss import Losses
 from hocket.optim import FusedOptimizer, ModelSlots, TrainedModel, clip_grad_norm_, clip_grad_value_
 from hocket.search.data import RandomState, are_same_batches, is_fixed
-from hocket.search.run import EpochResult, Run, Status
+from hocket.search.run import EpochResult, Run, Status, plain_attributes, set_attributes
 from hocket.search.split import Train, difference, fused_class, is_same_loss, options_of, reads_model
 from hocket.search.trainer import CannotFuseError, EpochTrainer
 from hocket.search.training import Training
@@ -311,6 +311,7 @@ def bring_home(run: Run, slots: ModelSlots, slot: int) -> None:
     """Put what a slot has made of a trial into its own model and optimizer, whose numbers are the trial's already."""
     assert run.random is not None
     state = slots.state(slot, run.made.model)
+    set_attributes(run.made.model, plain_attributes(slots.array._store.templates[slot]))
     optimizer, entries = run.made.optimizer, state.optimizers[0]["state"]
     params = [(p, group.get("fused")) for group in optimizer.param_groups for p in group["params"]]
     for index, (p, is_fused) in enumerate(params):

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 
+from hocket.fusion.shared_objects import attributes_of
+from hocket.fusion.stacked import is_same
 from hocket.search.data import RandomState
 from hocket.search.split import Signature, Train, built, signature
-from hocket.search.training import Training
+from hocket.search.training import PLAIN, Training
 
 
 class Status(enum.Enum):
@@ -97,6 +99,7 @@ class Run:
             "exploits": list(self.exploits),
             "model": self.training.model.state_dict(),
             "buffers": dict(self.training.model.named_buffers()),  # a state dict leaves some out
+            "attributes": plain_attributes(self.training.model),
             "optimizer": self.training.optimizer.state_dict(),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
             "random": self.random.tensors(),
@@ -107,6 +110,7 @@ class Run:
         assert self.random is not None
         self.values = list(state["values"])
         load_model(self.made.model, state)
+        set_attributes(self.made.model, state.get("attributes", {}))
         self.made.optimizer.load_state_dict(state["optimizer"])
         if self.made.scheduler is not None:
             self.made.scheduler.load_state_dict(state["scheduler"])
@@ -159,6 +163,32 @@ def load_model(model: torch.nn.Module, state: Mapping[str, Any]) -> None:
     model.load_state_dict(state["model"])
     for name, buffer in model.named_buffers():
         buffer.copy_(state["buffers"][name])
+
+
+def plain_attributes(model: torch.nn.Module) -> dict[str, Any]:
+    """The numbers, texts and containers of these that a model's layers hold, by path: forwards may count there."""
+    return {
+        path: copy.deepcopy(value)
+        for path, value in attributes_of(model)
+        if _is_plain(value) and path.rpartition(".")[2] != "training"
+    }
+
+
+def set_attributes(model: torch.nn.Module, attributes: Mapping[str, Any]) -> None:
+    """Set what `plain_attributes` gave where a model has something else."""
+    for path, value in attributes.items():
+        layer, _, name = path.rpartition(".")
+        own = vars(model.get_submodule(layer))
+        if name in own and not is_same(own[name], value):
+            own[name] = value
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, (*value, *value.values())))
+    return type(value) in PLAIN
 
 
 def step_scheduler(training: Training, value: float | None = None) -> None:
