@@ -36,6 +36,16 @@ def test_a_sum_a_scale_and_a_model_that_is_not_finite():
     assert gradients[0][1].isnan().all()
 
 
+def test_numbers_of_losses_and_what_is_kept_of_them_are_plain():
+    array = hocket.fuse(made(lambda: nn.Linear(4, 3), 2), backend="rule", shared=True)
+    losses = array.loss(F.cross_entropy, array(X[:, :4]), Y)
+    assert f"{losses.detach()[0]:.3f}" == f"{losses.tolist()[0]:.3f}"
+    for kept in (losses.detach(), losses[0], losses.sum(), losses.clone().detach().cpu()):
+        assert type(kept) is torch.Tensor
+    (losses / 2)[:].backward()
+    assert array.get_parameter("fused.weight").grad is not None
+
+
 def test_outputs_without_a_models_axis_are_refused():
     array = hocket.fuse([nn.Linear(4, 3) for _ in range(3)])
     with pytest.raises(hocket.errors.InputError, match=r"outputs of shape \(3, N, ...\)"):

@@ -257,6 +257,23 @@ class Wrapped(nn.Module):
         return self.wrap(self.fc(x))
 
 
+def test_inputs_and_targets_in_objects_are_refused_where_each_model_may_have_its_own():
+    class Unwrapped(nn.Linear):
+        def forward(self, x):
+            return super().forward(getattr(x, "scores", x))
+
+    def loss(out, target):
+        return (out - target.scores).square().mean()
+
+    models, x = made(lambda: Unwrapped(4, 3), 2), torch.ones(2, 5, 4).double()
+    array = hocket.fuse(models, shared=False)
+    refused("^input: a Out holds tensors that begin with 2.*register_dataclass.*shared=True", array, Out(x))
+    target = Out(torch.zeros(2, 5, 3).double())
+    refused("^loss: target: a Out holds tensors.*register_dataclass.*partial", array.loss, loss, array(x), target)
+    assert hocket.fuse(models, shared=True)(Out(x[0])).shape == (2, 5, 3)
+    assert array.loss(loss, array(x), Out(target.scores[0])).shape == (2,)
+
+
 @pytest.mark.filterwarnings("ignore:hocket.fuse")
 @pytest.mark.parametrize("backend", ["rule", "vmap", "loop", "auto"])
 def test_outputs_in_objects_are_refused_rather_than_those_of_one_model(backend):

@@ -50,6 +50,17 @@ def test_numbers_that_differ_are_each_models_own():
     check(made(lambda: Layer(written, next(numbers)), 3), torch.randn(5, 4, dtype=D), shared=True, backend="rule")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_among_the_outputs_are_each_models_own(backend):
+    numbers = iter([0.5, 1.0, 2.0])
+    models = made(lambda: Layer(lambda m, x: (m.a(x), m.number), next(numbers)), 3)
+    array, x = hocket.fuse(models, backend=backend, shared=True), torch.randn(5, 4, dtype=D)
+    for _ in range(3):
+        assert array(x)[1].tolist() == [0.5, 1.0, 2.0]
+        losses = array.loss(lambda out, y: (out[0] / out[1] - y).square().mean(), array(x), x)
+        assert_each(losses, [(model.a(x) / model.number - x).square().mean() for model in models])
+
+
 def test_blocks_stay_separate_behind_shapes():  # with all others around them fused
     models = made(lambda: Layer(written), 3)
     array = hocket.fuse(models, backend="rule", shared=True, separate=["a"])

@@ -40,6 +40,28 @@ def test_an_array_with_separate_blocks_in_another_module_loads_its_state():
     assert torch.equal(other(x), holder(x))
 
 
+class Dated(nn.Linear):
+    def __init__(self, epoch: int) -> None:
+        super().__init__(4, 4)
+        self.epoch = epoch
+
+    def get_extra_state(self):
+        return {"epoch": self.epoch}
+
+    def set_extra_state(self, state):
+        self.epoch = state["epoch"]
+
+
+def test_what_layers_add_to_their_states_is_saved_and_loaded():
+    models = [nn.Sequential(Dated(epoch)) for epoch in (3, 5)]
+    array, other = hocket.fuse(models), hocket.fuse([nn.Sequential(Dated(0)) for _ in range(2)])
+    assert list(array.state_dict()) == list(nn.ModuleList(models).state_dict())
+    other.load_state_dict(array.state_dict())
+    assert [each[0].epoch for each in other.unfuse()] == [3, 5]
+    other.load_state_dict(array.state_dict(model=0), model=1)
+    assert [each[0].epoch for each in other.unfuse()] == [3, 3]
+
+
 class Scaled(nn.Module):
     """A number and a tensor of its own."""
 

@@ -33,7 +33,7 @@ def batched(target: Callable[..., Any], args: Any, kwargs: dict[str, Any], num_m
     def leave(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return Stacked(_remove_batch_dim(leaf, level, num_models, 0)) if is_batchedtensor(leaf) else leaf
-        if _holds_tensors(leaf):
+        if holds_tensors(leaf):
             raise ValueError("tensors in an object cannot leave vmap")
         return leaf
 
@@ -109,7 +109,7 @@ def stack_parts(outs: Sequence[Any], where: str) -> Any:
         raise InputError(f"{where}: its output is {spec} in model 0, and something else in another model")
     columns = []
     for leaves in zip(*(leaves for leaves, _ in flat), strict=True):
-        if _holds_tensors(leaves[0]):
+        if holds_tensors(leaves[0]):
             raise InputError(
                 f"{where}: expected tensors in tuples, lists and dicts, got {type(leaves[0]).__name__}; if it is a "
                 "dataclass, torch.export.register_dataclass makes it known"
@@ -128,7 +128,7 @@ def _stacked(leaves: Sequence[Tensor], where: str) -> Stacked:
     return Stacked(torch.stack(list(leaves)))
 
 
-def _holds_tensors(value: Any) -> bool:
+def holds_tensors(value: Any) -> bool:
     """True if a value is an object with tensors in its attributes, which `pytree` does not take apart."""
     if isinstance(value, Tensor) or not hasattr(value, "__dict__"):
         return False

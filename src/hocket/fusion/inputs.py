@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion import fallback
 from hocket.fusion.stacked import Stacked, unwatched
 from hocket.fusion.store import Store
 from hocket.pystate.origins import level_of_user
@@ -52,6 +53,9 @@ class ModelAxis:
         said: list[bool | None] = [self.shared if isinstance(self.shared, bool) else None] * len(leaves)
         if isinstance(self.shared, Mapping):
             said = _by_name(store.templates[0], spec, self.shared)
+        for leaf, each in zip(leaves, said, strict=True):
+            if each is not True:
+                _check_divisible("input", leaf, num_models, "fuse(..., shared=True)")
         own = [
             self._held((kind, place), leaf, num_models)
             if said[place] is None
@@ -91,6 +95,7 @@ class ModelAxis:
         kind = (named, len(leaves))
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
+                _check_divisible("loss: target", leaf, num_models, "functools.partial of the loss function")
                 continue
             is_own = self._held((*kind, place), leaf, num_models)
             if is_own is None:
@@ -163,6 +168,18 @@ class ModelAxis:
         if len(works) != 1:
             raise InputError(f"loss: target of shape {shape}, output {out}: of all {out[0]} models, or of each? {ASK}")
         return works[0], False
+
+
+def _check_divisible(what: str, leaf: Any, num_models: int, hands_over: str) -> None:
+    """Refuse an object with a tensor that may be one of each model, since all models would get it as it is."""
+    if isinstance(leaf, Tensor) or not fallback.holds_tensors(leaf):
+        return
+    if any(isinstance(each, Tensor) and each.shape[:1] == (num_models,) for each in pytree.tree_leaves(vars(leaf))):
+        raise InputError(
+            f"{what}: a {type(leaf).__name__} holds tensors that begin with {num_models}, of all models or of each; if "
+            "each has its own, and it is a dataclass, torch.export.register_dataclass makes it known; "
+            f"{hands_over} hands it to all models as it is"
+        )
 
 
 def _by_name(template: nn.Module, spec: Any, shared: Mapping[str, bool]) -> list[bool | None]:

@@ -24,7 +24,7 @@ from hocket.fusion import fallback
 from hocket.fusion.inputs import ModelAxis
 from hocket.fusion.rules.base import is_watched
 from hocket.fusion.shared_objects import held_by
-from hocket.fusion.stacked import Stacked, unwrap
+from hocket.fusion.stacked import ModelValues, Stacked, unwrap
 from hocket.fusion.watching import ForwardWatch
 from hocket.pystate.origins import level_of_user
 
@@ -47,6 +47,12 @@ class Losses(Tensor):
         """As `Tensor.backward`, from ones."""
         plain = self.as_subclass(Tensor)
         plain.backward(torch.ones_like(plain) if gradient is None else gradient, *args, **kwargs)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Results that go backward from several losses are such, too; numbers, and what is kept, are plain."""
+        found = super().__torch_function__(func, types, args, kwargs)
+        return found if type(found) is not cls or (found.ndim and found.requires_grad) else found.as_subclass(Tensor)
 
 
 def per_model_loss(
@@ -102,7 +108,7 @@ def per_model_loss(
                 raise failed from error
         raise failed from error
     losses = losses.flatten(1).sum(1) if losses.ndim > 1 else losses
-    return _traced(losses) if is_watched() else losses.as_subclass(Losses)
+    return _traced(losses) if is_watched() else losses.as_subclass(Losses) if losses.requires_grad else losses
 
 
 def loss_of_one(fn: Callable[..., Any], out: Any, targets: tuple[Any, ...], model: int) -> Tensor:
@@ -196,7 +202,8 @@ def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, watched
         return result.expand(num_models)
     losses = unwrap(result)
     if not isinstance(losses, Tensor):
-        raise InputError(f"loss: expected one tensor from the loss function, got {type(losses).__name__}")
+        got = losses.values[0] if isinstance(losses, ModelValues) else losses
+        raise InputError(f"loss: expected one tensor from the loss function, got {type(got).__name__}")
     return losses
 
 

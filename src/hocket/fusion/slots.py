@@ -99,10 +99,13 @@ def _replace(parameter: nn.Parameter, data: Tensor) -> None:
     parameter.data = data
 
 
-def state_of(store: Store, index: int) -> dict[str, Tensor]:
-    """The tensors (views of the stacked ones) that one plain module's state holds, by name."""
-    tensors = store.tensors_of(index)
-    return {name: tensors[name] for name in store.templates[index].state_dict(keep_vars=True) if name in tensors}
+EXTRA = "_extra_state"  # ends the name of what a layer gives by `get_extra_state`
+
+
+def state_of(store: Store, index: int) -> dict[str, Any]:
+    """One plain module's state: tensors (views of the stacked ones), and what layers give by `get_extra_state`."""
+    tensors, state = store.tensors_of(index), store.templates[index].state_dict(keep_vars=True)
+    return {name: tensors.get(name, state[name]) for name in state if name in tensors or name.endswith(EXTRA)}
 
 
 def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, model: int | None) -> None:
@@ -112,9 +115,10 @@ def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, mode
     for index in range(store.num_models) if model is None else [model]:
         own = f"{prefix}{index}." if model is None else prefix
         for name, tensor in state_of(store, index).items():
-            # A view would be saved with the tensors of all models.
-            plain = tensor.detach().clone() if model is not None else tensor.detach()
-            found[own + name] = tensor if keep_vars else plain
+            if keep_vars or name.endswith(EXTRA):
+                found[own + name] = tensor
+            else:  # a view would be saved with the tensors of all models
+                found[own + name] = tensor.detach().clone() if model is not None else tensor.detach()
 
 
 def load(
@@ -131,6 +135,9 @@ def load(
                 expected.add(key)
                 if key not in state_dict:
                     missing.append(key)
+                elif name.endswith(EXTRA):
+                    layer = store.templates[index].get_submodule(name[: -len(EXTRA)].rstrip("."))
+                    layer.set_extra_state(state_dict[key])
                 elif state_dict[key].shape != tensor.shape:
                     given = tuple(state_dict[key].shape)
                     errors.append(f"{key}: expected shape {tuple(tensor.shape)}, got {given}")

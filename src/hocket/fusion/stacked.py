@@ -187,15 +187,20 @@ def with_model_dim(value: Any, num_models: int) -> Tensor:
     return value.unsqueeze(0).expand(num_models, *value.shape)
 
 
+DTYPES = {int: torch.int64, float: torch.float64}
+
+
 def as_tensors(tree: Any, num_models: int) -> Any:
-    """An output of tensors ``(B, ...)``. A tensor that all models share is repeated."""
+    """An output of tensors ``(B, ...)``. A tensor that all models share is repeated, a number of each is one of B."""
     if isinstance(tree, Stacked):
         return tree.tensor
-    return pytree.tree_map(
-        lambda leaf: with_model_dim(leaf, num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf,
-        tree,
-        is_leaf=lambda leaf: isinstance(leaf, Stacked),
-    )
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, ModelValues):
+            return leaf.stacked(DTYPES[type(leaf.values[0])], torch.device("cpu")).tensor if leaf.are_numbers else leaf
+        return with_model_dim(leaf, num_models) if isinstance(leaf, (Stacked, Tensor)) else leaf
+
+    return pytree.tree_map(change, tree, is_leaf=lambda leaf: isinstance(leaf, Stacked))
 
 
 def align(values: tuple[Any, ...]) -> list[Any]:
