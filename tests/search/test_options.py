@@ -280,10 +280,20 @@ def test_outputs_of_any_form_are_joined():
     assert whole["b"][1] == 5
 
 
-def test_population_goes_on_with_a_scheduler_by_batch():
+def chained(params):
+    """A scheduler without a count of its own."""
+    plain = made(params)
+    steps = [torch.optim.lr_scheduler.ExponentialLR(plain.optimizer, gamma) for gamma in (0.9, 0.99)]
+    chain = torch.optim.lr_scheduler.ChainedScheduler(steps, plain.optimizer)
+    return replace(plain, scheduler=chain, scheduler_interval="batch")
+
+
+@pytest.mark.parametrize("function", [one_cycle, chained])
+def test_population_goes_on_with_a_scheduler_by_batch(function):
     options = {"trials": 4, "epochs": EPOCHS, "halving": hocket.Population(interval=2, share=0.5, seed=1)}
     found = [
-        searched(one_cycle, SPACE, study=random_study(), executor=each, **options)[0] for each in ("serial", "fused")
+        searched(function, SPACE, study=random_study(), executor=each, **options)[0] for each in ("serial", "fused")
     ]
     assert_same(*found)
+    assert {trial.state.name for trial in found[0].trials} == {"COMPLETE"}
     assert any("hocket:exploits" in trial.user_attrs for trial in found[0].trials)

@@ -156,7 +156,7 @@ def test_train_of_another_kind_is_named():
         hocket.tune(lambda params: 3, {"lr": LR}, 2, 1)
 
 
-def test_trials_that_cannot_be_built_fail_alone_and_all_of_them_end_the_search():
+def test_trials_that_cannot_be_built_fail_alone_and_all_of_them_end_the_search(tmp_path):
     def picky(params):
         if params["lr"] != 0.01:
             raise RuntimeError("not this one")
@@ -165,8 +165,10 @@ def test_trials_that_cannot_be_built_fail_alone_and_all_of_them_end_the_search()
     space = {"lr": CategoricalDistribution([0.01, 0.02])}
     study, _ = searched(picky, space, trials=8, epochs=1)
     assert {trial.params["lr"]: trial.state.name for trial in study.trials} == {0.01: "COMPLETE", 0.02: "FAIL"}
-    with pytest.raises(ExecutionError, match=r"all 3 trials failed; trial 0 .*: RuntimeError: not this one"):
-        searched(picky, {"lr": CategoricalDistribution([0.03])}, trials=3, epochs=1)
+    options = {"trials": 3, "epochs": 1, "checkpoints": tmp_path, "name": "s"}
+    for storage in [optuna.storages.InMemoryStorage()] * 2:  # the same call goes on, and has nothing to do
+        with pytest.raises(ExecutionError, match=r"all 3 trials failed; trial 0 .*: RuntimeError: not this one"):
+            searched(picky, {"lr": CategoricalDistribution([0.03])}, storage=storage, **options)
 
 
 def test_memory_bounds_how_many_are_fused():

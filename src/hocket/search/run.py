@@ -50,6 +50,7 @@ class Run:
     until: int = 0  # how many epochs it may go before it is decided on
     status: Status = Status.READY
     values: list[float] = field(default_factory=list)  # the metric after each epoch so far
+    steps: int = 0  # of its scheduler so far, where that steps after each of the optimizer
     error: str | None = None
     # what `train` made, whose tensors and numbers are the trial's own while it is in no fused slot; None before
     # it is built and after it is over
@@ -81,7 +82,7 @@ class Run:
             made = built(train, self.params, self.seed)
             self.random = RandomState(self.seed)
             self.signature = signature(made)
-            self.training = made
+            self.training, self.steps = made, 0
             if self.saved is not None:
                 self.load_state(self.saved)
                 self.saved = None
@@ -95,6 +96,7 @@ class Run:
         scheduler = self.training.scheduler
         return {
             "values": list(self.values),
+            "steps": self.steps,
             "params": dict(self.params),
             "exploits": list(self.exploits),
             "model": self.training.model.state_dict(),
@@ -108,7 +110,7 @@ class Run:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave."""
         assert self.random is not None
-        self.values = list(state["values"])
+        self.values, self.steps = list(state["values"]), state.get("steps", 0)
         load_model(self.made.model, state)
         set_attributes(self.made.model, state.get("attributes", {}))
         self.made.optimizer.load_state_dict(state["optimizer"])
@@ -140,9 +142,9 @@ class Run:
         for value in self.values:
             step_scheduler(training, value)
         if training.scheduler is not None and training.scheduler_interval == "batch":
-            scheduler = state["scheduler"]["last_epoch"]  # the sibling has made as many steps
-            for _ in range(scheduler - training.scheduler.last_epoch):
+            for _ in range(state["steps"]):  # the sibling has made as many
                 training.scheduler.step()
+        self.steps = state["steps"]
         self.origin = copy.deepcopy(self.state())
         self.release()
         self.saved = copy.deepcopy(self.origin)

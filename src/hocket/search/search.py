@@ -22,7 +22,7 @@ from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.policy import Ends, Policy
 from hocket.search.run import EpochResult, Run, Status
-from hocket.search.study import PRUNED, StudyClient
+from hocket.search.study import PRUNED, WHY, StudyClient
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,7 @@ class Search(Decisions):
                 over = {"COMPLETE": Status.COMPLETE, "PRUNED": Status.PRUNED}
                 run.status = over.get(frozen.state.name, Status.FAILED)
                 run.is_left = frozen.user_attrs.get(PRUNED) == run.epochs
+                run.error = frozen.user_attrs.get(WHY)
                 self._put_away(run)
             else:
                 run.resume(None if self._checkpoints is None else self._checkpoints.load(run.number))

@@ -150,6 +150,7 @@ class EpochTrainer(Trainer):
         """Step each trial's scheduler after a step of the optimizer, or with the values of an epoch."""
         for slot, run in self.active:
             if slot not in self._failed:
+                run.steps += values is None
                 try:
                     step_scheduler(run.made, None if values is None else values[slot])
                 except Exception as error:  # noqa: BLE001 - such as a cycle that is over; this trial ends, no other one
