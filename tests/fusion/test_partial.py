@@ -122,10 +122,6 @@ def hooked():
     return models
 
 
-def normed():
-    return [nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))) for _ in range(2)]
-
-
 def hooked_parameters(register):
     models = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
     getattr(models[1][0].weight, register)(lambda value: None)
@@ -168,7 +164,6 @@ REFUSED = {
         hook: (lambda hook=hook: hooked_parameters(hook), "model 1: 0.weight: has a hook on its gradient")
         for hook in ("register_hook", "register_post_accumulate_grad_hook")
     },
-    "a parametrization": (normed, "model 0, layer 0: weight: expected a plain parameter, got a parametrization"),
     "compiled": (
         lambda: [nn.Sequential(torch.compile(nn.Linear(2, 2))) for _ in range(2)],
         "model 0, layer 0: is compiled; fuse the module that it was made from",

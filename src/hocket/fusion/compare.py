@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from hocket.errors import InputError
 from hocket.fusion.rules.base import where
@@ -125,7 +126,7 @@ def tied(model: nn.Module) -> set[tuple[str, ...]]:
 
 
 def check_layers(models: Sequence[nn.Module]) -> None:
-    """Refuse hooks, parametrizations and averages over all batches, which rules would pass over."""
+    """Refuse hooks and averages over all batches, which rules would pass over."""
     for index, model in enumerate(models):
         for name, module in model.named_modules():
             place = f"model {index}, {where(name)}"
@@ -137,11 +138,6 @@ def check_layers(models: Sequence[nn.Module]) -> None:
             for kind in HOOKS:
                 if getattr(module, kind, None):
                     raise InputError(f"{place}: has a hook ({kind[1:]}); remove it before fusing")
-            if (computed := getattr(module, "parametrizations", None)) is not None:
-                raise InputError(
-                    f"{place}: {', '.join(computed)}: expected a plain parameter, got a parametrization (weight_norm, "
-                    "spectral_norm, ...); torch.nn.utils.parametrize.remove_parametrizations makes it plain"
-                )
             is_norm = isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm))
             if is_norm and module.momentum is None and module.track_running_stats:
                 raise InputError(
@@ -182,7 +178,7 @@ def _structure(modules: list[nn.Module]) -> str | None:
     """Another class, or other names below."""
     first = modules[0]
     for index, module in enumerate(modules[1:], 1):
-        if type(module) is not type(first):
+        if type_before_parametrizations(module) is not type_before_parametrizations(first):  # each has its own class
             return f"{type(first).__name__} in model 0, {type(module).__name__} in model {index}"
         if list(module._modules) != list(first._modules):
             other = sorted(set(module._modules) ^ set(first._modules)) or list(module._modules)

@@ -104,11 +104,11 @@ FUNCTIONS = {
     "adaptive": lambda x: F.adaptive_avg_pool2d(x[None, None], 1),
     "one_of_two": lambda x: x if x.dim() == 2 else x[0],
     "functional linear": lambda x: F.linear(x, torch.ones(2, 4, dtype=x.dtype)),
+    "triangles": lambda x: torch.tril(x) + x.triu(1),
 }
 WITHOUT_A_RULE = {
     "outer of vectors": lambda x: torch.outer(x[0], x[1]),
     "advanced index": lambda x: x[:, [0, 2]],
-    "boolean diagonal": lambda x: torch.tril(x),
     "norm of all": lambda x: x.norm(),
     "cdist": lambda x: torch.cdist(x, x + 1),
     "matrix and vector": lambda x: x @ x[0],

@@ -9,6 +9,7 @@ import torch
 from tests.fusion.oracle import SIZES, assert_close, check, made
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils import _pytree as pytree
 
 from fusion.rules.layers import BY_RULE, MODULES, Attend
@@ -43,6 +44,41 @@ def test_modules_take_inputs_of_any_strides(name, shared):
     backwards = torch.randn(whole[::-1], dtype=torch.float64).permute(*reversed(range(len(whole))))
     for x in (gaps, backwards):
         check(made(make, 3), x, shared=shared, steps=1, strict=True)
+
+
+class Doubled(nn.Module):
+    """A parametrization with a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return x * self.scale
+
+
+normed = parametrizations.weight_norm
+PARAMETRIZED = {
+    "weight norm": lambda: normed(nn.Linear(4, 3)),
+    "weight norm of all": lambda: normed(nn.Linear(4, 3), dim=None),
+    "weight norm of images": lambda: nn.Sequential(nn.Unflatten(1, (1, 2, 2)), normed(nn.Conv2d(1, 3, 2))),
+    "spectral norm": lambda: parametrizations.spectral_norm(nn.Linear(4, 3)),
+    "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(4, 4)),
+    "own": lambda: parametrize.register_parametrization(nn.Linear(4, 3), "bias", Doubled()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:hocket.fuse")
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("name", PARAMETRIZED)
+def test_parametrized_layers(name, shared):
+    def make():
+        return nn.Sequential(PARAMETRIZED[name]())
+
+    x = torch.randn((5, 4) if shared else (3, 5, 4), dtype=torch.float64)
+    array, new = check(made(make, 3), x, shared=shared), made(make, 2, training=False)[1]
+    array.eval().refill(1, new)
+    assert_close(array(x)[1].detach(), new(x if shared else x[1]).detach(), "a model that comes into a slot")
 
 
 class Norm(nn.BatchNorm1d): ...

@@ -26,7 +26,7 @@ ANY_TYPE = (
     "diagonal", "expand", "expand_as", "broadcast_tensors", "repeat", "tile", "repeat_interleave", "view_as",
     "reshape_as", "reshape", "sort", "argsort", "topk", "gather", "take_along_dim", "index_select", "glu",
     "logcumsumexp", "mean", "amax", "amin", "std", "var", "nansum", "nanmean", "any", "all", "argmax", "argmin",
-    "median", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor",
+    "median", "new_zeros", "new_ones", "new_full", "new_empty", "new_tensor", "triu", "tril",
 )  # fmt: skip
 OTHERS = frozenset(
     (

@@ -112,6 +112,14 @@ def rms_norm(
     return Stacked(_scaled(context, y, weight, None, len(shape)))
 
 
+@rule("_weight_norm")
+def weight_norm(context: OpContext, v: Any, g: Any, dim: int = 0) -> Any:
+    """Rows of ``(O, ...)``, each of a length of its own: rows of all models are rows of one weight."""
+    if dim != 0 or not isinstance(v, Stacked) or not isinstance(g, Stacked):
+        return NotImplemented
+    return Stacked(context.target(v.tensor.flatten(0, 1), g.tensor.flatten(0, 1), 0).unflatten(0, (len(v.tensor), -1)))
+
+
 def _scaled(context: OpContext, y: Tensor, weight: Any, bias: Any, rank: int) -> Tensor:
     """Weights ``(B, *normalized_shape)`` against ``(B, ..., *normalized_shape)``."""
 
