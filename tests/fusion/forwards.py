@@ -185,6 +185,14 @@ def by_its_own_flag(m, x):
     return m.a(x) * (2 if m.b.training else 1)
 
 
+def into_out(m, x):
+    with torch.no_grad():
+        m.mean = torch.nn.functional.normalize(m.mean + x.mean(0), dim=0, out=m.mean)
+        total = x.new_zeros(4)
+        torch.add(m.mean, m.b.bias, out=total)
+    return m.a(x) * total + m.mean
+
+
 def penalised(m, x):
     return m.a(x), sum(parameter.square().sum() for parameter in m.parameters())
 
@@ -193,7 +201,7 @@ FOLLOWED = [indexed, written, several, attributes, table, factories, function, i
 FOLLOWED += [weight_without_gradient, written_without_gradient, reflected]
 OTHERS = [checkpointed, checkpointed_from_within, checkpointed_on_a_branch, penalised]
 OTHERS += [alias, of_the_input, into_a_part, counting, averaging, averaging_without_gradient, copying]
-OTHERS += [without_gradient]
+OTHERS += [without_gradient, into_out]
 
 
 def hooks(m, x):

@@ -145,6 +145,7 @@ class _Recorder(TorchFunctionMode):
         if name in STRIDED and args:
             self._strided(name, args, kwargs)
         is_by_shapes = name not in DRAWS and self._is_by_shapes(args, kwargs)
+        shape = out.shape if isinstance(out := kwargs.get("out"), Tensor) else None
         result = self._run(name, func, args, kwargs)
         if not (gives := _has_tensor(result)):
             unknown = functions.SHAPE if _has_tensor((args, kwargs)) else functions.NOTHING
@@ -167,6 +168,16 @@ class _Recorder(TorchFunctionMode):
             self._cannot(f"the forward asks the random generator, by {name}")
         if name in functions.AS_MANY:
             self._look(functions.SHAPE)
+        if out is not None and result is out and out.shape == shape:  # a value, and then a write of it
+            value = out.clone()
+            self._note(name, func, args, {key: kwargs[key] for key in kwargs if key != "out"}, value)
+            self._record("call_method", "copy_", (out, value), {}, out)
+        else:
+            self._note(name, func, args, kwargs, result)
+        return result
+
+    def _note(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Write down an op, as a function or a method."""
         if getattr(Tensor, name, None) != func:
             if op_name(func) is None:
                 self._cannot(f"{name} is no op")
@@ -179,7 +190,6 @@ class _Recorder(TorchFunctionMode):
             self._cannot(f"no op is known for {name}")
         else:
             self._record("call_method", name, args, kwargs, result)
-        return result
 
     def _asks(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         """True if a look at values follows from the inputs, so that later calls can be asked, too."""
@@ -233,8 +243,7 @@ class _Recorder(TorchFunctionMode):
             raise
 
     def _cannot(self, reason: str) -> None:
-        if not self.reason:
-            self.reason = f"{reason} ({user_line()})"
+        self.reason = self.reason or f"{reason} ({user_line()})"
 
     def _look(self, far: int) -> None:
         self.looks = max(self.looks, far)
@@ -380,11 +389,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _has_tensor(tree: Any) -> bool:
-    if isinstance(tree, Tensor):
-        return True
-    if type(tree) in _NO_TREES:
-        return False
-    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(tree))
+    return isinstance(tree, Tensor) or (type(tree) not in _NO_TREES and bool(_tensors(tree)))
 
 
 def _mode_of_torch() -> tuple[bool, ...]:
