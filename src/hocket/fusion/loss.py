@@ -51,8 +51,11 @@ class Losses(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Results that go backward from several losses are such, too; numbers, and what is kept, are plain."""
-        found = super().__torch_function__(func, types, args, kwargs)
-        return found if type(found) is not cls or (found.ndim and found.requires_grad) else found.as_subclass(Tensor)
+        if not all(issubclass(cls, each) for each in types):
+            return NotImplemented
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        return found.as_subclass(cls) if type(found) is Tensor and found.ndim and found.requires_grad else found
 
 
 def per_model_loss(
