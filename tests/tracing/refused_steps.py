@@ -104,14 +104,14 @@ def leaves_torch_cured(p, batch):
 
 
 def replaces_memory(p, batch):
-    out = p.train(p.loss(batch))
-    p.model[0].bias.data = p.model[0].bias.data * 0.99  # here
+    out, weight = p.train(p.loss(batch)), p.model[0].weight
+    weight.data = weight.data.t().contiguous().t() if weight.is_contiguous() else weight.data.contiguous()  # here
     return out
 
 
 def replaces_memory_cured(p, batch):
-    out = p.train(p.loss(batch))
-    p.model[0].bias.data.copy_(p.model[0].bias.data * 0.99)
+    out, weight = p.train(p.loss(batch)), p.model[0].weight
+    weight.data.copy_(weight.data.t().contiguous().t())
     return out
 
 
@@ -168,7 +168,9 @@ def reads_a_rate(p, batch):
     for group in p.optimizer.param_groups:
         group.update(lr=RATE)
     p.optimizer.zero_grad()
-    p.loss(batch).backward()
+    loss = p.loss(batch)
+    loss.backward()
+    RATE.copy_(loss.detach() / 100)
     p.optimizer.step()  # here
 
 
