@@ -215,3 +215,16 @@ def numbers_of_objects_that_convert(model, optimizer, batches) -> Loop:
         position.number += n in (30, 60, 61)
 
     return Loop(step, model, optimizer, batches, lambda: {"number": position.number}, after)
+
+
+@loop(planned=True)
+def norms_that_average_all_batches() -> Loop:
+    """Without a momentum, a norm weights each batch by the number of batches that it has seen."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12, momentum=None), nn.ReLU(), nn.Linear(12, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def after(n, _):
+        if n % 40 == 39:
+            model[1].reset_running_stats()
+
+    return Loop(lambda batch: train(model, optimizer, batch), model, optimizer, labelled(), after=after)
