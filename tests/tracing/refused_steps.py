@@ -224,12 +224,12 @@ def uses_a_layout_cured(p, batch):
 
 
 def shares_memory_unseen(p, batch):
-    doubled = nn.Parameter(batch * 2, requires_grad=False)
-    return p.train(p.model(doubled).square().mean())  # here
+    turned = nn.Parameter(torch.complex(batch, batch), requires_grad=False)
+    return p.train(p.model(turned.real).square().mean())  # here
 
 
 def shares_memory_unseen_cured(p, batch):
-    return p.train(p.loss((batch * 2).detach()))
+    return p.train(p.loss(torch.complex(batch, batch).detach().real))
 
 
 def makes_state(p, batch):  # here

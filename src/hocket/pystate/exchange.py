@@ -146,6 +146,10 @@ def _item(table: Any, key: Any) -> Any:
     return key.item_of(table) if is_plain and is_a(key, Followed) and hasattr(type(key), "item_of") else table[key]
 
 
+# Where functions of the user are wrapped.
+_WRAPPING = (torch.utils._contextlib.__file__, torch.optim.Optimizer.step.__code__.co_filename)
+
+
 def _is_opened(file: str) -> bool:
-    """True of files of the user's, and of what ``@torch.no_grad()`` makes of a function."""
-    return origin(file) == "user" or file == torch.utils._contextlib.__file__
+    """True of files of the user's, and of what ``@torch.no_grad()`` or an optimizer makes of a function."""
+    return origin(file) == "user" or file in _WRAPPING

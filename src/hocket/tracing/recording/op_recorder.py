@@ -30,7 +30,7 @@ from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_arguments import tensors_in, with_plain_numbers, written_arguments
+from hocket.tracing.recording.op_arguments import has_size, tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -299,12 +299,29 @@ class OpRecorder(TorchDispatchMode):
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor that the step has from elsewhere: a closure, a number that it spells out."""
         address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
-        if address in self._root_of and self._root_of[address][0] not in self.outside:
+        root, _ = self._root_of.get(address, (None, None))
+        if root is not None and root not in self.outside:
+            if (view := self._view(tensor, root)) is not None:
+                return view
             self.reasons.add("shares memory unseen", f"of shape {tuple(tensor.shape)}")
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.append(Leaf(tensor))
         name = f"constant_{len(self.sources)}"
         return self._from_outside("get_attr", name, Constant(name, tensor), tensor)
+
+    def _view(self, tensor: torch.Tensor, root: int) -> fx.Node | None:
+        """A view that was made out of sight (by `torch.nn.Parameter` or `torch.func`), of what an op has returned."""
+        for node in reversed(self.order if not tensor.is_complex() else ()):
+            layout = self.layouts[node]
+            if root in self.notes[node].returns and isinstance(layout, tuple) and layout[2] is tensor.dtype:
+                place = (node, list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+                view = self.graph.create_node("call_function", torch.ops.aten.as_strided.default, place)
+                self.order.append(view)
+                self.notes[view] = Note(*self.where.here(), frozenset((root,)), returns=(root,))
+                self.layouts[view], self._nodes[tensor] = _layout(tensor), view
+                self.batch.lose((root,))
+                return view
+        return None
 
     def _root(self, tensor: torch.Tensor, outside: bool = False) -> int:
         if tensor.layout is not torch.strided:
@@ -340,7 +357,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name
-        if name in _MOVES_MEMORY:
+        if name in _MOVES_MEMORY and not has_size(name, *args, **kwargs):
             self.reasons.add("moves memory", name)
         elif not self._is_followed(kwargs.get("generator")):
             self.reasons.add("draws from a generator", name)
