@@ -276,3 +276,44 @@ def detached_weights_kept_and_given_as_gradients(model, optimizer, batches) -> L
         return {**kept, "need": [p.requires_grad for p in (*model.parameters(), *kept.values())]}
 
     return Loop(step, [model, other], [optimizer, following], batches, state, after)
+
+
+@loop(word="make it once, outside the step, and write into it")
+def weights_exchanged_for_their_average(model, optimizer, batches) -> Loop:
+    """As codes of a vector quantization often are. The new parameter has no graph that could be detached."""
+    codes = nn.Embedding(4, 8)
+
+    def step(batch):
+        codes.weight = nn.Parameter(0.9 * codes.weight + 0.1 * model[2].weight.mean() * batch[0].mean())
+        return train(model, optimizer, (batch[0] + codes.weight.mean(), batch[1]))
+
+    return Loop(step, model, optimizer, batches, lambda: {"codes": codes.weight})
+
+
+@loop(planned=True)
+def parameters_made_in_the_step(model, optimizer, batches) -> Loop:
+    """One of a slice that is written later, and one that is trained by hand."""
+
+    def step(batch):
+        x, y = batch
+        whole = x * 2
+        part = nn.Parameter(whole[1:4].t(), requires_grad=False)
+        whole.mul_(0.5)
+        code = nn.Parameter(model(x).detach())
+        F.cross_entropy(code, y).backward()
+        code.data.sub_(0.1 * code.grad)
+        return update(optimizer, F.mse_loss(model(whole), code.detach()) + part.mean() * model(x).mean())
+
+    return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def curvature_by_functions_of_torch() -> Loop:
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def step(x):
+        curvature = torch.func.vmap(torch.func.hessian(lambda row: model(row).sum()))(x)
+        return update(optimizer, curvature.diagonal(dim1=1, dim2=2).sum(1).square().mean())
+
+    return Loop(step, model, optimizer, [torch.randn(4, 3) for _ in range(5)])

@@ -68,6 +68,26 @@ def tensor_replaced_between_steps(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
+def buffer_and_rate_exchanged_that_closures_hold() -> Loop:
+    """The closure goes on with the ones of before."""
+    model = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 4))
+    means, rate = tuple(model.buffers()), torch.tensor(0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
+
+    def step(batch):
+        rate.mul_(0.99)
+        return train(model, optimizer, (batch[0] + means[0].mean(), batch[1]))
+
+    def after(n, _):
+        if n == CHANGE:
+            model[1].running_mean = torch.ones(6)
+        if n == CHANGE + 5:
+            optimizer.param_groups[0]["lr"] = torch.tensor(0.03)
+
+    return Loop(step, model, optimizer, labelled(), lambda: {"means": list(means), "rate": rate}, after)
+
+
+@loop(planned=True)
 def adam_begun_anew_and_loaded() -> Loop:
     """Trainers make their optimizer anew at a checkpoint. The schedule knows the first one."""
     model = mlp()

@@ -215,3 +215,52 @@ def numbers_of_objects_that_convert(model, optimizer, batches) -> Loop:
         position.number += n in (30, 60, 61)
 
     return Loop(step, model, optimizer, batches, lambda: {"number": position.number}, after)
+
+
+@loop(planned=True)
+def norms_that_average_all_batches() -> Loop:
+    """Without a momentum, a norm weights each batch by the number of batches that it has seen."""
+    model = nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12, momentum=None), nn.ReLU(), nn.Linear(12, 4))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def after(n, _):
+        if n % 40 == 39:
+            model[1].reset_running_stats()
+
+    return Loop(lambda batch: train(model, optimizer, batch), model, optimizer, labelled(), after=after)
+
+
+class Cooled(torch.optim.Optimizer):
+    """Counts epochs as numbers of Python's, and hands them to functions of Python's."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.epoch = 0
+
+    def step(self):
+        self.epoch += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.add_(p.grad, alpha=-group["lr"] * (1 - float(self.epoch) / 500) ** 2)
+
+
+@loop(planned=True)
+def weight_that_ramps_up_by_numpy(model, batches) -> Loop:
+    """As in mean teachers, with a buffer that is given the size that it has."""
+    optimizer, seen = Cooled(model.parameters()), {"steps": 0}
+    images = torch.zeros(6, 8)
+
+    def ramp(current, length):
+        phase = 1.0 - np.clip(current, 0.0, length) / length
+        return float(np.exp(-5.0 * phase * phase))
+
+    def step(batch):
+        images.resize_(batch[0].shape).copy_(batch[0])
+        loss = F.cross_entropy(model(images), batch[1]) + ramp(seen["steps"] / 10, 8) * model(images).square().mean()
+        seen["steps"] += 1
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {**seen, "epoch": optimizer.epoch, "images": images})

@@ -117,7 +117,7 @@ class Sharpness(torch.optim.Optimizer):
         return loss
 
 
-@loop()
+@loop(planned=True)
 def sharpness_aware_with_a_closure() -> Loop:
     model = mlp()
     optimizer = Sharpness(model.parameters(), lr=0.05)
@@ -204,3 +204,29 @@ def optimizer_that_counts() -> Loop:
     optimizer = Lookahead(model.parameters(), lr=0.05, momentum=0.9)
 
     return Loop(ordinary(model, optimizer), model, optimizer, labelled(), lambda: {"taken": optimizer.taken})
+
+
+class Rectified(torch.optim.Optimizer):
+    """Keeps what it has computed in lists of lists of its groups, and counts in pairs of pairs."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.05, "buffer": [[0, 0.0], [0, 0.0]], "seen": ((0, 1.0), 0.5)})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                (count, share), rest = state.get("count", group["seen"])
+                state["count"] = ((count + 1, share * 0.9), rest)
+                group["buffer"][0][:] = [count + 1, group["lr"] / (count + 2)]
+                p.add_(p.grad, alpha=-group["buffer"][0][1])
+            group["seen"] = ((group["seen"][0][0] + 1, 1.0), 0.5)
+
+
+@loop(planned=True)
+def numbers_in_lists_of_lists_and_pairs_of_pairs() -> Loop:
+    model = mlp()
+    optimizer = Rectified(model.parameters())
+
+    return Loop(ordinary(model, optimizer), model, optimizer, labelled())

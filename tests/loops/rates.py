@@ -152,3 +152,27 @@ def table_of_a_few_elements_that_ends(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: {"calls": calls})
+
+
+@loop(planned=True)
+def rates_in_tensors(model, batches) -> Loop:
+    """Adam divides its rate by a correction before it hands it to an op, which takes the number."""
+    first, second = model[0].parameters(), model[2].parameters()
+    rates = torch.tensor(0.02), torch.tensor(0.1, dtype=torch.float64)
+    adam = torch.optim.AdamW(first, lr=rates[0], amsgrad=True)
+    descent = torch.optim.SGD(second, lr=rates[1], momentum=0.9, nesterov=True)
+    scheduler, seen = lr_scheduler.LambdaLR(adam, lambda n: 0.98**n), []
+
+    def step(batch):
+        loss = classifier(model, batch)
+        model.zero_grad()
+        loss.backward()
+        adam.step()
+        descent.step()
+        scheduler.step()
+        for group in descent.param_groups:
+            group["lr"].mul_(0.99)
+        seen.append((rates[0].item(), (1 - rates[1] / 2).item()))
+        return loss
+
+    return Loop(step, model, [adam, descent], batches, lambda: {"rates": rates, "seen": seen})

@@ -356,3 +356,23 @@ def critic_frozen_while_the_actor_learns(folder) -> Loop:
         (folder / "loss").write_text(f"{loss.item():.6f}")
 
     return Loop(step, [actor, critic], [of_actor, of_critic], [torch.randn(5, 4) for _ in range(10)])
+
+
+@loop(planned=True)
+def critic_frozen_until_the_next_step() -> Loop:
+    """The maker learns in every third step, which leaves the critic frozen."""
+    maker, critic, n = mlp(4, 8, 8), mlp(8, 8, 1), [0]
+    of_maker, of_critic = (torch.optim.Adam(each.parameters(), lr=1e-2) for each in (maker, critic))
+
+    def step(real):
+        loss = critic(maker(real).detach()).mean() - critic(real.repeat(1, 2)).mean()
+        critic.requires_grad_(True)
+        update(of_critic, loss if loss.requires_grad else critic(maker(real).detach()).square().mean())
+        if n[0] % 3 == 0:
+            for p in critic.parameters():
+                p.requires_grad = False
+            update(of_maker, -critic(maker(real)).mean())
+        n[0] += 1
+        return loss
+
+    return Loop(step, [maker, critic], [of_maker, of_critic], [torch.randn(5, 4) for _ in range(10)], lambda: {"n": n})

@@ -64,16 +64,14 @@ def exchanges(p, batch):
 
 
 def marks_a_tensor(p, batch):
-    weight = p.model[0].weight
-    weight.requires_grad = not weight.requires_grad  # here
+    p.model[0].weight.register_hook(torch.neg)  # here
     return p.train(p.loss(batch))
 
 
 def marks_a_tensor_cured(p, batch):
-    weight = p.model[0].weight
-    weight.requires_grad = not weight.requires_grad
+    handle = p.model[0].weight.register_hook(torch.neg)
     loss = p.train(p.loss(batch))
-    weight.requires_grad = not weight.requires_grad
+    handle.remove()
     return loss
 
 

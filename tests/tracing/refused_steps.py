@@ -104,14 +104,14 @@ def leaves_torch_cured(p, batch):
 
 
 def replaces_memory(p, batch):
-    out = p.train(p.loss(batch))
-    p.model[0].bias.data = p.model[0].bias.data * 0.99  # here
+    out, weight = p.train(p.loss(batch)), p.model[0].weight
+    weight.data = weight.data.t().contiguous().t() if weight.is_contiguous() else weight.data.contiguous()  # here
     return out
 
 
 def replaces_memory_cured(p, batch):
-    out = p.train(p.loss(batch))
-    p.model[0].bias.data.copy_(p.model[0].bias.data * 0.99)
+    out, weight = p.train(p.loss(batch)), p.model[0].weight
+    weight.data.copy_(weight.data.t().contiguous().t())
     return out
 
 
@@ -168,7 +168,9 @@ def reads_a_rate(p, batch):
     for group in p.optimizer.param_groups:
         group.update(lr=RATE)
     p.optimizer.zero_grad()
-    p.loss(batch).backward()
+    loss = p.loss(batch)
+    loss.backward()
+    RATE.copy_(loss.detach() / 100)
     p.optimizer.step()  # here
 
 
@@ -222,12 +224,12 @@ def uses_a_layout_cured(p, batch):
 
 
 def shares_memory_unseen(p, batch):
-    doubled = nn.Parameter(batch * 2, requires_grad=False)
-    return p.train(p.model(doubled).square().mean())  # here
+    turned = nn.Parameter(torch.complex(batch, batch), requires_grad=False)
+    return p.train(p.model(turned.real).square().mean())  # here
 
 
 def shares_memory_unseen_cured(p, batch):
-    return p.train(p.loss((batch * 2).detach()))
+    return p.train(p.loss(torch.complex(batch, batch).detach().real))
 
 
 def makes_state(p, batch):  # here

@@ -85,7 +85,7 @@ CASES = {
     "grows": Case(r"table\['names'\]"),
     "exchanges": Case(r"table\['object'\]"),
     "refills": Case(r"table\['stats'\] \(a dict -> a dict\)"),
-    "marks a tensor": Case(r"0\.weight\.requires_grad \((True|False) -> (True|False)\)"),
+    "marks a tensor": Case(r"0\.weight\.hooks \(\(.*\) -> \(.*\)\)"),
 }
 
 

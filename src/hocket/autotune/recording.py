@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from hocket.pystate.executed import NamesKnown
 from hocket.pystate.guards import A_TENSOR, Guards
 from hocket.pystate.origins import step_line
 from hocket.pystate.places import ABSENT, shown
+from hocket.pystate.walk import Reachable
 from hocket.pystate.watch import PurityWatch, Watched
 from hocket.tracing.captured import Captured, alone, captured_from
 from hocket.tracing.reasons import Reason
@@ -150,7 +151,23 @@ def _judged(config: TunerConfig, seen: Watched, recorder: StepRecorder) -> Recor
         what = f"changes {named(unseen)}" if unseen else f"runs {watch.executed.newest} for the first time"
         why = f"it did something new in each recorded step: the last one {what}; make it once, outside the step"
         return RecordedForm(seen.result, guards, is_settled=False, reason=why)
+    trace.places.twins.extend(_pinned(trace.places, seen.before, watch.rebound))
     return RecordedForm(seen.result, guards, captured_from(trace, recorder.signature, config.step, recorded.batch))
+
+
+def _pinned(places: Inventory, before: Reachable, rebound: Container[Any]) -> Iterator[tuple[Entry, Entry]]:
+    """Pair places with the tensors that have to stay there, since the step reaches these elsewhere, too.
+
+    Others may exchange a buffer or a rate, and leave the one of before in a closure.
+    """
+    own = {id(state) for each in places.optimizers for state in each.state.values()}
+    own |= {id(entry.table) for entry in places.tensors}
+    exchangeable = {id(entry.get()): entry for entry in places.tensors if entry.kind in ("buffer", "state", "group")}
+    for group in before.groups.values():
+        for position, value in enumerate(group.values if id(group.owner) not in own else ()):
+            entry = exchangeable.get(id(value))
+            if entry is not None and group.place(position).identity not in rebound:
+                yield entry, Entry("object", entry.name, {"tensor": value}, "tensor")
 
 
 def _note_leaves(known: dict[int, Entry], found: Sequence[torch.Tensor], seen: Watched) -> bool:

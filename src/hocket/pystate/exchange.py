@@ -65,7 +65,7 @@ class Exchange(ast.NodeTransformer):
         """The function that takes the place of one of Python's that makes a plain number of any."""
         called = self.body.value_of(node.func)
         if called is float:
-            return _as_float
+            return as_float
         is_choice = any(called is each for each in (max, min)) and len(node.args) > 1 and not node.keywords
         return partial(_chosen, called) if is_choice else None
 
@@ -125,7 +125,7 @@ def _forward_of(module: torch.nn.Module) -> Any:
     return MethodType(function, module) if is_usual and has_code else None
 
 
-def _as_float(*values: Any) -> Any:
+def as_float(*values: Any) -> Any:
     """As `float`, which gives a number of Python's own for one that is followed."""
     value: Any = values[0] if len(values) == 1 else None
     if is_a(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
@@ -146,6 +146,10 @@ def _item(table: Any, key: Any) -> Any:
     return key.item_of(table) if is_plain and is_a(key, Followed) and hasattr(type(key), "item_of") else table[key]
 
 
+# Where functions of the user are wrapped.
+_WRAPPING = (torch.utils._contextlib.__file__, torch.optim.Optimizer.step.__code__.co_filename)
+
+
 def _is_opened(file: str) -> bool:
-    """True of files of the user's, and of what ``@torch.no_grad()`` makes of a function."""
-    return origin(file) == "user" or file == torch.utils._contextlib.__file__
+    """True of files of the user's, and of what ``@torch.no_grad()`` or an optimizer makes of a function."""
+    return origin(file) == "user" or file in _WRAPPING

@@ -25,7 +25,7 @@ FINDINGS: dict[str, tuple[str, str]] = {
     "counts": ("it changes {}", "count outside the step, or return the number"),
     "hands on": ("it changes {}, which takes plain ones only", "do that outside the step"),
     "grows": ("it changes {}", "return what is to be kept, and keep it outside the step"),
-    "exchanges": ("it changes {}", "make it once, outside the step"),
+    "exchanges": ("it changes {}", "make it once, outside the step, and write into it"),
     "refills": (
         "it changes {}",
         "make it once, outside the step, or have it hold numbers and tensors alone, under the same keys",

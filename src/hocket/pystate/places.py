@@ -310,6 +310,8 @@ class Place:
     @property
     def is_writable(self) -> bool:
         """True if a value can be put there, as the user's code does."""
+        if self.kind == "tensor":
+            return self.key == "requires_grad" and is_a(self.owner, torch.nn.Parameter) and self.owner.is_leaf
         return self.kind in ("dict", "cell", "list", "slots", "class", "context")
 
     def get(self) -> Any:
@@ -333,6 +335,7 @@ class Place:
 _ITEM = (operator.getitem, operator.setitem, operator.delitem)
 _ACCESS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
     "slots": (object.__getattribute__, setattr, delattr),
+    "tensor": (getattr, setattr, delattr),
     "class": (lambda kind, name: vars(kind)[name], type.__setattr__, type.__delattr__),
     "cell": (
         lambda cell, _: cell.cell_contents,

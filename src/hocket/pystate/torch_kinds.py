@@ -129,6 +129,5 @@ def _is_not_in(keys: frozenset[str]) -> Callable[[str], bool]:
 
 def _is_numeric(value: Any) -> bool:
     """True if a captured step reads it anew: a number, a tensor, or a pair of such (a rate, betas)."""
-    if is_a(value, torch.Tensor):
-        return True
-    return is_number(value) or (type(value) in (tuple, list) and all(map(_is_numeric, value)))
+    parts = value if type(value) in (tuple, list) else [value]
+    return all(is_a(each, torch.Tensor) or is_number(each) for each in parts)

@@ -277,7 +277,7 @@ def _finding(change: Change, line: str) -> str:
     if kind == "state":
         draws = is_a(generator_of(change.place.owner), GENERATORS)
         return finding("draws" if draws else "advances", change, line)
-    if is_a(change.now, torch.Tensor) and change.now.requires_grad:
+    if is_a(change.now, torch.Tensor) and change.now.grad_fn is not None:
         return finding("keeps a graph", change.place.name, line)
     if kind == "length" or change.then is ABSENT or change.now is ABSENT:
         return finding("grows", change, line)

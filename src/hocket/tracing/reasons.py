@@ -52,7 +52,8 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "makes a shape of values": (
         f"the step at {{line}} makes a shape that {_DATA}: {{subject}}",
-        "multiply by a mask, or use torch.where, in place of selecting by it; give ctc_loss its lengths as tensors",
+        "multiply by a mask, or use torch.where, in place of selecting by it; "
+        "give ctc_loss lengths that are tensors of the batch",
     ),
     "leaves torch": (
         "the step at {line} takes a tensor out of torch's sight: {subject}",
@@ -94,8 +95,8 @@ REASONS: dict[str, tuple[str, str]] = {
         "make a new tensor",
     ),
     "uses a layout": (
-        "the step at {line} uses a tensor whose layout is {subject}, not strided",
-        "use dense tensors",
+        "the step at {line} uses a tensor that is not dense ({subject})",
+        "use dense tensors (sparse=False, for an embedding)",
     ),
     "wraps tensors": (
         "the step at {line} works on {subject}, whose inner tensors are out of sight",

@@ -117,6 +117,7 @@ class FunctionRecorder(TorchFunctionMode):
             made = torch.zeros((*args[0].shape, classes), dtype=torch.int64, device=args[0].device)
             return made.scatter_(-1, args[0].unsqueeze(-1), 1)
         args = with_numbers(func, args, lambda tensor: self._value(tensor, torch.Tensor.item))
+        kwargs = {key: self._scalar(name, key, each) for key, each in kwargs.items()}
         if func in _ARITHMETIC and not kwargs and len(args) == 2:
             args = self._with_operand(args)
         live = list(_live_in((args, kwargs)))
@@ -149,6 +150,13 @@ class FunctionRecorder(TorchFunctionMode):
         read_from = copy if read.is_inference() else read, copy, self.ops.writers.setdefault(self.ops.root(read), [])
         with _disable_current_modes():
             return self.late.read(copy.item(), read_from, user_line())
+
+    def _scalar(self, name: str, key: str, value: Any) -> Any:
+        """The number in a tensor of the optimizer's that C++ would read, or the argument as it is."""
+        is_read = key in ("alpha", "beta") or (key == "value" and name.startswith("addc"))
+        is_read = is_read and type(value) is torch.Tensor and value.numel() == 1 and not value.requires_grad
+        known = self.step_count(value) if is_read else None
+        return value if known is None else known
 
     def _is_late(self, tensor: torch.Tensor) -> bool:
         is_few = tensor.numel() <= MAX_LATE_VALUES and tensor.dtype.is_floating_point
@@ -282,6 +290,8 @@ def _computed_with(func: Any, args: Any) -> list[Any] | None:
         smoothing: Any = args[5]
         num_classes = args[0].shape[min(1, args[0].dim() - 1)]
         return [1 - smoothing, smoothing / num_classes] if smoothing > 0 else []
+    if func is torch.batch_norm and isinstance(args[6], Live):
+        return [args[6]]
     if func in _DROPOUTS and len(args) == 3 and isinstance(args[1], Live) and not isinstance(args[2], Live):
         rate: Any = args[1]
         trains = args[2]

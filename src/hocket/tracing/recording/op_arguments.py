@@ -56,3 +56,9 @@ def with_plain_numbers(args: Any, kwargs: Any) -> tuple[Any, Any, list[Live]]:
         return value.node.hint if isinstance(value, _SYMBOLIC) else value
 
     return map_leaves(args, plain), map_leaves(kwargs, plain), live
+
+
+def has_size(name: str, tensor: torch.Tensor, like: Any = None, *others: Any, **options: Any) -> bool:
+    """Return True for a call that resizes a tensor to the size that it has, which changes nothing."""
+    size = getattr(like, "shape", like)
+    return name != "aten::set_" and not (others or options) and tuple(size) == tuple(tensor.shape)

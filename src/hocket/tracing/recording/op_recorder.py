@@ -30,7 +30,7 @@ from hocket.tracing.recording.batch_reads import LIFTING, BatchReads
 from hocket.tracing.recording.data_reads import reads_value, shape_reads, shaped_by_values
 from hocket.tracing.recording.leaves import Leaf
 from hocket.tracing.recording.module_tracker import ModuleTracker
-from hocket.tracing.recording.op_arguments import tensors_in, with_plain_numbers, written_arguments
+from hocket.tracing.recording.op_arguments import has_size, tensors_in, with_plain_numbers, written_arguments
 from hocket.tracing.recording.ties import tie
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
@@ -102,6 +102,7 @@ class OpRecorder(TorchDispatchMode):
         self.writers: dict[int, list[tuple[fx.Node, int]]] = {}
         self.outside: dict[int, torch.Tensor] = {}  # by root a tensor of memory that there was before the step
         self.given: dict[Entry, torch.Tensor] = {}  # places whose tensors have got other memory, with that of before
+        self._source_of: dict[int, Any] = {}  # by the address of a tensor, which the recording holds
         # outcome of ``bool(tensor)`` as every later step must find it. None where it cannot be followed.
         self.outcome_of: Callable[[torch.Tensor], bool | None] = lambda tensor: None
         # True if the user's step may catch what the op raises that runs next. The step can be undone then.
@@ -114,7 +115,7 @@ class OpRecorder(TorchDispatchMode):
         self._nodes = WeakTensorKeyDictionary()
         # A weak reference keeps the address of a storage from being used again, and not its memory.
         self._root_of: dict[int, tuple[int, StorageWeakRef]] = {}
-        self._layouts: dict[fx.Node, Any] = {}
+        self.layouts: dict[fx.Node, Any] = {}
         self._plain_numbers = plain_numbers
         self._effects_now = effects_now
         self.undoes = False  # `undo` is called after the step. Without, only single numbers are saved.
@@ -133,9 +134,10 @@ class OpRecorder(TorchDispatchMode):
     def _from_outside(self, kind: str, name: str, source: Any, tensor: torch.Tensor) -> fx.Node:
         node = self.graph.create_node(kind, name, (), {})
         self.sources.append(source)
+        self._source_of[id(tensor)] = source
         self.roots[node] = self._root(tensor, outside=True)
         self._nodes[tensor] = node
-        self._layouts[node] = _layout(tensor)
+        self.layouts[node] = _layout(tensor)
         return node
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
@@ -150,9 +152,7 @@ class OpRecorder(TorchDispatchMode):
     def give_memory(self, tensor: torch.Tensor, new: torch.Tensor) -> None:
         """Note that `tensor` is about to get the memory of `new`, which the step has made."""
         node, made = self._nodes.get(tensor), self._nodes.get(new)
-        entry = next((entry for entry in self.given if entry.get() is tensor), None)
-        if entry is None and node is not None and node.op == "placeholder":
-            entry = self.sources[int(node.name.split("_")[1])]
+        entry = self._source_of.get(id(tensor))
         is_own = node is not None and self.root(tensor) not in self.outside  # the step has made it, too
         fits = made is not None and _layout(tensor) == _layout(new) and self.root(new) not in self.outside
         if not fits or not (is_own or (isinstance(entry, Entry) and tensor.is_cpu)):
@@ -172,7 +172,7 @@ class OpRecorder(TorchDispatchMode):
         """Give each node the shape of its value, on fake tensors, as ``meta["val"]``."""
         made: dict[_Layout, Any] = {}
         with FakeTensorMode(allow_fallback_kernels=True):
-            for node, layout in self._layouts.items():
+            for node, layout in self.layouts.items():
                 node.meta["val"] = _fake(layout, made)
 
     def leave(self, kind: str, subject: str) -> None:
@@ -258,14 +258,14 @@ class OpRecorder(TorchDispatchMode):
         for position, tensor in enumerate(written):
             self.writers.setdefault(self.root(tensor), []).append((node, position))
         if isinstance(result, torch.Tensor):
-            self._layouts[node] = _layout(result)
+            self.layouts[node] = _layout(result)
             self._nodes[result] = node
         else:
-            self._layouts[node] = [_layout(v) if isinstance(v, torch.Tensor) else None for v in made]
+            self.layouts[node] = [_layout(v) if isinstance(v, torch.Tensor) else None for v in made]
             for position, value in enumerate(made):
                 if isinstance(value, torch.Tensor):
                     taken = self.graph.create_node("call_function", operator.getitem, (node, position))
-                    self._layouts[taken] = self._layouts[node][position]
+                    self.layouts[taken] = self.layouts[node][position]
                     self._nodes[value] = taken
         if func in LIFTING and result.numel() == 1 and result.layout is torch.strided:
             with _disable_current_modes():
@@ -299,12 +299,29 @@ class OpRecorder(TorchDispatchMode):
     def _constant(self, tensor: torch.Tensor) -> fx.Node:
         """A tensor that the step has from elsewhere: a closure, a number that it spells out."""
         address = tensor.untyped_storage()._cdata if tensor.layout is torch.strided else 0
-        if address in self._root_of and self._root_of[address][0] not in self.outside:
+        root, _ = self._root_of.get(address, (None, None))
+        if root is not None and root not in self.outside:
+            if (view := self._view(tensor, root)) is not None:
+                return view
             self.reasons.add("shares memory unseen", f"of shape {tuple(tensor.shape)}")
         if tensor.requires_grad and tensor.is_leaf:
             self.leaves.append(Leaf(tensor))
         name = f"constant_{len(self.sources)}"
         return self._from_outside("get_attr", name, Constant(name, tensor), tensor)
+
+    def _view(self, tensor: torch.Tensor, root: int) -> fx.Node | None:
+        """A view that was made out of sight (by `torch.nn.Parameter` or `torch.func`), of what an op has returned."""
+        for node in reversed(self.order if not tensor.is_complex() else ()):
+            layout = self.layouts[node]
+            if root in self.notes[node].returns and isinstance(layout, tuple) and layout[2] is tensor.dtype:
+                place = (node, list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+                view = self.graph.create_node("call_function", torch.ops.aten.as_strided.default, place)
+                self.order.append(view)
+                self.notes[view] = Note(*self.where.here(), frozenset((root,)), returns=(root,))
+                self.layouts[view], self._nodes[tensor] = _layout(tensor), view
+                self.batch.lose((root,))
+                return view
+        return None
 
     def _root(self, tensor: torch.Tensor, outside: bool = False) -> int:
         if tensor.layout is not torch.strided:
@@ -340,7 +357,7 @@ class OpRecorder(TorchDispatchMode):
 
     def _refuse(self, func: Any, args: Any, kwargs: Any) -> None:
         name = func._schema.name
-        if name in _MOVES_MEMORY:
+        if name in _MOVES_MEMORY and not has_size(name, *args, **kwargs):
             self.reasons.add("moves memory", name)
         elif not self._is_followed(kwargs.get("generator")):
             self.reasons.add("draws from a generator", name)

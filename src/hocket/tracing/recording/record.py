@@ -99,7 +99,10 @@ def record_step(
     for source, tensor in zip(recording.sources, recording.tensors, strict=True):
         if is_traceable_wrapper_subclass(tensor):
             recording.reasons.add("wraps tensors", f"{source.name}, a {type(tensor).__name__}", step_line(step))
-            return Recorded(step(batch), None, recording.reasons.first)
+        elif tensor.layout is not torch.strided:
+            recording.reasons.add("uses a layout", f"{source.name}, which is {tensor.layout}", step_line(step))
+    if recording.reasons:
+        return Recorded(step(batch), None, recording.reasons.first)
     return recording.run(step)
 
 

@@ -18,7 +18,10 @@ from typing import Any
 
 import torch
 from torch._C import _nn
+from torch.nn.modules import batchnorm
 
+from hocket.pystate.exchange import as_float
+from hocket.pystate.places import ABSENT
 from hocket.tracing.scalars.live import Late, Live, plain_of, plain_tree
 
 # It multiplies what it is given, as Python does, and so needs no help.
@@ -30,14 +33,17 @@ _pow = pow
 def exchanged(attributes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
     """While this lasts, attributes of classes and modules have other values: owner, name and value of each."""
     others = list(attributes)
-    usual = [(owner, name, vars(owner)[name]) for owner, name, _ in others]
+    usual = [(owner, name, vars(owner).get(name, ABSENT)) for owner, name, _ in others]
     try:
         for owner, name, value in others:
             setattr(owner, name, value)
         yield
     finally:
         for owner, name, value in usual:
-            setattr(owner, name, value)
+            if value is ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 def followed_math() -> AbstractContextManager[None]:
@@ -50,7 +56,9 @@ def followed_math() -> AbstractContextManager[None]:
     ]
     listing = [(_nn, name) for name in vars(_nn) if "upsample" in name] + [(torch, "histogram"), (torch, "histogramdd")]
     plain = [(owner, name, _plainly(vars(owner)[name])) for owner, name in listing]
-    return exchanged([*followed, (builtins, "pow", _power), *plain])
+    # A layer without a momentum divides 1.0 by its count of batches.
+    others = [(builtins, "pow", _power), (batchnorm, "float", as_float)]
+    return exchanged([*followed, *others, *plain])
 
 
 def _plainly(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -229,6 +229,15 @@ def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
     return getattr(ufunc, method)(*plain_tree(inputs), **plain_tree(kwargs))
 
 
+def _clipped(self: Any, low: Any = None, high: Any = None, out: Any = None) -> Any:
+    """As `numpy.clip`, which asks a number for such a method."""
+    return (
+        np.clip(self.tape.settle(self), low, high, out)
+        if out is not None
+        else self.tape.apply(np.clip, self, low, high)
+    )
+
+
 # How numbers compute, and ask their tape about everything else.
 METHODS: dict[str, Any] = {}
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
@@ -254,6 +263,7 @@ METHODS["__divmod__"] = lambda self, other: (self // other, self % other)
 METHODS["__rdivmod__"] = lambda self, other: (other // self, other % self)
 METHODS["__round__"] = lambda self, digits=None: self.tape.apply(round, self, digits)
 METHODS["as_float"] = lambda self: self.tape.apply(float, self)
+METHODS["clip"] = _clipped
 METHODS["as_integer_ratio"] = _method("as_integer_ratio")
 METHODS["conjugate"] = METHODS["__copy__"] = lambda self: self
 # An optimizer may deepcopy its defaults while it runs; the copy is the same number.
