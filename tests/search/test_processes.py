@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 
 import pytest
 from tests.search.pieces import LR, SPACE, train
@@ -9,6 +10,7 @@ from tests.search.searches import as_serial, random_study, searched
 
 import forked
 from hocket import Halving
+from hocket.cli import main
 from hocket.errors import InputError
 
 
@@ -38,3 +40,39 @@ def test_a_process_that_ends_takes_one_trial_along():
 def test_a_function_that_cannot_be_imported_is_refused():
     with pytest.raises(InputError, match="executor='processes' needs a function that can be imported"):
         searched(lambda params: train(params), {"lr": LR}, executor="processes", trials=2, epochs=1)
+
+
+SEARCH = """
+import hocket
+from optuna.distributions import FloatDistribution
+from tests.search.pieces import BATCHES, nn, torch
+
+
+class Net(nn.Linear):
+    pass
+
+
+def train(params):
+    model = Net(6, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
+    return hocket.Training(model, optimizer, nn.functional.cross_entropy, BATCHES, nn.functional.cross_entropy)
+
+
+def study():
+    return hocket.tune(train, {"lr": FloatDistribution(0.01, 0.1)}, 2, 1, executor="processes", processes=1)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("my_search", 0), ("json", 1)])
+def test_the_command_searches_by_a_function_of_a_file(monkeypatch, tmp_path, capsys, name, status):
+    forked.in_place_of_spawn(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / f"{name}.py").write_text(SEARCH)
+    assert main(["tune", f"{name}.py:study"]) == status
+    sys.modules.pop(name if status == 0 else f"hocket_target_{name}")
+    said = capsys.readouterr()
+    if status == 0:
+        assert "2 trials, 2 complete" in said.out
+    else:
+        assert "executor='processes' cannot import it in a process: ModuleNotFoundError" in said.err
