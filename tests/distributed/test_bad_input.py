@@ -17,6 +17,7 @@ from distributed.ranks import Ranks, returned
 from distributed.training import OPTIMIZERS, Net, Training, batches, check_as_together, tensors_of, training
 from hocket import distribute
 from hocket.distributed.agent_server import JOB_KEY
+from hocket.distributed.description import digest
 from hocket.errors import PeerError, StaleCaptureError
 from support.refusals import fails
 
@@ -145,3 +146,10 @@ def test_what_a_job_says_of_itself_is_checked_before_memory_is_taken():
             assert grown_kib < 64 << 10
         ranks.store.set("end", "")
         ranks.returned()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_tensor_of_one_element_has_bytes_whatever_its_stride(dtype):
+    one = torch.ones(2, 2, dtype=dtype)[:1, 0]
+    assert one.stride() == (2,)
+    assert digest(one) == digest(one.clone())
