@@ -11,7 +11,8 @@ the last stage has made, it ends at its call of ``backward``, which tells the lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,8 +22,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hocket.errors import InputError
 from hocket.job import Job
 from hocket.pystate.origins import user_line
-from hocket.tracing.saved_state import Saved
-from hocket.tracing.state import inventory
 
 # How far a gradient may be from eager's, as a share of the parameter's largest.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
@@ -149,19 +148,15 @@ class PipelinedStep:
         self._check_single_backward()
 
     def _check_single_backward(self) -> None:
-        leaves = [leaf for leaf in tree_flatten(self.batches)[0] if isinstance(leaf, torch.Tensor)]
-        saved, lines = Saved(inventory(self.job.models, self.job.optimizers), leaves), list[str]()
-        backward = torch.autograd.backward
+        backward, lines = torch.autograd.backward, list[str]()
 
         def counted(*args: Any, **kwargs: Any) -> None:
             lines.append(user_line())
             backward(*args, **kwargs)
 
-        try:
-            with _backward_is(counted):
-                self.job.step(self.batches[0])
-        finally:
-            saved.restore()
+        with self._restored(), _without("step", self.job.optimizers), _backward_is(counted), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as a scheduler's, which misses the optimizer's step
+            self.job.step(self.batches[0])
         if len(lines) > 1:
             raise InputError(
                 f"pipeline: the step calls backward() {len(lines)} times, last at {lines[-1]}, and a pipeline runs one "
@@ -229,8 +224,8 @@ class PipelinedStep:
         raise InputError("pipeline: the step does not call backward() on its loss")
 
     def _run(self, number: int) -> None:
-        """Run the step on a micro-batch, each time with the same random numbers of torch."""
-        with torch.random.fork_rng(devices=[]), _kept_gradients(self.job):
+        """Run the step on a micro-batch, each time with the same random numbers of torch. Gradients are summed up."""
+        with torch.random.fork_rng(devices=[]), _without("zero_grad", (*self.job.models, *self.job.optimizers)):
             torch.default_generator.manual_seed(number)
             self.job.step(self.batches[number])
 
@@ -284,13 +279,13 @@ def _backward_is(instead: Callable[..., None]) -> Iterator[None]:
 
 
 @contextmanager
-def _kept_gradients(job: Job) -> Iterator[None]:
-    """Gradients that have been summed up so far are kept: ``zero_grad`` does nothing."""
-    owners = [*job.models, *job.optimizers]
+def _without(method: str, owners: Sequence[Any]) -> Iterator[None]:
+    """Let a method of these objects do nothing."""
+    before = [owner.__dict__.get(method) for owner in owners]  # a scheduler puts its own there
     for owner in owners:
-        owner.__dict__["zero_grad"] = lambda *_, **__: None
+        owner.__dict__[method] = lambda *_, **__: None
     try:
         yield
     finally:
-        for owner in owners:
-            owner.__dict__.pop("zero_grad")
+        for owner, own in zip(owners, before, strict=True):
+            owner.__dict__.pop(method) if own is None else owner.__dict__.update({method: own})
