@@ -153,11 +153,14 @@ def check_exchangeable(captured: Captured, num_workers: int) -> None:
                 f"distribute: op {op.name!r} writes a tensor of shape {tuple(closed_over[name].shape)} that belongs to "
                 "no model and no optimizer of the job; pass the one that has it, or make it a buffer of a model"
             )
+    groups = [group for optimizer in captured.trace.places.optimizers for group in optimizer.param_groups]
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
     for gradient in captured.read_gradients:
-        raise InputError(
-            f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() in the step "
-            "before backward(), without set_to_none=False"
-        )
+        cure = "call optimizer.zero_grad() in the step before backward(), without set_to_none=False"
+        if id(gradient.parameter.get()) not in updated:
+            cure = "no optimizer of the job has this parameter: freeze it (requires_grad_(False)), or call the model's "
+            cure += "zero_grad() in the step before backward()"
+        raise InputError(f"distribute: the step adds to {gradient.name}, which it finds; {cure}")
     for entry in (*captured.trace.places.parameters, *captured.trace.places.tensors):
         if entry.kind != "state" and entry.get().device.type not in TRAVELLING:
             raise InputError(
