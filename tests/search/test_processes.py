@@ -35,6 +35,7 @@ def test_a_process_that_ends_takes_one_trial_along():
     searched(dies, {"lr": LR}, study=study, executor="processes", processes=2, trials=4, epochs=2, fusible=[])
     for trial in study.trials:
         assert trial.state.name == ("FAIL" if trial.params["lr"] > 0.01 else "COMPLETE")
+        assert trial.params["lr"] < 0.01 or trial.user_attrs["hocket:error"] == "its process ended with status 3"
 
 
 def test_a_function_that_cannot_be_imported_is_refused():

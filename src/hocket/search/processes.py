@@ -23,6 +23,9 @@ from hocket.search.run import EpochResult, Run
 from hocket.search.split import Train
 from hocket.search.trainer import SerialTrainer, Trainer
 
+# How long a process may take to end that has closed its pipe.
+END_S = 5.0
+
 
 class ProcessTrainer(Trainer):
     """A slot for each of several spawned processes, which import the module of `train`."""
@@ -60,8 +63,12 @@ class ProcessTrainer(Trainer):
             try:
                 value, error, state = self._pipes[slot].recv()
             except (EOFError, ConnectionError):
+                worker = self._workers[slot]
+                worker.join(END_S)
+                value, error, state = None, f"its process ended with status {worker.exitcode}", None
+                if worker.exitcode == 1:
+                    error += ", as one of a script that has no `if __name__ == '__main__':` (it has said why)"
                 self._stop(slot)
-                value, error, state = None, "its process ended", None
             if isinstance(error, InputError):
                 raise error
             trained.saved = state if state is not None else trained.saved
