@@ -115,6 +115,24 @@ def test_a_step_that_is_refused_for_its_batch_was_ordered_of_nobody():
     assert np.allclose(losses, check_as_together(found, training(width=20), 1, 3)[0], rtol=1e-12, atol=0)
 
 
+def counting(rank, say):
+    """An update that takes another branch at its sixth step."""
+    of = training(width=20)
+    of.optimizer = torch.optim.RAdam(of.model.parameters())
+    if rank == 1:
+        return serve(of)
+    with work(of) as fast:
+        for batch in batches(rank, 8):
+            fast(batch)
+
+
+def test_an_update_that_takes_another_branch_names_its_number():
+    with Ranks(counting, 2) as ranks:
+        for rank in range(2):
+            assert ".step" in (said := ranks.raised(rank))
+            assert "run eager steps before the capture until it stays" in said
+
+
 def meet_a_liar(rank, say, address, message):
     """An agent of a job that says something of itself that is not so; how much memory the agent took."""
     model = Counting().eval()

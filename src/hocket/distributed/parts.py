@@ -96,7 +96,10 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
     _check_numbers(captured, served, items, {*updated, *buffers}, buffers)
     shards = [*_shards(graph, served, items), *([buffer] for buffer in buffers)]
     if num_servers > max(1, len(shards)):
-        raise InputError(f"distribute: {num_servers} servers, and the step has {len(shards)} shards for them")
+        raise InputError(
+            f"distribute: {num_servers} servers, and the step has {len(shards)} shards for them (clipping by the norm "
+            "of all gradients, foreach=True and fused=True keep parameters on one server)"
+        )
     size = {buffer.name: int(buffer.size_bytes) for buffer in graph.buffers}
     home = _homes(graph, shards, size, num_servers)
     pulls = [Exchanged(f"pull:{b}", b, home[b], size[b]) for b in (*updated, *buffers) if b in touched]
@@ -136,7 +139,8 @@ def _after_gradients(graph: Graph) -> frozenset[str]:
             if op.role not in ("update", "other"):
                 raise InputError(
                     f"distribute: op {name!r} of layer {op.layer!r} comes after what is done to gradients; "
-                    "a step that goes on with what it updated cannot be divided"
+                    "a step that goes on with what it updated cannot be divided: do that between two steps, after "
+                    "synchronize()"
                 )
             found.add(name)
     if not found:

@@ -105,7 +105,7 @@ def serve_steps(job: ShardedJob, executor: str, versions: Versions, workers: Liv
                         raise error
                 frame = updates.captured.begin(batch)
                 if frame is None:
-                    raise ExecutionError("a number that the update branches on has changed since the job began")
+                    raise ExecutionError(f"the captured update does not stand: {updates.captured.why_not(batch)}")
                 updates.run(frame)
                 updates.captured.finish(frame)
                 steps += 1
