@@ -55,8 +55,9 @@ def at_home(tmp_path, monkeypatch):
     torch = sys.modules.get("torch")
     threads = torch.get_num_threads() if torch else None
     yield
-    for name in [name for name in sys.modules if name.startswith("hocket_target_")]:
-        del sys.modules[name]
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -46,6 +46,22 @@ def test_ranks_of_the_command_find_no_modules_in_the_folder():
     assert done.returncode == 0, done.stderr
 
 
+def test_ctrl_c_while_ranks_start_is_one_line():
+    command = [sys.executable, "-m", "hocket", "ps", *TINY, "--steps", "1000"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(started := children.read_text().split()) < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.3)  # they import, and would say where
+    for rank in started:
+        ignored = Path(f"/proc/{rank}/status").read_text().partition("SigIgn:")[2].split()[0]
+        assert int(ignored, 16) & 1 << signal.SIGINT - 1
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "hocket: interrupted\n"
+    assert process.returncode == 130
+
+
 def test_ranks_that_do_not_fit_are_a_usage_error():
     started = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     outcome = ran(*TINY, "-w", "2", "-s", "1", **started)

@@ -17,6 +17,7 @@ from distributed.ranks import Ranks, returned
 from distributed.training import OPTIMIZERS, Net, Training, batches, check_as_together, tensors_of, training
 from hocket import distribute
 from hocket.distributed.agent_server import JOB_KEY
+from hocket.distributed.description import digest
 from hocket.errors import PeerError, StaleCaptureError
 from support.refusals import fails
 
@@ -114,6 +115,24 @@ def test_a_step_that_is_refused_for_its_batch_was_ordered_of_nobody():
     assert np.allclose(losses, check_as_together(found, training(width=20), 1, 3)[0], rtol=1e-12, atol=0)
 
 
+def counting(rank, say):
+    """An update that takes another branch at its sixth step."""
+    of = training(width=20)
+    of.optimizer = torch.optim.RAdam(of.model.parameters())
+    if rank == 1:
+        return serve(of)
+    with work(of) as fast:
+        for batch in batches(rank, 8):
+            fast(batch)
+
+
+def test_an_update_that_takes_another_branch_names_its_number():
+    with Ranks(counting, 2) as ranks:
+        for rank in range(2):
+            assert ".step" in (said := ranks.raised(rank))
+            assert "run eager steps before the capture until it stays" in said
+
+
 def meet_a_liar(rank, say, address, message):
     """An agent of a job that says something of itself that is not so; how much memory the agent took."""
     model = Counting().eval()
@@ -145,3 +164,10 @@ def test_what_a_job_says_of_itself_is_checked_before_memory_is_taken():
             assert grown_kib < 64 << 10
         ranks.store.set("end", "")
         ranks.returned()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_tensor_of_one_element_has_bytes_whatever_its_stride(dtype):
+    one = torch.ones(2, 2, dtype=dtype)[:1, 0]
+    assert one.stride() == (2,)
+    assert digest(one) == digest(one.clone())

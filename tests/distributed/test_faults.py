@@ -213,6 +213,28 @@ def test_a_rank_that_leaves_before_its_first_step_ends_the_job(how, why):
             assert f"worker 1 (rank 1): {why}" in ranks.raised(rank)
 
 
+def given(rank, say, options):
+    of = training()
+    if rank == 1:
+        return serve(of, 30.0)
+    work(of, **options)(batches(rank, 1)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"order": "best"}, "distribute: unknown order 'best'; available: auto, "),
+        ({"timeout_s": 0}, "distribute: expected timeout_s to be a number of seconds above 0"),
+        ({"num_servers": "1"}, "distribute: expected num_servers to be a number of at least 1, got '1'"),
+        ({"num_servers": 2}, "distribute: 2 ranks, and 2 of them servers"),
+    ],
+)
+def test_a_server_reads_what_is_wrong_with_the_options_of_a_worker(options, why):
+    with Ranks(given, 2, options) as ranks:
+        assert ranks.raised(0).startswith(f"InputError: {why}")
+        assert f"stops: worker 0 (rank 0): {why}" in ranks.raised(1).replace("server 0 (rank 0)", "worker 0 (rank 0)")
+
+
 def again(rank, say, saved, first, count):
     """Some steps from a checkpoint that only rank 0 has; without one, it is written, and rank 1 is killed later on."""
     of = training("adam")

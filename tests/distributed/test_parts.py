@@ -65,6 +65,10 @@ def test_steps_that_cannot_be_divided():
     ):
         assigned(captured_of(of, accumulates), 1, num_workers=1)
 
+    partly = training()
+    partly.optimizer = torch.optim.SGD([partly.model.last.weight], lr=0.1)
+    refused("no optimizer of the job has this parameter: freeze", assigned, captured_of(partly), 1, num_workers=1)
+
     def goes_on(batch):
         of.step(batch)
         return of.model(batch[0]).sum()

@@ -74,6 +74,16 @@ class TiedByMemory(torch.nn.Module):
         self.b = torch.nn.Parameter(self.a.data)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_tensor_of_one_element_is_read_whatever_its_stride(dtype):
+    model = torch.nn.Module()
+    model.register_buffer("one", torch.empty_strided((1,), (2,), dtype=dtype))
+    load(model, Memory(stored({"one": torch.ones(1, dtype=dtype)})))
+    finish(model)
+    assert torch.equal(model.one, torch.ones(1, dtype=dtype))
+    assert model.one.stride() == (2,)
+
+
 def test_parameters_that_share_their_memory_arrive_together():
     model = TiedByMemory()
     load(model, Memory(stored({"a": torch.ones(3)})))

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional
 
 import forked
 from hocket import Halving
+from hocket.cli import main
 from hocket.errors import InputError
 
 
@@ -35,6 +37,7 @@ def test_a_process_that_ends_takes_one_trial_along():
     searched(dies, {"lr": LR}, study=study, executor="processes", processes=2, trials=4, epochs=2, fusible=[])
     for trial in study.trials:
         assert trial.state.name == ("FAIL" if trial.params["lr"] > 0.01 else "COMPLETE")
+        assert trial.params["lr"] < 0.01 or trial.user_attrs["hocket:error"] == "its process ended with status 3"
 
 
 def test_a_function_that_cannot_be_imported_is_refused():
@@ -60,3 +63,39 @@ def test_a_trial_that_ends_early_leaves_nothing_to_the_next_one_in_its_process(m
     forked.in_place_of_spawn(monkeypatch)
     study, _ = as_serial(train_ending, {"lr": LR}, trials=6, epochs=4, executor="processes", processes=2, fusible=[])
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
+
+
+SEARCH = """
+import hocket
+from optuna.distributions import FloatDistribution
+from tests.search.pieces import BATCHES, nn, torch
+
+
+class Net(nn.Linear):
+    pass
+
+
+def train(params):
+    model = Net(6, 3).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"])
+    return hocket.Training(model, optimizer, nn.functional.cross_entropy, BATCHES, nn.functional.cross_entropy)
+
+
+def study():
+    return hocket.tune(train, {"lr": FloatDistribution(0.01, 0.1)}, 2, 1, executor="processes", processes=1)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("my_search", 0), ("json", 1)])
+def test_the_command_searches_by_a_function_of_a_file(monkeypatch, tmp_path, capsys, name, status):
+    forked.in_place_of_spawn(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / f"{name}.py").write_text(SEARCH)
+    assert main(["tune", f"{name}.py:study"]) == status
+    sys.modules.pop(name if status == 0 else f"hocket_target_{name}")
+    said = capsys.readouterr()
+    if status == 0:
+        assert "2 trials, 2 complete" in said.out
+    else:
+        assert "executor='processes' cannot import it in a process: ModuleNotFoundError" in said.err

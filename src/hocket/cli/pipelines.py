@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -209,6 +210,7 @@ def _run(args: Namespace, target: Target, settings: dict[str, Any]) -> PipelineR
         with target.blamed("the step as a pipeline"):
             return run_pipeline(job, runs=args.runs, **settings)
     finally:
+        gc.collect()  # stages hold the group, whose threads abort the process if they outlive the interpreter
         dist.destroy_process_group()
 
 

@@ -83,6 +83,7 @@ def start_ranks(args: Namespace, ranks: int, *, with_agents: bool = False, may_f
 
 def _end_with_parent() -> None:
     """Let Linux end this process, a child that executes nothing yet, with the one that has started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that one, which ends all ranks
     if sys.platform.startswith("linux"):
         _C_LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

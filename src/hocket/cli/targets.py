@@ -219,8 +219,7 @@ def _imported(path: Path) -> Any:
     folder = str(path.absolute().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # Under another name, because a file called json.py must not replace the module of that name.
-    name = f"hocket_target_{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -228,6 +227,18 @@ def _imported(path: Path) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _module_name(path: Path) -> str:
+    """The name by which Python finds a file, so that processes which the user's code starts find what is in it.
+
+    It is another name where there is such a module, because a file called json.py must not replace that one.
+    """
+    if "." not in path.stem and path.stem not in sys.modules:
+        spec = importlib.util.find_spec(path.stem)
+        if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path.resolve():
+            return path.stem
+    return f"hocket_target_{path.stem}"
 
 
 def _functions(path: Path) -> str:

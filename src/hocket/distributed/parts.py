@@ -96,7 +96,10 @@ def assigned(captured: Captured, num_servers: int, *, num_workers: int) -> Assig
     _check_numbers(captured, served, items, {*updated, *buffers}, buffers)
     shards = [*_shards(graph, served, items), *([buffer] for buffer in buffers)]
     if num_servers > max(1, len(shards)):
-        raise InputError(f"distribute: {num_servers} servers, and the step has {len(shards)} shards for them")
+        raise InputError(
+            f"distribute: {num_servers} servers, and the step has {len(shards)} shards for them (clipping by the norm "
+            "of all gradients, foreach=True and fused=True keep parameters on one server)"
+        )
     size = {buffer.name: int(buffer.size_bytes) for buffer in graph.buffers}
     home = _homes(graph, shards, size, num_servers)
     pulls = [Exchanged(f"pull:{b}", b, home[b], size[b]) for b in (*updated, *buffers) if b in touched]
@@ -136,7 +139,8 @@ def _after_gradients(graph: Graph) -> frozenset[str]:
             if op.role not in ("update", "other"):
                 raise InputError(
                     f"distribute: op {name!r} of layer {op.layer!r} comes after what is done to gradients; "
-                    "a step that goes on with what it updated cannot be divided"
+                    "a step that goes on with what it updated cannot be divided: do that between two steps, after "
+                    "synchronize()"
                 )
             found.add(name)
     if not found:
@@ -153,11 +157,14 @@ def check_exchangeable(captured: Captured, num_workers: int) -> None:
                 f"distribute: op {op.name!r} writes a tensor of shape {tuple(closed_over[name].shape)} that belongs to "
                 "no model and no optimizer of the job; pass the one that has it, or make it a buffer of a model"
             )
+    groups = [group for optimizer in captured.trace.places.optimizers for group in optimizer.param_groups]
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
     for gradient in captured.read_gradients:
-        raise InputError(
-            f"distribute: the step adds to {gradient.name}, which it finds; call optimizer.zero_grad() in the step "
-            "before backward(), without set_to_none=False"
-        )
+        cure = "call optimizer.zero_grad() in the step before backward(), without set_to_none=False"
+        if id(gradient.parameter.get()) not in updated:
+            cure = "no optimizer of the job has this parameter: freeze it (requires_grad_(False)), or call the model's "
+            cure += "zero_grad() in the step before backward()"
+        raise InputError(f"distribute: the step adds to {gradient.name}, which it finds; {cure}")
     for entry in (*captured.trace.places.parameters, *captured.trace.places.tensors):
         if entry.kind != "state" and entry.get().device.type not in TRAVELLING:
             raise InputError(

@@ -19,6 +19,7 @@ from hocket.distributed.rejoin import SURVIVES, LiveWorkers, RejoiningWorkers, W
 from hocket.distributed.setup import ShardedJob, joined_as, set_up
 from hocket.distributed.wire import Wire
 from hocket.errors import ExecutionError
+from hocket.execution import EXECUTORS
 from hocket.execution import executor as executor_of
 from hocket.execution.base import Executor
 from hocket.execution.channels import Channel
@@ -58,7 +59,7 @@ def server(
         InputError: an unknown executor, or torchrun has not started this process as a server.
         PeerError: a rank is gone, silent or trains something else, and is named.
     """
-    membership = joined_as("server", num_servers, executor, timeout_s)
+    membership = joined_as("server", num_servers, timeout_s, executor=(executor, EXECUTORS))
     if survive:
         membership.store.set(SURVIVES, "")
     job = set_up(spreading(step), model, optimizer, packed(args, kwargs), membership)
@@ -104,7 +105,7 @@ def serve_steps(job: ShardedJob, executor: str, versions: Versions, workers: Liv
                         raise error
                 frame = updates.captured.begin(batch)
                 if frame is None:
-                    raise ExecutionError("a number that the update branches on has changed since the job began")
+                    raise ExecutionError(f"the captured update does not stand: {updates.captured.why_not(batch)}")
                 updates.run(frame)
                 updates.captured.finish(frame)
                 steps += 1

@@ -7,7 +7,7 @@ Nothing that a peer sends is trusted: sizes, names and dtypes are those that thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -89,17 +89,23 @@ def _given_name(value: Value) -> str:
     return f"given:{value.name}"
 
 
-def joined_as(role: str, num_servers: int, executor: str, timeout_s: float) -> Membership:
-    """Take part in the job that torchrun has started, as a ``worker`` or a ``server``. Raises as those do."""
-    check_choice("executor", executor)
-    if num_servers < 1:
-        raise InputError(f"distribute: expected at least one server, got {num_servers}")
-    membership = rejoined(join(num_servers, timeout_s))
-    actual = "worker" if membership.is_worker else "server"
-    if actual != role:
-        raise InputError(
-            f"distribute: rank {membership.rank} is a {actual}; call hocket.distribute.{actual}(...) there"
-        )
+def joined_as(role: str, num_servers: int, timeout_s: float, **options: tuple[str, Sequence[str]]) -> Membership:
+    """Take part in the job that torchrun has started, as a ``worker`` or a ``server``. Raises as those do.
+
+    Each of the `options` comes with its choices. Other ranks read what is wrong, since they wait for this one.
+    """
+    number = num_servers if isinstance(num_servers, int) and num_servers > 0 else 1
+    membership = rejoined(join(number, timeout_s))
+    with membership.reporting_errors():
+        if number != num_servers:
+            raise InputError(f"distribute: expected num_servers to be a number of at least 1, got {num_servers!r}")
+        for name, (given, choices) in options.items():
+            check_choice(name, given, choices)
+        actual = "worker" if membership.is_worker else "server"
+        if actual != role:
+            raise InputError(
+                f"distribute: rank {membership.rank} is a {actual}; call hocket.distribute.{actual}(...) there"
+            )
     return membership
 
 

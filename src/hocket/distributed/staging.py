@@ -82,8 +82,8 @@ def from_host(place: torch.Tensor, tensor: torch.Tensor) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    """The memory of a contiguous tensor as bytes. One of a single element may have any stride."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def random_state(devices: Sequence[StreamDevice]) -> torch.Tensor:

@@ -9,13 +9,14 @@ from typing import Any
 
 from hocket.arguments import packed
 from hocket.distributed.channels import PullChannel
-from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN, STEP, JobStep, check_choice, ending_on_error
+from hocket.distributed.job import CLOSE, GATHER, PUBLISH, REJOIN, STEP, JobStep, ending_on_error
 from hocket.distributed.membership import DEFAULT_TIMEOUT_S, Membership
 from hocket.distributed.parts import server_name, worker_part
 from hocket.distributed.plans import announce_plan, announced_plan, link_rates, profiled, worker_executor, worker_plan
 from hocket.distributed.rejoin import READY, Announcements, admit, wait_until_admitted
 from hocket.distributed.setup import ShardedJob, joined_as, set_up
 from hocket.errors import ExecutionError
+from hocket.execution import EXECUTORS
 from hocket.planning import Bounds, bounds
 from hocket.planning.transfers import ORDERS
 
@@ -222,6 +223,6 @@ def worker(
         ...         loss = fast(batch)
         ...     fast.gather()
     """
-    check_choice("order", order, ORDERS)
-    membership = joined_as("worker", num_servers, executor, timeout_s)
+    options = {"executor": (executor, EXECUTORS), "order": (order, ORDERS)}
+    membership = joined_as("worker", num_servers, timeout_s, **options)
     return DistributedStep(step, model, optimizer, membership, order, executor)

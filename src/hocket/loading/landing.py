@@ -92,5 +92,6 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.dtype in _PLAIN and tensor.numel():
         array = tensor.numpy()
         return memoryview(array).cast("B")  # a third of the time of the views below
-    array = tensor.reshape(-1).view(torch.uint8).numpy()
+    # A tensor of one element may have any stride.
+    array = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return memoryview(array)

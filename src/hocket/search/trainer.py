@@ -2,30 +2,20 @@
 
 Trials move at epoch boundaries. A trial in no slot has its whole state in its own plain model, optimizer and scheduler.
 `put` takes it from there and `take_out` brings it back, so a trial may go on in any slot of any trainer.
-
-Trials may also train side by side in processes, a way for models that do not fuse::
-
-this process --params, saved state, epochs to go--> worker: an epoch of the plain loop of `hocket.search.trainer`
-             <--its value, state at the end--
-             --go on, or another trial-->
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-import multiprocessing
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from multiprocessing import connection
 from typing import Any, ClassVar
 
 import torch
 
 from hocket.errors import HocketError, InputError
-from hocket.ir.limits import usable_cpus
 from hocket.search.data import epoch_batches, joined, size_of, updates
 from hocket.search.run import EpochResult, Run, Status, step_scheduler
 from hocket.search.split import Train
@@ -287,107 +277,3 @@ def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-class ProcessTrainer(Trainer):
-    """A slot for each of several spawned processes, which import the module of `train`."""
-
-    kind = "processes"
-
-    def __init__(self, train: Train, seed: int, num_processes: int | None = None, *, keep: bool = False) -> None:
-        try:
-            self._train = pickle.dumps(train)
-        except Exception as error:
-            raise InputError(f"train: executor='processes' needs a function that can be imported: {error}") from error
-        super().__init__(num_processes or max(2, usable_cpus() // 2))
-        self._seed, self._keep = seed, keep
-        self._workers: dict[int, Any] = {}
-        self._pipes: dict[int, Any] = {}
-        self._busy: set[int] = set()
-        self._held: dict[int, Run] = {}  # by slot, the trial that its process can go on with
-
-    def put(self, slot: int, run: Run) -> None:
-        self.slots[slot] = run
-
-    def sync(self, slot: int) -> None:
-        """States come with the results."""
-
-    def advance(self) -> Sequence[tuple[Run, EpochResult]]:
-        for slot, run in self.active:
-            if slot not in self._busy:
-                job = (run.number, dict(run.params), run.seed, run.state(), run.until, self._keep)
-                self._pipe(slot).send(None if self._held.get(slot) is run else job)
-                self._busy.add(slot)
-                self._held[slot] = run
-        ready = connection.wait([self._pipes[slot] for slot in self._busy])
-        found = []
-        for slot in [slot for slot in sorted(self._busy) if self._pipes[slot] in ready]:
-            trained = self.slots[slot]
-            assert trained is not None
-            self._busy.discard(slot)
-            try:
-                value, error, state = self._pipes[slot].recv()
-            except (EOFError, ConnectionError):
-                self._stop(slot)
-                value, error, state = None, "its process ended", None
-            if isinstance(error, InputError):
-                raise error
-            trained.saved = state if state is not None else trained.saved
-            if trained.epochs + 1 >= trained.until:  # from where it may go on elsewhere
-                self._held.pop(slot, None)
-            found.append((trained, EpochResult(value, error)))
-        return found
-
-    def close(self) -> None:
-        for slot in list(self._workers):
-            self._stop(slot)
-        self.slots = [None] * len(self.slots)
-
-    def _pipe(self, slot: int) -> Any:
-        """The pipe to a slot's process, which is started when it is first needed."""
-        if slot not in self._workers:
-            context = multiprocessing.get_context("spawn")
-            ours, theirs = context.Pipe()
-            threads = max(1, usable_cpus() // len(self.slots))
-            worker = context.Process(target=_work, args=(theirs, self._train, self._seed, threads), daemon=True)
-            worker.start()
-            theirs.close()
-            self._workers[slot], self._pipes[slot] = worker, ours
-        return self._pipes[slot]
-
-    def _stop(self, slot: int) -> None:
-        worker = self._workers.pop(slot)
-        self._pipes.pop(slot).close()
-        self._busy.discard(slot)
-        self._held.pop(slot, None)
-        worker.terminate()
-        worker.join()
-
-
-def _work(pipe: Any, pickled: bytes, seed: int, threads: int) -> None:
-    """A process: train an epoch of what comes, or of what was there, until the sender closes."""
-    torch.set_num_threads(threads)
-    train: Train = pickle.loads(pickled)
-    trainer = SerialTrainer(train, seed)
-    while True:
-        try:
-            job = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        if job is not None:
-            number, params, own_seed, saved, until, keep = job
-            run = Run(number, params, own_seed, until, saved=saved or None)
-        try:
-            if job is not None:
-                trainer.put(0, run)
-            if run.made.on_epoch is not None:
-                raise InputError("Training.on_epoch: executor='processes' has no trial to call it with")
-            [(_, result)] = trainer.advance()
-        except Exception as error:  # noqa: BLE001 - the user's code; serialised for the other process
-            pipe.send((None, error if isinstance(error, InputError) else f"{type(error).__name__}: {error}", None))
-            continue
-        if result.value is None:
-            pipe.send((None, result.error, None))
-            continue
-        run.values.append(result.value)
-        pipe.send((result.value, None, run.state() if keep or run.epochs == until else None))

@@ -15,10 +15,10 @@ from hocket.search.checkpoints import Checkpoints
 from hocket.search.fused import Runner
 from hocket.search.group import MAX_SLOTS, Ways
 from hocket.search.policy import AllEpochs, Ends, Policy, Schedules
+from hocket.search.processes import ProcessTrainer
 from hocket.search.search import Record, Search
 from hocket.search.split import Split, Train, find_split, suggest_all
 from hocket.search.study import StudyClient, base_sampler, load_optuna, new_study
-from hocket.search.trainer import ProcessTrainer
 
 if TYPE_CHECKING:
     import optuna

@@ -209,5 +209,9 @@ class ItemOf:
 
     source: Entry
 
+    @property
+    def name(self) -> str:
+        return self.source.name
+
     def get(self) -> Any:
         return self.source.get().item()

@@ -29,7 +29,7 @@ def traced_of(model, *batch):
     return traced
 
 
-@pytest.mark.parametrize(("stages", "name"), covering([2, 3, 4], ["tied", "unet"]))
+@pytest.mark.parametrize(("stages", "name"), covering([2, 3, 4], ["tied", "unet", "heads"]))
 def test_stages_compute_eagers_output_and_gradients(name, stages):
     model, batch = model_and_batch(name)
     pipe = pipeline(model, (batch,), split_policy=hocket.split_policy(stages))
@@ -47,6 +47,7 @@ def test_stages_compute_eagers_output_and_gradients(name, stages):
 MODELS = ["gpt2", "llama", "resnet18", "unet", "tied"]
 # model, stages, schedule, ranks
 QUICK = [("tied", 2, "1f1b", 2), ("tied", 4, "interleaved1f1b", 2), ("twice", 4, "interleavedzerobubble", 2)]
+QUICK += [("heads", 2, "1f1b", 2), ("heads", 4, "interleavedzerobubble", 2)]
 SLOW = [(name, 2 if has_one_stage_a_rank(of) else 4, of, 2) for name in MODELS for of in sorted(SCHEDULES)]
 SLOW += [(name, stages, "1f1b", stages) for name in MODELS for stages in (2, 3, 4)]
 

@@ -40,3 +40,18 @@ def test_gradients_by_eager_leave_buffers_as_they_were():
     assert torch.equal(model.average, torch.ones(4))
     assert all(torch.equal(first[name], second[name]) for name in first)
     check_pipeline(job, ranks=2, microbatches=2)
+
+
+def test_noise_of_the_step_is_the_same_in_each_of_its_runs():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        noise = torch.randn_like(batch)
+        optimizer.zero_grad()
+        (model(batch + noise) - noise).square().mean().backward()
+        optimizer.step()
+
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    check_pipeline(hocket.Job(step, model, optimizer, [torch.randn(4, 4)]), ranks=2, microbatches=2)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())

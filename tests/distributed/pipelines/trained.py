@@ -34,6 +34,21 @@ class Tied(nn.Module):
         return F.linear(value, self.embedding.weight)
 
 
+class Heads(nn.Module):
+    """A weight of many names, of which the first stage has one, handed on outside of any module."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(16, width), nn.Linear(width, width)
+        self.heads = nn.ModuleList(nn.Linear(width, 16) for _ in range(6))
+        for head in self.heads:
+            head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        value = self.middle(self.embedding(tokens)).tanh().sin()
+        return sum(head(value * number) for number, head in enumerate(self.heads, 1))
+
+
 class Twice(nn.Module):
     """Layers that are used twice, and a table that is looked up where its numbers have no gradients."""
 
@@ -55,6 +70,8 @@ def model_and_batch(name: str) -> tuple[nn.Module, torch.Tensor]:
     rows = 2 * MICROBATCHES
     if name == "tied":
         return Tied().double(), torch.randint(0, 16, (rows, 6))
+    if name == "heads":
+        return Heads().double(), torch.randint(0, 16, (rows, 6))
     if name == "twice":
         return Twice().double(), torch.randn(rows, 8, dtype=torch.float64)
     if name == "unet":

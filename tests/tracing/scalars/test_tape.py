@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hocket.tracing.scalars.followed_math import followed_math
 from hocket.tracing.scalars.live import Live
 from hocket.tracing.scalars.tape import Tape, TapeRef
+from hocket.tracing.sources import ItemOf
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 UNARY = ("neg", "pos", "abs")
@@ -167,6 +168,9 @@ def test_the_leaves_of_a_guard_that_fails():
     assert "(count)" in tape.why_not([0.5, 8])
     assert "(in its batch)" in tape.why_not([-1.0, 8])
     assert "another type" in tape.why_not(None)
+    assert tape.leaf(ItemOf(SimpleNamespace(name="averages")), 0) == 0
+    assert "(averages)" in tape.why_not([0.5, 3, 1])
+    assert "run eager steps before the capture until it stays" in tape.why_not([0.5, 3, 1])
 
 
 def test_a_number_is_looked_up_at_the_position_of_a_later_step():

@@ -36,6 +36,7 @@ from hocket.distributed.pipelines.traced import (
     inline_grad_modes,
     join_aliases,
     node_times,
+    read_by_one_alias,
     tensor_of,
     with_gradients,
     write_early,
@@ -260,6 +261,7 @@ def _cut(traced: fx.GraphModule, ops: tuple[fx.Node, ...], begins: tuple[int, ..
     for position, node in enumerate(ops):
         stage_of[node] = sum(position >= begin for begin in begins)
     last = len(begins)
+    stages = [ops[begin:end] for begin, end in zip((0, *begins), (*begins, len(ops)), strict=True)]
     firsts = [ops[begin] for begin in begins]
     ends = [ops[begin - 1] for begin in begins] + [ops[-1]]
     output = next(node for node in graph.nodes if node.op == "output")
@@ -279,12 +281,16 @@ def _cut(traced: fx.GraphModule, ops: tuple[fx.Node, ...], begins: tuple[int, ..
         _bring_home(traced, users_of, home_of)
     for value, users in users_of.items():
         home, furthest = home_of[value], max(users.values())
+        here = value
+        if value.op == "get_attr":
+            readers = [user for user, where in users.items() if where == home and user is not output]
+            here = read_by_one_alias(traced, value, stages[home], readers)
         if home == furthest:
             continue
         like, order = tensor_of(value), _order(tensor_of(value))
         is_turned = order != sorted(order)
-        wire, read = like.permute(order).contiguous(), value
-        handed = value
+        wire = like.permute(order).contiguous()
+        read = handed = here
         for stage in range(home, furthest):
             put = _Put(graph, wire, ends[stage])
             if stage == home and is_turned:

@@ -5,11 +5,14 @@ the last stage has made, it ends at its call of ``backward``, which tells the lo
 
     step(batch):  zero_grad .. model(inputs) .. loss .. backward .. optimizer.step
                                |<- inputs       |<- the loss, of a given output
+
+`PipelinedStep.check` refuses steps that do more than that, by the gradients of model and loss apart in this process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +21,12 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hocket.errors import InputError
 from hocket.job import Job
+from hocket.pystate.origins import user_line
+
+# How far a gradient may be from eager's, as a share of the parameter's largest.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}
+# Another way to run a step on several ranks, which takes any step that can be captured.
+BY_OPS = "divide the step by its ops (hocket partition, then hocket run --partition)"
 
 
 class _CalledError(Exception):
@@ -25,7 +34,8 @@ class _CalledError(Exception):
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
-        self.inputs, self.named = args, kwargs
+        self.inputs, self.named, self.line = args, kwargs, user_line()
+        self.has_autocast = torch.is_autocast_enabled("cpu")
 
 
 class _BackwardError(Exception):
@@ -33,7 +43,7 @@ class _BackwardError(Exception):
 
     def __init__(self, loss: Any) -> None:
         super().__init__()
-        self.loss = loss
+        self.loss, self.line = loss, user_line()
 
 
 def micro_batches_of(batch: Any, count: int) -> list[Any]:
@@ -69,7 +79,7 @@ class PipelinedStep:
         self.model = job.models[0]
         self.batches = micro_batches_of(job.batch(0), microbatches)
         # For each micro-batch what the model is called with.
-        self.inputs = [self._inputs(batch) for batch in self.batches]
+        self.inputs = [self._inputs(number) for number in range(microbatches)]
 
     @property
     def whole_inputs(self) -> tuple[torch.Tensor, ...]:
@@ -78,6 +88,9 @@ class PipelinedStep:
 
     def loss(self, output: Any, number: int) -> torch.Tensor:
         """The step's loss on a micro-batch, if the model returned `output`."""
+        return self._loss(output, number).loss
+
+    def _loss(self, output: Any, number: int) -> _BackwardError:
         calls = 0
 
         def returned(*_: Any, **__: Any) -> Any:
@@ -86,7 +99,7 @@ class PipelinedStep:
             return output
 
         with _replaced(self.model, returned):
-            found = self._until_backward(self.batches[number])
+            found = self._until_backward(number)
         if calls != 1:
             raise InputError(f"pipeline: the step calls the model {calls} times, and a pipeline runs it once")
         return found
@@ -96,52 +109,148 @@ class PipelinedStep:
 
         Buffers and gradients of the model are afterwards as they were.
         """
+        with self._restored():
+            for number in range(len(self.batches)):
+                (self._until_backward(number).loss / len(self.batches)).backward()
+            return self._gradients()
+
+    def check(self, expected: Mapping[str, torch.Tensor]) -> None:
+        """Raise an `InputError` unless the model, and a loss of its result alone, give the gradients of eager."""
+        for name, gradient in expected.items():
+            if not gradient.isfinite().all():
+                losses = [self._until_backward(number) for number in range(len(self.batches))]
+                bad = next((each for each in losses if not each.loss.isfinite()), None)
+                what = f"the gradient of {name!r} by the loss at {losses[0].line} is not finite"
+                what = what if bad is None else f"the loss at {bad.line} is {bad.loss.item()}"
+                raise InputError(f"pipeline: {what}, in one process, too: there is nothing to compare stages with")
+        with self._restored():
+            for number, inputs in enumerate(self.inputs):
+                output = self.model(*inputs)
+                given = output.detach().requires_grad_()
+                reached = self._loss(given.clone(), number)
+                (reached.loss / len(self.batches)).backward()
+                reaching = [name for name, p in self.model.named_parameters() if p.grad is not None]
+                if number == 0 and reaching:
+                    raise InputError(
+                        f"pipeline: the loss at {reached.line} reaches the parameter {reaching[0]!r} by another way "
+                        "than what the model returns, which is all that the last stage has: do that in its "
+                        f"forward, leave a penalty to the optimizer (weight_decay=), or {BY_OPS}"
+                    )
+                if given.grad is not None:
+                    output.backward(given.grad)
+            _, error, where = farthest(self._gradients(), expected)
+        if error > 1.0:
+            raise InputError(
+                f"pipeline: the loss at {reached.line} depends on more than the batch and what the model returns (a "
+                "count, numbers that Python draws), so gradients of stages would not be eager's, "
+                f"{where}: make it a part of the batch"
+            )
+        self._check_single_backward()
+
+    def _check_single_backward(self) -> None:
+        backward, lines = torch.autograd.backward, list[str]()
+
+        def counted(*args: Any, **kwargs: Any) -> None:
+            lines.append(user_line())
+            backward(*args, **kwargs)
+
+        with self._restored(), _without("step", self.job.optimizers), _backward_is(counted), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as a scheduler's, which misses the optimizer's step
+            self.job.step(self.batches[0])
+        if len(lines) > 1:
+            raise InputError(
+                f"pipeline: the step calls backward() {len(lines)} times, last at {lines[-1]}, and a pipeline runs one "
+                "forward and backward (--microbatches adds up gradients of parts of a batch)"
+            )
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        named = self.model.named_parameters(remove_duplicate=False)
+        return {name: p.grad.clone() for name, p in named if p.grad is not None}
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Begin without gradients, and let gradients and buffers of the model be as before afterwards."""
         tables = [module._buffers for module in self.model.modules()]
         buffers = [(table, name, b, b.clone()) for table in tables for name, b in table.items() if b is not None]
         kept = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         for parameter, _ in kept:
             parameter.grad = None
-        for batch in self.batches:
-            (self._until_backward(batch) / len(self.batches)).backward()
-        named = self.model.named_parameters(remove_duplicate=False)
-        found = {name: p.grad.clone() for name, p in named if p.grad is not None}
-        with torch.no_grad():
-            for table, name, buffer, value in buffers:  # which the forward may have bound anew
-                table[name] = buffer
-                buffer.copy_(value)
-        for parameter, gradient in kept:
-            parameter.grad = gradient
-        return found
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for table, name, buffer, value in buffers:  # which the forward may have bound anew
+                    table[name] = buffer
+                    buffer.copy_(value)
+            for parameter, gradient in kept:
+                parameter.grad = gradient
 
-    def _inputs(self, batch: Any) -> tuple[torch.Tensor, ...]:
+    def _inputs(self, number: int) -> tuple[torch.Tensor, ...]:
         def called(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _CalledError(args, kwargs)
 
         handle = self.model.register_forward_pre_hook(called, with_kwargs=True, prepend=True)
         try:
-            with _kept_gradients(self.job):
-                self.job.step(batch)
+            self._run(number)
         except _CalledError as call:
             if call.named or not call.inputs or not all(isinstance(value, torch.Tensor) for value in call.inputs):
                 got = ", ".join([*(type(v).__name__ for v in call.inputs), *(f"{name}=" for name in call.named)])
                 raise InputError(
-                    f"pipeline: expected the model to be called with tensors by place, got ({got})"
+                    f"pipeline: expected the model to be called with tensors by place, got ({got}) at {call.line}"
+                ) from None
+            if call.has_autocast:
+                raise InputError(
+                    f"pipeline: the step calls the model under torch.autocast at {call.line}, and stages are traced "
+                    f"without it: {BY_OPS}"
                 ) from None
             return tuple(value.detach() for value in call.inputs)
         finally:
             handle.remove()
         raise InputError("pipeline: the step does not call the model itself (only parts of it, or nothing)")
 
-    def _until_backward(self, batch: Any) -> torch.Tensor:
+    def _until_backward(self, number: int) -> _BackwardError:
+        def reached(tensors: Any, *_: Any, **__: Any) -> None:
+            raise _BackwardError(tensors)
+
         try:
-            with _kept_gradients(self.job), _backward_tells():
-                self.job.step(batch)
-        except _BackwardError as reached:
-            loss = reached.loss
-            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-                raise InputError("pipeline: expected the step to call backward() on one loss") from None
-            return loss
+            with _backward_is(reached):
+                self._run(number)
+        except _BackwardError as found:
+            if not isinstance(found.loss, torch.Tensor) or found.loss.numel() != 1:
+                raise InputError(
+                    f"pipeline: expected the step to call backward() on one loss at {found.line}"
+                ) from None
+            return found
         raise InputError("pipeline: the step does not call backward() on its loss")
+
+    def _run(self, number: int) -> None:
+        """Run the step on a micro-batch, each time with the same random numbers of torch. Gradients are summed up."""
+        with torch.random.fork_rng(devices=[]), _without("zero_grad", (*self.job.models, *self.job.optimizers)):
+            torch.default_generator.manual_seed(number)
+            self.job.step(self.batches[number])
+
+
+def farthest(
+    found: Mapping[str, torch.Tensor | None], expected: Mapping[str, torch.Tensor]
+) -> tuple[float, float, str]:
+    """Return the largest error of gradients: as a share of a parameter's largest by eager, in tolerances, in words."""
+    largest = max((float(value.abs().max()) for value in expected.values() if value.numel()), default=0.0)
+    worst = (0.0, 0.0, "")
+    for name, gradient in found.items():
+        wanted = expected.get(name)
+        given = wanted if gradient is None else gradient
+        if given is None or not given.numel():
+            continue
+        share, where = float("inf"), f"{name!r} has one {'in eager' if gradient is None else 'here'} alone"
+        if gradient is not None and wanted is not None:
+            # A gradient that is all rounding (a bias before a norm) is held against the others.
+            scale = max(float(wanted.abs().max()), 1e-3 * largest, 1e-300)
+            share = float((gradient - wanted).abs().max()) / scale
+            share = float("inf") if share != share else share
+            where = f"that of {name!r} by {share:.3g} of its largest"
+        tolerance = TOLERANCE.get(given.dtype, TOLERANCE[torch.float32])
+        worst = max(worst, (share, share / tolerance, where), key=lambda each: each[1])
+    return worst
 
 
 @contextmanager
@@ -159,14 +268,10 @@ def _replaced(model: torch.nn.Module, forward: Callable[..., Any]) -> Iterator[N
 
 
 @contextmanager
-def _backward_tells() -> Iterator[None]:
-    """``backward`` of a tensor, and of `torch.autograd`, end the step."""
+def _backward_is(instead: Callable[..., None]) -> Iterator[None]:
+    """Exchange ``backward`` of a tensor, and of `torch.autograd`."""
     before = torch.autograd.backward
-
-    def told(tensors: Any, *_: Any, **__: Any) -> None:
-        raise _BackwardError(tensors)
-
-    torch.autograd.backward = told
+    torch.autograd.backward = instead
     try:
         yield
     finally:
@@ -174,13 +279,13 @@ def _backward_tells() -> Iterator[None]:
 
 
 @contextmanager
-def _kept_gradients(job: Job) -> Iterator[None]:
-    """Gradients that have been summed up so far are kept: ``zero_grad`` does nothing."""
-    owners = [*job.models, *job.optimizers]
+def _without(method: str, owners: Sequence[Any]) -> Iterator[None]:
+    """Let a method of these objects do nothing."""
+    before = [owner.__dict__.get(method) for owner in owners]  # a scheduler puts its own there
     for owner in owners:
-        owner.__dict__["zero_grad"] = lambda *_, **__: None
+        owner.__dict__[method] = lambda *_, **__: None
     try:
         yield
     finally:
-        for owner in owners:
-            owner.__dict__.pop("zero_grad")
+        for owner, own in zip(owners, before, strict=True):
+            owner.__dict__.pop(method) if own is None else owner.__dict__.update({method: own})

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -79,6 +79,46 @@ def join_aliases(traced: fx.GraphModule) -> None:
             kept.meta.setdefault("val", value)
         else:
             node.meta.setdefault("val", value)
+
+
+def read_by_one_alias(
+    traced: fx.GraphModule, value: fx.Node, ops: Sequence[fx.Node], readers: Sequence[fx.Node]
+) -> fx.Node:
+    """Let the `readers` among the `ops` of a stage read a tensor of several names by one alias, and return that.
+
+    Torch looks a tensor up from the modules that read it outwards, and in the first one that has names of it takes any,
+    also that of a module which the stage does not have. So an alias in the module of a name reads it. A tensor of one
+    name is returned itself.
+    """
+    tensor = _attribute(traced, value)
+    named = (*traced.named_parameters(remove_duplicate=False), *traced.named_buffers(remove_duplicate=False))
+    names = [name for name, each in named if each is tensor]
+    if len(names) < 2:
+        return value
+    for name in sorted(names, key=lambda name: name != value.target):
+        owner = name.rpartition(".")[0]
+        entered = next((op for op in ops if owner in _modules(op)), ops[0])
+        if not owner or any(ops.index(reader) < ops.index(entered) for reader in readers):
+            continue
+        value.target = name
+        with traced.graph.inserting_before(entered):
+            alias = traced.graph.call_function(torch.ops.aten.alias.default, (value,))
+        outer = list(entered.meta["nn_module_stack"].items())
+        inner = _modules(entered).index(owner) if owner in _modules(entered) else 0
+        stack = dict(outer[: inner + 1]) if inner else dict([outer[0], (owner, (owner, "torch.nn.Module"))])
+        alias.meta = {**entered.meta, "val": value.meta["val"], "nn_module_stack": stack}
+        for reader in readers:
+            reader.replace_input_with(value, alias)
+        return alias
+    raise InputError(
+        f"split_policy: {value.target!r} is {names[1]!r}, too, and is read outside of the modules of both before them, "
+        "where torch's pipelining does not find it; read it by calling one of these modules"
+    )
+
+
+def _modules(node: fx.Node) -> list[str]:
+    """The names of the modules that a node runs in, from the model on."""
+    return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def write_early(traced: fx.GraphModule) -> None:

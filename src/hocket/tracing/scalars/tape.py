@@ -28,6 +28,7 @@ from hocket.pystate.origins import user_line
 from hocket.tracing.reasons import Reasons
 from hocket.tracing.scalars.live import Live, wrap
 from hocket.tracing.scalars.plain import replace_by_plain
+from hocket.tracing.sources import ItemOf
 
 _INFIX = {operator.add: "+", operator.sub: "-", operator.mul: "*", operator.truediv: "/", operator.pow: "**"}
 _Evaluate = Callable[[Sequence[Any]], list[Any] | None]
@@ -138,11 +139,13 @@ class Tape:
             return "a number that the step uses is of another type"
         for guard in self.guards:
             if _compiled(Tape(self.entries, self.leaves, [guard]))(leaves) is None:
-                sources = (self.leaves[leaf] for leaf in self.leaves_of(guard[0]))
-                names = ", ".join(sorted(getattr(source, "name", "in its batch") for source in sources))
+                sources = [self.leaves[leaf] for leaf in self.leaves_of(guard[0])]
+                names = ", ".join(sorted({getattr(source, "name", "in its batch") for source in sources}))
                 what = f"a number that it branches on, or hands to code that no plan follows, has changed ({names})"
                 line = f" at {self.lines[guard[0]]}" if guard[0] in self.lines else ""
-                return f"{what}{line}: do that outside the step, and pass what it gives"
+                is_state = any(isinstance(source, ItemOf) for source in sources)
+                settled = ", or run eager steps before the capture until it stays" if is_state else ""
+                return f"{what}{line}: do that outside the step, and pass what it gives{settled}"
         return "a number has a value with which the plan was not compared with eager"
 
     @property
