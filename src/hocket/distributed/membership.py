@@ -230,19 +230,20 @@ def connected(store: JobStore, key: str, place: int, me: str, peer: str, timeout
 
 def join(num_servers: int, timeout_s: float) -> Membership:
     """Take part in the job that torchrun has started. Its last ranks are servers. Without any all ranks are equal."""
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise InputError(f"distribute: {', '.join(missing)} not set; start the job with torchrun, or with `hocket ps`")
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     is_time = isinstance(timeout_s, (int, float)) and 0 < timeout_s < YEAR_S
+    expected = "a number of seconds above 0 and less than a year"
+    wrong = "" if is_time else f"distribute: expected timeout_s to be {expected}, got {timeout_s!r}"
+    missing = ", ".join(name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ)
+    if missing:
+        raise InputError(wrong or f"distribute: {missing} not set; start the job with torchrun, or with `hocket ps`")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = store_of_job(rank, timeout_s if is_time else DEFAULT_TIMEOUT_S)
     if not num_servers:  # agents, and workers that come again, know the keys of the first job alone
         store = store.within(f"{_restarts()}.{next(_NUMBERS)}/")
     found = Membership(rank, world - num_servers, num_servers, store, timeout_s)
     with found.reporting_errors():  # others wait for this rank
-        if not is_time:
-            expected = "a number of seconds above 0 and less than a year"
-            raise InputError(f"distribute: expected timeout_s to be {expected}, got {timeout_s!r}")
+        if wrong:
+            raise InputError(wrong)
         if world <= num_servers:
             raise InputError(f"distribute: {world} ranks, and {num_servers} of them servers: none is left to work")
     return found
