@@ -27,7 +27,7 @@ def test_the_command_runs_the_search_of_a_file(tmp_path, capsys):
     lines = [line for line in example().splitlines() if not line.startswith("print(")]
     last = next(number for number, line in enumerate(lines) if line.startswith("study = "))
     lines[last] = "def study():\n    return hocket.tune(train, space, trials=4, epochs=2)"
-    file = tmp_path / "my_search.py"
+    file = tmp_path / "digits_search.py"
     file.write_text("\n".join(lines))
     assert main(["tune", f"{file}:study", "--format", "json", "--top", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -40,7 +40,7 @@ def test_the_command_runs_the_search_of_a_file(tmp_path, capsys):
 
 @pytest.mark.filterwarnings("ignore:Choices for a categorical distribution")
 def test_values_and_categories_that_json_does_not_have_are_text(tmp_path, capsys):
-    file = tmp_path / "my_search.py"
+    file = tmp_path / "digits_search.py"
     file.write_text(
         "import optuna\n"
         "def study():\n"
@@ -67,7 +67,7 @@ def test_values_and_categories_that_json_does_not_have_are_text(tmp_path, capsys
     ],
 )
 def test_other_targets_are_named(words, status, message, tmp_path, capsys):
-    file = tmp_path / "my_search.py"
+    file = tmp_path / "digits_search.py"
     file.write_text(
         "import optuna\n"
         "def other():\n    return None\n"
