@@ -149,8 +149,9 @@ def _timeline(step: _Event, graph: Graph, scale: float) -> tuple[Timeline, tuple
             role = "activation_grad" if event.name.startswith(_BACKWARD) else role
             row = DISPATCH
         if _computes(event, names):
-            ops.append(Op(f"{event.name.removeprefix('aten::')}#{len(ops)}", event.name.replace("::", "."), role))
-            add(OPS, event.start_us, event.end_us, ops[-1].name)
+            if event.end_us > event.start_us:  # a clock may see none of a short op
+                ops.append(Op(f"{event.name.removeprefix('aten::')}#{len(ops)}", event.name.replace("::", "."), role))
+                add(OPS, event.start_us, event.end_us, ops[-1].name)
             return
         for inner in event.inside:
             add(row, at_us, inner.start_us)
