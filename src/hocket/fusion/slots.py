@@ -99,13 +99,15 @@ def _replace(parameter: nn.Parameter, data: Tensor) -> None:
     parameter.data = data
 
 
-EXTRA = "_extra_state"  # ends the name of what a layer gives by `get_extra_state`
+def _is_extra(name: str) -> bool:
+    """True of the name of what a layer gives by `get_extra_state`."""
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def state_of(store: Store, index: int) -> dict[str, Any]:
     """One plain module's state: tensors (views of the stacked ones), and what layers give by `get_extra_state`."""
     tensors, state = store.tensors_of(index), store.templates[index].state_dict(keep_vars=True)
-    return {name: tensors.get(name, state[name]) for name in state if name in tensors or name.endswith(EXTRA)}
+    return {name: tensors.get(name, state[name]) for name in state if name in tensors or _is_extra(name)}
 
 
 def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, model: int | None) -> None:
@@ -115,7 +117,7 @@ def save(store: Store, found: dict[str, Any], prefix: str, keep_vars: bool, mode
     for index in range(store.num_models) if model is None else [model]:
         own = f"{prefix}{index}." if model is None else prefix
         for name, tensor in state_of(store, index).items():
-            if keep_vars or name.endswith(EXTRA):
+            if keep_vars or _is_extra(name):
                 found[own + name] = tensor
             else:  # a view would be saved with the tensors of all models
                 found[own + name] = tensor.detach().clone() if model is not None else tensor.detach()
@@ -135,8 +137,8 @@ def load(
                 expected.add(key)
                 if key not in state_dict:
                     missing.append(key)
-                elif name.endswith(EXTRA):
-                    layer = store.templates[index].get_submodule(name[: -len(EXTRA)].rstrip("."))
+                elif _is_extra(name):
+                    layer = store.templates[index].get_submodule(name.rpartition(".")[0])
                     layer.set_extra_state(state_dict[key])
                 elif state_dict[key].shape != tensor.shape:
                     given = tuple(state_dict[key].shape)
