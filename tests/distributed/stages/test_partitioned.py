@@ -116,23 +116,13 @@ def test_a_process_takes_part_in_one_job_after_another():
 
 
 RESTARTED = """
-import os, torch, hocket
+import os, hocket
+from hocket import zoo
 
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-
-def step(batch):
-    optimizer.zero_grad()
-    loss = model(batch).square().mean()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-with hocket.distribute.stages(step, model, optimizer, executor="python", timeout_s=30) as fast:
+job = zoo.load("mlp", depth=2, width=4)
+with hocket.distribute.stages(job.step, job.model, job.optimizer, executor="python", timeout_s=30) as fast:
     for number in range(4):
-        fast(torch.full((3, 4), number / 4))
+        fast(job.batch(number))
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
             os._exit(3)
 open(f"over-{os.environ['TORCHELASTIC_RESTART_COUNT']}-{os.environ['RANK']}", "w").close()
