@@ -157,6 +157,7 @@ def test_a_trace_holds_for_the_floats_that_it_was_made_with(make, backend):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*a number among its arguments changes")
 def test_memory_does_not_grow_over_steps_of_ever_other_shapes_and_numbers(own_objects):
     import gc
     import resource
