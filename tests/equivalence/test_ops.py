@@ -88,7 +88,7 @@ def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(is_same, one, other))
     if not isinstance(one, torch.Tensor):
-        return one == other or one != one
+        return one == other or (one != one and other != other)
     if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         return False
     if one.layout != torch.strided:
@@ -114,7 +114,7 @@ def samples_of(chunk: int) -> Iterator[tuple[str, Any, Any]]:
 
 
 def result_or_none(*call: Any) -> Any:
-    """What the training ends with, or None where the op raises by itself."""
+    """Return what a training ends with, or None where the op raises by itself."""
     try:
         return trained(*call)[0]
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError, torch._dynamo.exc.TorchDynamoException):
