@@ -231,11 +231,9 @@ def _array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any
 
 def _clipped(self: Any, low: Any = None, high: Any = None, out: Any = None) -> Any:
     """As `numpy.clip`, which asks a number for such a method."""
-    return (
-        np.clip(self.tape.settle(self), low, high, out)
-        if out is not None
-        else self.tape.apply(np.clip, self, low, high)
-    )
+    if out is None:
+        return self.tape.apply(np.clip, self, low, high)
+    return np.clip(self.tape.settle(self), low, high, out)
 
 
 # How numbers compute, and ask their tape about everything else.
