@@ -31,12 +31,7 @@ def is_size(value: Any) -> bool:
 
 
 def packed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Pack all arguments into one value. A single positional argument stays as it is.
-
-    Example:
-        >>> packed((1,), {}), packed((1, 2), {"key": 3})
-        (1, Arguments(args=(1, 2), kwargs={'key': 3}))
-    """
+    """Pack all arguments into one value. A single positional argument stays as it is."""
     return args[0] if len(args) == 1 and not kwargs else Arguments(args, kwargs)
 
 
@@ -46,12 +41,7 @@ def unpacked(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def spreading(step: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return `step` as a function of one packed value.
-
-    Example:
-        >>> spreading(max)(packed((1, 2), {"key": abs}))
-        2
-    """
+    """Return `step` as a function of one packed value."""
 
     def spread(batch: Any) -> Any:
         if type(batch) is Unfolded:

@@ -48,12 +48,7 @@ class Obstacle:
 
     @staticmethod
     def of(finding: str) -> Obstacle:
-        """An obstacle of one sentence of the watch.
-
-        Example:
-            >>> Obstacle.of("it changes n (1 -> 2): count outside the step (train.py:12)")
-            Obstacle(line='train.py:12', reason='it changes n (1 -> 2)', cure='count outside the step')
-        """
+        """An obstacle of one sentence of the watch."""
         found = _LINE.findall(finding)
         line = found[-1] if found else ""
         reason, _, cure = finding.replace(f" ({line})", "").rpartition(": ")

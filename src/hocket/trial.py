@@ -98,23 +98,11 @@ def try_out(
     simulated: Machine | None = None,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> Trial:
-    """Run the main job on `job`.
+    """Run the main job on `job`, with a planner, a plan, numerics and a cache as of `hocket.schedule`.
 
-    Args:
-        job: the training step and its batches.
-        planner: see `hocket.schedule`.
-        plan: the same.
-        numerics: the same.
-        cache: the same.
-        runs: interleaved steps of each kind that are measured after the verdict.
-        strict: raise where the step cannot be captured.
-        simulated: has a GPU whose times are simulated, see `hocket.backends.SimulatedBackend`.
-        progress: called as ``progress(what, done, total)`` after every step.
-
-    Raises:
-        CaptureError: the step cannot be captured, under `strict`.
-        InputError: there is no GPU in `simulated` whose rates are known.
-        HocketError: there is no plan, and simulated times need one.
+    `runs` interleaved steps of each kind are measured after the verdict. Under `strict` a step that cannot be captured
+    raises. `simulated` has a GPU whose times are simulated (`hocket.backends.SimulatedBackend`), which need a plan, or
+    it is a `HocketError`. `progress` is called with what is done, how much of it, and of how much, after every step.
     """
     options: dict[str, Any] = {"planner": planner, "plan": plan, "numerics": numerics, "strict": strict}
     clock: Callable[[], float] = perf_counter

@@ -44,11 +44,6 @@ class AssistantRules:
 
     Raises `InputError` at construction for thresholds out of (0, 1), numbers below their least, an op without a time
     for each device, or flows that do not go onward.
-
-    Example:
-        >>> ops = (RuledOp("a", "compute", (5.0, 5.0)), RuledOp("b", "compute", (5.0, 5.0)))
-        >>> AssistantRules(("x", "y"), ops, (RuledFlow(0, 1, 2.0),)).theta
-        0.95
     """
 
     devices: tuple[str, ...]  # names, in the order of `RuledOp.takes_us`

@@ -48,9 +48,6 @@ class Auditor:
         Returns eager's result, and an error that describes the difference or None.
 
         Where every bit has to be eager's, that is an `InexactError` if nothing differs by more than rounding.
-
-        Raises:
-            StaleCaptureError: the capture is not valid for this step. Nothing was run.
         """
         _expect_standing(best.captured, batch)
         start = self._clock()

@@ -154,21 +154,12 @@ def sample(
 ) -> tuple[dict[str, Sample | str], Any]:
     """Make one step in float64, by each form, and by eager, all from the state as it is.
 
-    Args:
-        captured: the step in its plain form.
-        eager: makes the step as eager does.
-        forms: what makes it in each form.
-        batch: of the step.
-        number: of the sample. The numbers of the optimizer are moved, and everything is put back afterwards. With None
-            they stay, and eager's results are kept: this is a step of the training.
-        wide: the compiled ones of these forms in float64.
+    With a `number` of the sample the numbers of the optimizer are moved, and everything is put back afterwards. With
+    None they stay, and eager's results are kept: this is a step of the training. `wide` are the compiled forms in
+    float64.
 
-    Returns:
-        For each form its sample or the text of its error, and the result of `eager`.
-
-    Raises:
-        CaptureError: there is no float64 step (see `float64_step`), or no memory for it. Nothing was run.
-        Exception: whatever eager raises. Without a number, the state is then as eager left it.
+    Returns for each form its sample or the text of its error, and eager's result. A `CaptureError` says that there is
+    no float64 step (see `float64_step`), or no memory for it: nothing was run.
     """
     expect_room(captured)
     tapes = [each.captured.trace.tape for each in forms.values() if hasattr(each, "captured")]

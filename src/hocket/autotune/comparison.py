@@ -121,13 +121,7 @@ def take_turn(
 
 
 def expected_interval(low: float, high: float, cores_of_others: float = 0.0) -> tuple[float, float]:
-    """Return the speedup that other moments may have, where the interval of one moment is this.
-
-    Args:
-        low: the slowest speedup at that moment.
-        high: the fastest.
-        cores_of_others: cores that other programs used meanwhile.
-    """
+    """Widen the interval of one moment to the speedup that other moments may have, by what others used of the cores."""
     factor = MOMENTS_DIFFER if cores_of_others <= MAX_CORES_OF_OTHERS else MOMENTS_DIFFER_BESIDE_OTHERS
     return low / factor, high * factor
 

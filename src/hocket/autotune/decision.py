@@ -95,12 +95,7 @@ class Decision:
         return self.best.kept_bytes if self.best is not None else 0.0
 
     def has_paid(self, num_calls: int, search_s: float | None) -> bool:
-        """Return True if this number of calls by plan has saved what the search took beyond its steps.
-
-        Args:
-            num_calls: calls by plan.
-            search_s: None where the plan was not compared with eager.
-        """
+        """Return True if this number of calls by plan has saved what the search took (None without a comparison)."""
         if search_s is None or not self.eager_ms:
             return self.best is not None and num_calls >= MIN_PAID
         return num_calls * median(self.eager_ms) * (1 - 1 / self.ahead) >= search_s * 1e3

@@ -37,14 +37,10 @@ class Recall:
         self._admission = admission
 
     def search(self) -> Generator[Item, Any, Decision | StepComparison | None]:
-        """Ask for the steps that it takes.
+        """Ask for the steps that it takes. A `RefusedError` says that the captured step is not what eager computes.
 
-        Returns:
-            The remembered decision, a new comparison of its plan if the old one was not clear or promised more than
-            a few steps show now, or None to search.
-
-        Raises:
-            RefusedError: the captured step is not what eager computes.
+        Returns the remembered decision, a new comparison of its plan if the old one was not clear or promised more than
+        a few steps show now, or None to search.
         """
         known = self._config.store.find(self._about()) if self._config.recalls else None
         if known is None:

@@ -77,11 +77,9 @@ class OtherBranches:
 
 
 class RefusedCalls:
-    """Calls in a row that a refusal makes eager, which is doubted once they are many: its cause may have been rare.
+    """Calls in a row that a refusal makes eager, which is doubted once they are `many`: its cause may have been rare.
 
-    Args:
-        many: the number of calls that are many the first time.
-        growth: its factor from one time to the next.
+    `growth` is the factor of that number from one time to the next.
     """
 
     def __init__(self, many: int, growth: int) -> None:

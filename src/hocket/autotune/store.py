@@ -33,17 +33,7 @@ def user_folder() -> Path:
 
 
 class DecisionStore:
-    """The decisions of one schedule, and those of earlier ones.
-
-    Args:
-        folder: folder of the files, or None to keep decisions for this schedule only.
-
-    Example:
-        >>> store = DecisionStore(None)
-        >>> store.keep({"threads": 2}, Remembered("eager", "one op has it all"))
-        >>> store.find({"threads": 2}).reason, store.find({"threads": 4})
-        ('one op has it all', None)
-    """
+    """The decisions of one schedule, and those of earlier ones in the files of `folder`, if it is not None."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder

@@ -106,12 +106,7 @@ class Tuner:
         return (yield from self.search_again(None))
 
     def search_again(self, drift: Drift | None) -> Generator[Item, Any, Decision]:
-        """Search for a step that is admitted, because of `drift` if it is given.
-
-        Raises:
-            PlanError: the plan that was given is not one for this step.
-            RefusedError: no plan has eager's bits.
-        """
+        """Search for a step that is admitted, because of `drift` if it is given."""
         try:
             return (yield from self._searched(drift))
         except InexactError as error:

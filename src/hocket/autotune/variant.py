@@ -314,11 +314,7 @@ class Variant:
                 self._progress.note(item.stage)
 
     def _failed(self, search: PlanSearch, error: BaseException, batch: Any) -> None:
-        """Refuse the step where an error is not the user's own. Eager has made the step of this call then.
-
-        Raises:
-            BaseException: an error of the user's, or one that he asked to hear of. It ends the search.
-        """
+        """Refuse the step, which eager has made then, where an error is not the user's own. That one is raised."""
         config, runner = self._config, self._runner
         is_branch = is_other_branch(error.args)  # of a step on copies
         asked_for = config.strict and isinstance(error, (CaptureError, RefusedError))

@@ -64,19 +64,10 @@ def verify(
     """Run every batch eagerly and then from the same state by `planned`, compare, and keep eager's state.
 
     Results are compared after every step, the state after the last. An error of the plan is part of the difference. If
-    nothing differs, the current values of numbers count as proven.
+    nothing differs, the current values of numbers count as proven. Eager steps have `width` threads, so that a plan of
+    narrow lanes is compared with torch at that width, and are made by `eager`, by default the captured step itself.
 
-    Args:
-        captured: the step.
-        planned: makes a step by plan.
-        batches: one for each step.
-        width: number of threads of the eager steps, so that a plan of narrow lanes is compared with torch at that
-            width. Torch's current number by default.
-        eager: makes the eager steps, each of them once. The captured step itself by default.
-        tolerance: largest allowed difference (see `Difference`).
-
-    Returns:
-        The difference, and the results of the eager steps.
+    Returns the difference, and the results of the eager steps.
     """
     moved = captured.moved(batches[0]) if batches else set()
     state = captured.trace.places.again(), captured.written(batches[0] if batches else ()), captured.trace.appended

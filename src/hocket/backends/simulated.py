@@ -29,14 +29,7 @@ from hocket.tracing.captured import Captured, Frame
 
 
 class SimulatedClock:
-    """Counts the seconds that simulated steps take, and none in between.
-
-    Example:
-        >>> clock = SimulatedClock()
-        >>> clock.advance(1500.0)
-        >>> clock()
-        0.0015
-    """
+    """Counts the seconds that simulated steps take, and none in between."""
 
     def __init__(self) -> None:
         self.slowdown = 1.0  # factor on simulated times, above 1 for a GPU that is throttled

@@ -95,12 +95,7 @@ class CudaBackend(StreamBackend):
 
 
 def _published(name: str) -> Device | None:
-    """Return the published rates of the GPU of this name, or None if Hocket does not have them.
-
-    Example:
-        >>> _published("Tesla P100-PCIE-16GB").launch_us, _published("some other")
-        (5.0, None)
-    """
+    """Return the published rates of the GPU of this name, or None if Hocket does not have them."""
     words = name.lower().replace("-", " ").split()
     known = next((known for known in _KNOWN if known in words), None)
     return replace(Machine.preset(known).devices[0], name="gpu0") if known else None

@@ -53,15 +53,6 @@ def hazards(graph: Graph, plan: Plan) -> None:
     """Raise a `PlanError` for a pair of ops that lanes and waits do not keep in their order.
 
     It names both ops, the buffer, and the lanes they run on.
-
-    Example:
-        >>> from hocket.ir import Buffer, Edge, Graph, Lane, Op, Plan
-        >>> ops, buffers = (Op("a", writes=("x",)), Op("b", reads=("x",))), (Buffer("x", 4.0),)
-        >>> plan = Plan((Lane("one", ("a",)), Lane("two", ("b",))))
-        >>> hazards(Graph(ops, (Edge("a", "b", 4.0),), buffers=buffers), plan)
-        >>> hazards(Graph(ops, buffers=buffers), plan)
-        Traceback (most recent call last):
-        hocket.errors.PlanError: RAW: op 'a' writes 'x', and op 'b' reads it; nothing orders lanes 'one' and 'two' here
     """
     sync = synchronisation(graph, plan)
     step_before = _step_before(graph, plan, sync)

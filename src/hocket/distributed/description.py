@@ -87,12 +87,7 @@ def difference(mine: Mapping[str, Mapping[str, str]], theirs: Mapping[str, Mappi
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """The dtype and the shape of a tensor, as text.
-
-    Example:
-        >>> kind_of(torch.zeros(2, 3))
-        'float32 (2, 3)'
-    """
+    """The dtype and the shape of a tensor, as text."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 

@@ -69,12 +69,7 @@ class Membership:
         return rank if rank < self.num_workers else rank - self.num_workers
 
     def name(self, rank: int) -> str:
-        """The name of a rank in errors.
-
-        Example:
-            >>> Membership(0, 2, 1, None, 1.0).name(2), Membership(0, 2, 0, None, 1.0).name(1)
-            ('server 0 (rank 2)', 'rank 1')
-        """
+        """The name of a rank in errors."""
         if not self.num_servers:
             return f"rank {rank}"
         return f"{'worker' if rank < self.num_workers else 'server'} {self.number_of(rank)} (rank {rank})"

@@ -189,16 +189,6 @@ class SendQueue:
 
     Ordered packets leave one after another, and the order repeats after the last one. A packet that is not in the order
     goes first once it is ready: few chunks are in flight, so that it does not wait long.
-
-    Example:
-        >>> queue = SendQueue()
-        >>> queue.add([3, 1])
-        >>> queue.ready[1] = PacketTransfer(epoch=1)
-        >>> queue.next() is None  # number 3 is next in the order
-        True
-        >>> queue.ready[7] = PacketTransfer(epoch=1)
-        >>> queue.next()
-        7
     """
 
     def __init__(self) -> None:

@@ -53,12 +53,7 @@ class Prefetching:
 
 
 def ahead(order: Sequence[str], sizes: Mapping[str, int], memory_bytes: int) -> dict[str, tuple[str, ...]]:
-    """Map each unit to those after it that fit into memory together. Units without parameters are left out.
-
-    Example:
-        >>> ahead(["a", "b", "c", "d"], {"a": 0, "b": 4, "c": 4, "d": 8}, 8)
-        {'a': ('b', 'c'), 'b': ('c',), 'c': ('d',), 'd': ()}
-    """
+    """Map each unit to those after it that fit into memory together. Units without parameters are left out."""
     found = {}
     for place, name in enumerate(order):
         chosen: list[str] = []

@@ -107,13 +107,9 @@ class Differentiable:
     ) -> list[Any]:
         """The same with a graph of their own, for gradients of gradients.
 
-        Args:
-            args: of the forward. None if they have been written, by it or since.
-            random_state: before the forward. None if it draws no numbers.
-            given: a gradient for each output, None where none has arrived.
-
-        Raises:
-            RuntimeError: the arguments have been written.
+        `args` are those of the forward, or None if they have been written, by it or since, which is a RuntimeError
+        here. `random_state` is that before the forward, or None if it draws no numbers, and `given` has None where no
+        gradient of an output has arrived.
         """
         self.on_twice()
         if args is None:

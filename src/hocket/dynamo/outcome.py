@@ -26,17 +26,10 @@ _COPIED = (torch.Tensor, torch.nn.Parameter)
 def difference(
     expected: Callable[..., Any], other: Callable[..., Any], args: Sequence[Any], held: Iterable[torch.Tensor]
 ) -> str:
-    """Name the first value that differs in any bit between two callables. Empty if there is none.
+    """Name the first value that differs in any bit between two callables on copies of `args`. Empty if there is none.
 
-    Args:
-        expected: function of tensors and numbers, called on copies of `args`.
-        other: the same, called on other copies.
-        args: arguments of a call. They are not changed.
-        held: tensors that both callables use beside their arguments.
-
-    Raises:
-        CaptureError: `other` raises, an argument cannot be copied, or a result is not dense.
-        Exception: whatever `expected` raises.
+    Both use the tensors in `held` beside their arguments. An error of `expected` is raised. A `CaptureError` says that
+    `other` raises, an argument cannot be copied, or a result is not dense.
     """
     kept = [(tensor, tensor.detach().clone()) for tensor in held]
     random_state = torch.get_rng_state()

@@ -21,16 +21,8 @@ def list_order(
 ) -> Iterator[Node]:
     """Yield nodes so that each comes after those that it waits for: of the ready ones always the least by `key`.
 
+    `waiting` counts for each node those that it waits for, and is used up. `followers` are the nodes that wait for it.
     Nodes on a cycle, and those behind one, are left out.
-
-    Args:
-        waiting: how many nodes each one waits for. The counts are used up.
-        followers: the nodes that wait for each one.
-        key: of a node, called once, when the node becomes ready.
-
-    Example:
-        >>> list(list_order({"a": 0, "b": 0, "c": 1}, {"a": "c", "b": "", "c": ""}, lambda name: -ord(name)))
-        ['b', 'a', 'c']
     """
     ready = [(key(node), node) for node, count in waiting.items() if not count]
     heapify(ready)
@@ -59,14 +51,7 @@ def topological(
 
 
 class DisjointSets(Generic[Node]):
-    """Disjoint sets of nodes, each known by its first one. At the beginning each node is alone.
-
-    Example:
-        >>> sets = DisjointSets("abc")
-        >>> sets.join("a", "c")
-        >>> sets.groups()
-        [['a', 'c'], ['b']]
-    """
+    """Disjoint sets of nodes, each known by its first one. At the beginning each node is alone."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._above = {node: node for node in nodes}

@@ -21,11 +21,7 @@ from hocket.ir.plan import Lane, Plan
 
 
 def check_ops(graph: Graph, plan: Plan) -> None:
-    """Return if `plan` runs every op of `graph` and nothing else. A plan by itself runs no op twice.
-
-    Raises:
-        PlanError: names the op, and its lane where it has one.
-    """
+    """Return if `plan` runs every op of `graph` and nothing else. A plan by itself runs no op twice."""
     for lane in plan.lanes:
         for op in lane.ops:
             if op not in graph.by_name:
@@ -94,11 +90,6 @@ def hardware_threads(lane: Lane, device: Device) -> tuple[int, ...]:
 
     A lane that names siblings has those that it names. Any other has the first thread of each of its cores, and then
     second ones, until it has as many as it is wide.
-
-    Example:
-        >>> from hocket.ir import Device, Lane
-        >>> hardware_threads(Lane("x", cores=(0, 1), width=3), Device("cpu0", cores=4, smt=2))
-        (0, 1, 4)
     """
     if not lane.cores or names_threads(lane, device):
         return lane.cores

@@ -153,13 +153,6 @@ def hold(tensor: torch.Tensor, first_use: Callable[[], object]) -> None:
 
     The tensor is an ordinary one again when that returns, or by `release`. For a tensor that is already held,
     `first_use` is replaced.
-
-    Example:
-        >>> weight = torch.ones(3)
-        >>> memory = weight.detach()
-        >>> hold(weight, lambda: memory.fill_(2))
-        >>> weight.shape, is_held(weight), weight.sum().item(), is_held(weight)
-        (torch.Size([3]), True, 6.0, False)
     """
     held = _hold_of(tensor)
     if held is None:
@@ -227,15 +220,7 @@ class _Gate:
 
 
 def add_gate(module: torch.nn.Module, waits: Sequence[Callable[[], object]]) -> Callable[[], None]:
-    """Let the next forward of a module begin with all `waits`, and return a function that removes the gate.
-
-    Example:
-        >>> layer = torch.nn.MultiheadAttention(2, 1)
-        >>> remove = add_gate(layer, [lambda: print("waits")])
-        >>> for _ in range(2):
-        ...     _ = layer(*[torch.ones(1, 1, 2)] * 3)
-        waits
-    """
+    """Let the next forward of a module begin with all `waits`, and return a function that removes the gate."""
     module.register_forward_pre_hook(_Gate(waits), prepend=True)
     return partial(_remove, module)
 

@@ -76,10 +76,6 @@ def with_siblings(order: Sequence[str], known: Iterable[str]) -> list[str]:
     """Return all known names: those of the order, with the other tensors of a module after its last one.
 
     A tensor that one forward does not use (a batch norm's count in evaluation) may be used by another one.
-
-    Example:
-        >>> with_siblings(["b.x", "a.x"], ["a.x", "a.y", "b.x", "b.y", "c.x"])
-        ['b.x', 'b.y', 'a.x', 'a.y', 'c.x']
     """
     left: dict[str, list[str]] = defaultdict(list)
     named = set(order)

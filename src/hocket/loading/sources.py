@@ -173,12 +173,6 @@ def source_of(file: Any) -> Source:
     Raises:
         InputError: it is none of these.
         OSError: there is no such file.
-
-    Example:
-        >>> source = source_of(io.BytesIO(b"hocket"))
-        >>> source.fill(2, [memoryview(found := bytearray(3))])
-        >>> bytes(found), source.size_bytes, source.is_sequential
-        (b'cke', 6, False)
     """
     if isinstance(file, (str, bytes, os.PathLike)):
         return DiskSource(file)

@@ -31,12 +31,7 @@ class Destination:
 
 
 def modules_by_path(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield every module by each of its paths, in the order of ``state_dict``, three times as fast as `named_modules`.
-
-    Example:
-        >>> [path for path, _ in modules_by_path(torch.nn.Sequential(torch.nn.Sequential(torch.nn.ReLU())))]
-        ['', '0', '0.0']
-    """
+    """Yield every module by each path, in the order of ``state_dict``, three times as fast as `named_modules`."""
     todo = [("", model)]
     while todo:
         path, module = todo.pop()
@@ -50,10 +45,6 @@ def named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and persistent buffers by their names in a state dict, tied ones by every name.
 
     The order is that of registration, those of a module before those of its children.
-
-    Example:
-        >>> list(named_tensors(torch.nn.BatchNorm1d(3)))
-        ['weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked']
     """
     found: dict[str, torch.Tensor] = {}
     for path, module in modules_by_path(model):

@@ -84,10 +84,6 @@ def parse_header(source: str, text: bytes, size_bytes: int | None = None) -> Hea
     Raises:
         FormatError: names the tensor, and what is wrong with it: an unknown dtype, offsets that do not fit its shape,
             tensors that overlap or leave a hole, a name that stands twice, or a file that ends too soon.
-
-    Example:
-        >>> parse_header("w", b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}').entries
-        (TensorEntry(name='a', dtype='F32', shape=(2,), offset=69, size_bytes=8),)
     """
     document = parse_json(text, source, "header")
     if not isinstance(document, dict):

@@ -93,10 +93,8 @@ def cause(error: Exception) -> str:
 def load() -> Any:
     """The extension module: the one that came with the package, one that was built before, or one built now.
 
-    Raises:
-        NoCompilerError: it would have to be built, and there is no compiler.
-        RuntimeError: it does not build. The message has the compiler's output.
-        MemoryError: the limit of this process's group leaves too little for the compiler.
+    A `NoCompilerError` says that there is no compiler to build it with, a RuntimeError what the compiler said, and a
+    MemoryError that the limit of this process's group leaves too little for it.
     """
     name = core_name()
     shipped = PREBUILT / f"{name}.so"

@@ -65,12 +65,9 @@ class Options(torch.optim.Optimizer):
         """Check what the options of a group demand of each other."""
 
     def set_by_model(self, group: dict[str, Any], key: str, values: list[Any]) -> None:
-        """Set an option, or what a scheduler notes in a group, to each model's value.
+        """Set an option, or a scheduler's note in a group, to each model's value. One out of bounds is an `InputError`.
 
         Where there are B numbers already, they are set in place. One number stays one while all models have the same.
-
-        Raises:
-            InputError: a value is out of bounds.
         """
         rows = as_tuple(from_models(values))
         if key in self.bounds:

@@ -63,12 +63,10 @@ class Slots(dict[torch.Tensor, "int | None"]):
 
 
 def slots_of(params: Iterable[Any], num_models: int | None = None, known: Slots | None = None) -> Slots:
-    """Read from each parameter (or name and parameter) whose it is.
+    """Read from each parameter (or name and parameter) whose it is, beside those that are `known` already.
 
-    Args:
-        params: fused ones, of shape (B, ...), carry `_hocket_models` = B. Those of one model `_hocket_model` = i.
-        num_models: B, where it is known. Parameters that carry neither attribute must then begin with B.
-        known: parameters that have been read already.
+    Fused ones, of shape (B, ...), carry `_hocket_models` = B. Those of one model `_hocket_model` = i. With
+    `num_models`, parameters that carry neither attribute must begin with B.
     """
     found = [p[1] if isinstance(p, tuple) else p for p in params]
     for place, p in enumerate(found):

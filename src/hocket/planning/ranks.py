@@ -13,10 +13,6 @@ def upward_ranks(
     """The ranks of n ops, in microseconds.
 
     In `order` each op comes after all that it depends on.
-
-    Example:
-        >>> upward_ranks([0, 1], [[1], []], [3.0, 2.0])
-        [5.0, 2.0]
     """
     ranks = list(durations_us)
     for op in reversed(order):

@@ -22,12 +22,7 @@ class Cell(NamedTuple):
 
 
 def text(words: str) -> str:
-    """Escape `words` for an element's content or a quoted attribute.
-
-    Example:
-        >>> text('<a & "b">')
-        '&lt;a &amp; &quot;b&quot;&gt;'
-    """
+    """Escape `words` for an element's content or a quoted attribute."""
     return escape(plain(words))
 
 

@@ -13,21 +13,12 @@ def plain(text: str) -> str:
     r"""Replace what cannot be printed (escape sequences, lone surrogates).
 
     Names come from the user's model, and a terminal, XML and UTF-8 each refuse some of what a string may hold.
-
-    Example:
-        >>> plain("conv\x1b[31m") == "conv\ufffd[31m"
-        True
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten `text` to `limit` characters by leaving out the middle: both ends of an op's name matter.
-
-    Example:
-        >>> shorten("features.0.conv1.weight/update", 15)
-        'feature…/update'
-    """
+    """Shorten `text` to `limit` characters by leaving out the middle: both ends of an op's name matter."""
     if len(text) <= limit:
         return text
     tail = (limit - 1) // 2
@@ -35,12 +26,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def duration_text(duration_us: float, micro: str = "us") -> str:
-    """Format microseconds in a suitable unit, with three digits.
-
-    Example:
-        >>> [duration_text(value) for value in (0.0, 3.25, 812.4, 12345.6, 2.5e6)]
-        ['0 us', '3.25 us', '812 us', '12.3 ms', '2.5 s']
-    """
+    """Format microseconds in a suitable unit, with three digits."""
     for scale, unit in ((1e6, "s"), (1e3, "ms")):
         if abs(duration_us) >= scale * 0.9995:
             return f"{_three_digits(duration_us / scale)} {unit}"
@@ -48,12 +34,7 @@ def duration_text(duration_us: float, micro: str = "us") -> str:
 
 
 def quantity_text(value: float, unit: str) -> str:
-    """Format a count of bytes or operations with a decimal prefix.
-
-    Example:
-        >>> quantity_text(1.2e8, "flop")
-        '120 Mflop'
-    """
+    """Format a count of bytes or operations with a decimal prefix."""
     for scale, prefix in _PREFIXES:
         if abs(value) >= scale * 0.9995:
             return f"{_three_digits(value / scale)} {prefix}{unit}"

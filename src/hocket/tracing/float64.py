@@ -74,14 +74,8 @@ class Left:
 def float64_step(captured: Captured, batch: Any, *, is_wide: bool = False, limit_bytes: float = math.inf) -> Left:
     """Make one step in float64 from the current state of model and optimizer, which stays as it is.
 
-    Args:
-        captured: the step.
-        batch: of the step, in its own dtypes.
-        is_wide: the captured ops are those of a step in float64 already.
-        limit_bytes: limit of the memory between two ops. Other values lie in a temporary file (see `spill`).
-
-    Returns:
-        Results and state after the step, to be used in a ``with`` block.
+    With `is_wide` the captured ops are those of a step in float64 already. Values beyond `limit_bytes` between two ops
+    lie in a temporary file (see `spill`). Returns results and state after the step, to be used in a ``with`` block.
 
     Raises:
         CaptureError: the capture is not valid for this step, the step writes memory that two of its tensors share, or

@@ -22,14 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TensorKind:
-    """The type and the layout of a tensor.
-
-    Example:
-        >>> TensorKind.of(torch.zeros(2, 3)) == TensorKind.of(torch.ones(2, 3))
-        True
-        >>> TensorKind.of(torch.zeros(2, 3)) == TensorKind.of(torch.zeros(3, 2).t())
-        False
-    """
+    """The type and the layout of a tensor."""
 
     type: type
     dtype: torch.dtype

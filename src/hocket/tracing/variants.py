@@ -69,12 +69,7 @@ def compiled_from(form: str, places: Inventory) -> tuple[str, ...]:
 
 
 def plain_of(form: str) -> str:
-    """The form without its rewrites.
-
-    Example:
-        >>> plain_of("rule+channels-last"), plain_of("+fused-update")
-        ('rule', '')
-    """
+    """The form without its rewrites."""
     return form.partition("+")[0]
 
 
@@ -94,12 +89,7 @@ def native_ops_of(form: str) -> tuple[str, ...]:
 
 
 def rewrites_in(form: str) -> tuple[str, ...]:
-    """The rewrites of a form that a step is recorded again for (see `hocket.tracing.rerecording`).
-
-    Example:
-        >>> rewrites_in("+channels-last+fused-norm+winograd+fused-update")
-        ('channels-last', 'fused-update')
-    """
+    """The rewrites of a form that a step is recorded again for (see `hocket.tracing.rerecording`)."""
     return tuple(rewrite for rewrite in form.split("+")[1:] if rewrite in (CHANNELS_LAST, FUSED_UPDATE))
 
 

@@ -51,10 +51,6 @@ def micro_batches_of(batch: Any, count: int) -> list[Any]:
 
     Raises:
         InputError: there is no tensor, or their first dimensions differ or cannot be divided.
-
-    Example:
-        >>> [part.tolist() for part, _ in micro_batches_of((torch.arange(4), "mask"), 2)]
-        [[0, 1], [2, 3]]
     """
     leaves, spec = tree_flatten(batch)
     rows = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves if isinstance(leaf, torch.Tensor)}

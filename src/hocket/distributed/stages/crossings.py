@@ -340,12 +340,7 @@ def _written(graph: Graph, order: Sequence[str]) -> dict[str, int]:
 
 
 def ranks_of(plan: Plan) -> dict[str, int]:
-    """The rank of each op by a plan with a lane for each rank.
-
-    Example:
-        >>> ranks_of(Plan((Lane("cpu0", ("a", "c")), Lane("cpu1", ("b",)))))
-        {'a': 0, 'c': 0, 'b': 1}
-    """
+    """The rank of each op by a plan with a lane for each rank."""
     return {op: rank for rank, lane in enumerate(plan.lanes) for op in lane.ops}
 
 

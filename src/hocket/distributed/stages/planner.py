@@ -189,12 +189,7 @@ class _Joined:
 
 
 def machine_of_ranks(num_ranks: int, threads: int, bytes_per_s: float) -> Machine:
-    """A machine with an equal device for each rank, and a link each way between any two.
-
-    Example:
-        >>> [link.channel for link in machine_of_ranks(2, 1, 1e9).links]
-        ['rank0->rank1', 'rank1->rank0']
-    """
+    """A machine with an equal device for each rank, and a link each way between any two."""
     names = [rank_name(rank) for rank in range(num_ranks)]
     links = [Link(one, other, bytes_per_s, LATENCY_US) for one in names for other in names if one != other]
     return Machine(tuple(Device(name, cores=threads) for name in names), tuple(links))

@@ -25,12 +25,7 @@ LINK_LATENCY_US = 10.0
 
 
 def equal_devices(machine: Machine, count: int) -> Machine:
-    """`count` devices like the first one of a machine, without links.
-
-    Example:
-        >>> [device.name for device in equal_devices(Machine.of(cores=2), 2).devices]
-        ['device0', 'device1']
-    """
+    """`count` devices like the first one of a machine, without links."""
     if count < 1:
         raise InputError(f"partition: expected at least one device, got {count}")
     first = machine.devices[0]
@@ -218,13 +213,6 @@ def one_home(graph: Graph) -> Iterator[tuple[str, tuple[str, ...]]]:
         a value                write  read  write | read  read    all up to the last write
 
     Ops that draw random numbers all write the generator, so they are together as well.
-
-    Example:
-        >>> from hocket.ir import Buffer, Op
-        >>> draws = {"reads": ("generator",), "writes": ("generator",)}
-        >>> ops = (Op("a", **draws), Op("b"), Op("c", **draws))
-        >>> list(one_home(Graph(ops, buffers=(Buffer("generator", 0.0, "lasting"),))))
-        [('generator', ('a', 'c'))]
     """
     touching: dict[str, dict[str, None]] = {}
     writing: dict[str, list[str]] = {}

@@ -198,18 +198,10 @@ def schedule(
 ) -> tuple[NDArray[np.int32], tuple[int, ...], bool]:
     """The device of each op, an order of all ops, and True if it is proved that no schedule is shorter.
 
-    The objective `time`: the earliest end of the step, communication included. ``core/schedule.cpp`` searches.
-
-    Args:
-        problem: ops, tensors and waits. A tensor takes its transfer time to another device.
-        start: a partition to begin with, in addition to the usual ones.
-        budget_s: of the annealing.
-        rounds: of the annealing.
-        seed: of the annealing.
-        proof_ops: the most ops for which branch and bound tries to prove the optimum.
-
-    Raises:
-        InputError: there is no compiler, or no assignment was found that fits the memory.
+    The objective `time`: the earliest end of the step, communication included. A tensor takes its transfer time to
+    another device. ``core/schedule.cpp`` searches: annealing in `rounds`, also from the partition `start`, and branch
+    and bound, which tries to prove the optimum of up to `proof_ops` ops. An `InputError` says that there is no
+    compiler, or that no assignment was found that fits the memory.
     """
     if not len(problem):
         return np.zeros(0, np.int32), (), True

@@ -18,12 +18,7 @@ _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.m
 
 
 def encoded(value: Any, reference: Callable[[Any], dict[str, int] | None]) -> Any:
-    """An argument as JSON. `reference` maps a leaf to the value or number that it refers to, or a constant to None.
-
-    Example:
-        >>> encoded([1, torch.float32], lambda leaf: {"value": 7} if leaf == 1 else None)
-        [{'value': 7}, {'dtype': 'float32'}]
-    """
+    """An argument as JSON. `reference` maps a leaf to the value or number that it refers to, or a constant to None."""
     found = reference(value)
     if found is not None:
         return found

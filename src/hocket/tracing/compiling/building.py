@@ -30,13 +30,10 @@ _PARALLEL = re.compile(r"#pragma omp parallel(?! num_threads\(\d+\))")
 
 
 def compile_kernels(file: Path, kernels: Mapping[str, WrittenKernel], threads: int, *, is_timed: bool) -> list[Path]:
-    """Compile kernels to objects with one function for each, of its name, that takes an array of pointers.
+    """Compile kernels, by name, to objects with one function for each, of its name, that takes an array of pointers.
 
-    Args:
-        file: the C++ file to be written. Its parts have a number behind its name.
-        kernels: by name.
-        threads: for which they were written.
-        is_timed: they run in training. Others run only in a few compared steps, and are compiled in less time.
+    `file` is the C++ file to be written, whose parts have a number behind its name. Kernels that are not `is_timed` run
+    only in a few compared steps, and are compiled in less time.
     """
     texts = [_text(name, kernel, threads) for name, kernel in kernels.items()]
     includes = dict.fromkeys(line for _, found in texts for line in found)

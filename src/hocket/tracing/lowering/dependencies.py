@@ -58,13 +58,8 @@ def around_raises(
 ) -> list[tuple[int, int]]:
     """Pairs ``(before, after)`` such that an op that raises leaves what it would leave in program order.
 
-    Writes of what outlives the step, and draws of random numbers, stay on their side of each op that may raise, and
-    these ops keep their order: the error is the one that program order meets first.
-
-    Args:
-        accesses: of the ops, in program order.
-        raising: positions of ops that may raise.
-        lasting: roots that outlive the step.
+    Writes of the roots `lasting`, which outlive the step, and draws of random numbers stay on their side of each op
+    that may raise, and these ops keep their order: the error is the one that program order meets first.
     """
     pairs: list[tuple[int, int]] = []
     last: int | None = None

@@ -44,13 +44,10 @@ def lower(
     pays: Callable[[str, str], bool] | None = None,
     native_ops: Collection[str] = (),
 ) -> Lowered:
-    """Make the graph and the program of a trace.
+    """Make the graph and the program of a trace, with those of `NATIVE_OPS` that replace torch's where possible.
 
-    Args:
-        trace: of a recorded step.
-        split_backward: split the backward of every convolution.
-        pays: called with the name of the joint op and a part. The part stays with the others if it returns False.
-        native_ops: those of `NATIVE_OPS` that replace torch's where possible.
+    With `split_backward` the backward of every convolution is split, but for parts that, by name of the joint op and
+    part, do not pay.
     """
     slots = SlotTable()
     inputs: dict[int, Any] = {}
