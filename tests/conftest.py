@@ -1,7 +1,5 @@
 """Shared by all tests: hypothesis profiles, fixed seeds, and the skip for machines without a GPU."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -3,8 +3,6 @@
 They share nothing with the process of the tests, and are told its environment.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import multiprocessing

@@ -1,7 +1,5 @@
 """Tables of tests whose every entry is worth running, and whose quick ones have every name of either axis once."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from typing import Any

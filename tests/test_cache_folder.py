@@ -1,7 +1,5 @@
 """The user's cache folder: found without a home, private, and what is loaded from it is what was built."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

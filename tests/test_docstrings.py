@@ -1,7 +1,5 @@
 """Docstrings are plain English: the subject first, one sentence after the other, no words of a private dialect."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

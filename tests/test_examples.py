@@ -1,7 +1,5 @@
 """Every file of examples/ runs, with few steps."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The heap is trimmed as often as there is something to be given back."""
 
-from __future__ import annotations
-
 import gc
 import platform
 import subprocess

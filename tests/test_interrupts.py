@@ -1,7 +1,5 @@
 """Ctrl-C at any moment of a schedule's life leaves whole steps behind, and nothing of Hocket's."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -1,7 +1,5 @@
 """Decisions met again by a whole schedule: in another process, from a checkpoint, and where nothing can be kept."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """All of a schedule on streams, without a GPU: what is decided, shown and reported there, and what it computes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sinks are called once for each step, whoever makes it, and never for a step that is only compared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

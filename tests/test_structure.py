@@ -1,7 +1,5 @@
 """Rules that keep the package easy to read: unique names, short files, imports without circles, nothing twice."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

@@ -1,7 +1,5 @@
 """`hocket.schedule_update`: updates by plan in a loop that stays the user's, with eager's bits."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

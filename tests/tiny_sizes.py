@@ -1,7 +1,5 @@
 """For every entry of the zoo the smallest size at which tests run it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 TINY_SIZES: dict[str, dict[str, Any]] = {

@@ -1,7 +1,5 @@
 """A step over several devices with assistants, simulated step by step; and the graphs it is tried with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """When to look again: on a change that lasts, not on noise, and never often."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Which pairs interfered: against a check by hand, and on timelines where the interference was put in on purpose."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

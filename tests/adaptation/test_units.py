@@ -1,7 +1,5 @@
 """Units: what assistants move as one."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """A tuner driven by real steps whose times are made up."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

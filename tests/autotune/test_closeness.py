@@ -1,7 +1,5 @@
 """The rule of ``numerics="close"``: rewritten forms hold, planted errors are caught, no state is touched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Comparisons driven by times that are made up: who takes part how long, and what is found."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Compiled forms beside the others: when they are made, that they are tried and kept, and what happens where not."""
 
-from __future__ import annotations
-
 import logging
 import math
 from pathlib import Path

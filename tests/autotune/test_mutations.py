@@ -1,7 +1,5 @@
 """Mutated decisions: each is ignored with one line, or met again. The step stays eager's, bit by bit, either way."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

@@ -1,7 +1,5 @@
 """``numerics="close"``: rewritten forms are tried, taken where they win, remembered, audited; left out if not close."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from typing import Any

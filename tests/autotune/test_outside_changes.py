@@ -1,7 +1,5 @@
 """Changes between two calls of a planned step: each call is as eager's."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

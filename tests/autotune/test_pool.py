@@ -1,7 +1,5 @@
 """Many variants of a step: as many shapes as fit into memory, and none is searched that does not come back."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A decision that is met again: a short comparison where it was clear, a full one where it was not, and no search."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

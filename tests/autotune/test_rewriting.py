@@ -1,7 +1,5 @@
 """Rewritten forms of a step: layouts of images only where there are convolutions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

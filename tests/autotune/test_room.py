@@ -1,7 +1,5 @@
 """A step in float64 has to have its place in memory, or is refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

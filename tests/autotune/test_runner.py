@@ -1,7 +1,5 @@
 """Steps as a tuner asks for them: what eager ones have left in the heap is given back before planned ones run."""
 
-from __future__ import annotations
-
 import weakref
 from contextlib import closing, nullcontext
 from time import perf_counter

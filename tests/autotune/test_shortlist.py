@@ -1,7 +1,5 @@
 """Decisions by the profile alone: plans that cannot win, and the longest chain."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

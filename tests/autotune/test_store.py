@@ -1,7 +1,5 @@
 """The store of decisions: what is read is checked, what cannot be written is said, and training goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

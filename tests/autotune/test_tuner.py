@@ -1,7 +1,5 @@
 """The search with made-up times: what is decided at once, and that plans which cannot win make no step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any

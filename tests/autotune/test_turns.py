@@ -1,7 +1,5 @@
 """Two contenders in turns: which is faster, or that it is not clear."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

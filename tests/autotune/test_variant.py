@@ -1,7 +1,5 @@
 """A verdict and what follows it: pairs that interfered are kept apart, and a step that has drifted is tried again."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

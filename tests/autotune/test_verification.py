@@ -1,7 +1,5 @@
 """Comparing two runs: a wrong rate is found, the user's state stays eager's."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

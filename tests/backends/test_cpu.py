@@ -1,7 +1,5 @@
 """The CPU backend on machines that are not here: profiles on many cores, with simulated lanes."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rates of a GPU that no published figures are known of."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command line of the benchmarks, in this process and as ``python -m benchmarks``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

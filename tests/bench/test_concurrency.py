@@ -3,8 +3,6 @@
 And those of promises and of compiling.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import compiling, concurrency, promises

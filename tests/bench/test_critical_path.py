@@ -1,7 +1,5 @@
 """The experiment on a simulated P100, in part, and the one on cores, in short."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Curves of 68 cores are what the paper printed."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.curves import Curve

@@ -1,7 +1,5 @@
 """The fuse bench itself, on targets as small as they get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ A bench with a time budget begins what fits, and names what it leaves out.
 Rows of the papers that need a GPU, as far as they can be made without one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

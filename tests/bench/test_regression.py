@@ -1,7 +1,5 @@
 """Regression models, and the two tables that set them beside hill climbing."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

@@ -1,7 +1,5 @@
 """Real ranks in network namespaces; skipped, with the reason, where there can be none. Paced workers, in small."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

@@ -1,7 +1,5 @@
 """Hazards: against brute force over two unrolled steps, with edges of the graph taken away."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands are run in this process, in a folder of their own, on a step that takes a millisecond."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -5,8 +5,6 @@
 FOLDER has sound files, of which each is mutated NUMBER times. The faults found are one JSON list on stdout.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import random

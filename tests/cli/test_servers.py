@@ -1,7 +1,5 @@
 """`hocket ps`: real ranks, started by torchrun; and `hocket agent` beside them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

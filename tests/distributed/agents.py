@@ -1,7 +1,5 @@
 """Jobs that publish versions, and agents that run forwards on them."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks that come to a place and wait there for what the test does to them."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -3,8 +3,6 @@
 Versions that servers keep, and what an agent believes of what a job says.
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """What a job is given that is unusual, or wrong: it is as in one process, or refused by name at all ranks."""
 
-from __future__ import annotations
-
 import json
 import resource
 import threading

@@ -1,7 +1,5 @@
 """Ranks whose tensors are on GPUs, on a stand-in that does nothing before it is waited for (`support.lagging_cuda`)."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Channels over wires, with a wire that delivers when the test says so.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """FSDP2's lists, filled by the order of use and the memory; two processes on gloo."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Which version each call runs on, and by which pull its values come, over wires that only take notes."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import wait

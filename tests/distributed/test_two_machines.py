@@ -1,7 +1,5 @@
 """The commands of docs/distributed.md, "Two machines", in two network namespaces that reach nothing else."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 Who waits for what a process group has of a chunk: one of the two that hear of it, whichever comes second.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """Jobs that ranks train, and one process that trains the same: all workers' batches as micro-batches of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any

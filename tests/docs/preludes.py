@@ -1,7 +1,5 @@
 """The names that a block of docs takes as given, and code around it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 STEP = """

@@ -1,7 +1,5 @@
 """Every Python block of README and docs runs, and prints the output that stands below it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Files that Hocket writes fit the schemas of docs, and a field that no reader knows does not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

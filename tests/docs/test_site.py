@@ -1,7 +1,5 @@
 """The site builds without a warning, needs no network to be read, and has every public name and every verb."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

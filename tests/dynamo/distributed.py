@@ -3,8 +3,6 @@
 Kinds: ``ddp`` (`DistributedDataParallel`, several buckets) and ``fsdp2`` (`fully_shard`, blocks compiled).
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

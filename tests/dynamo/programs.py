@@ -1,7 +1,5 @@
 """Small programs, each a module and its arguments by call number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -3,8 +3,6 @@
 Prints as JSON the searches and turns that were made, the reasons of its regions, the log, and the bits in the end.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

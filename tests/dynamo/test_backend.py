@@ -1,7 +1,5 @@
 """`torch.compile(..., backend="hocket")` as users call it."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """Graphs and uses that are not for this backend: eager's results, or torch's own error."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

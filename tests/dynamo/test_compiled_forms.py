@@ -1,7 +1,5 @@
 """Compiled forms of regions: what Inductor makes of the graphs of a compiled model, next to the other forms."""
 
-from __future__ import annotations
-
 import copy
 from unittest import mock
 

@@ -1,7 +1,5 @@
 """Every small program leaves by regions what it leaves in eager, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

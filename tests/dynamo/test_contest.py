@@ -1,7 +1,5 @@
 """Who stays: Dynamo's graph as it stands, or the compiled one. A clock of the test's own says what a call takes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from unittest import mock

@@ -1,7 +1,5 @@
 """Models that several ranks train: each ends, bit by bit, as with ``backend="eager"``."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Trainers of other people, with models and updates by plan: losses and parameters are those without."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

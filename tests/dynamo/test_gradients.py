@@ -1,7 +1,5 @@
 """Gradients of compiled graphs: for some of their outputs, twice, and of themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

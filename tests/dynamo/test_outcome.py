@@ -1,7 +1,5 @@
 """Two callables are compared on copies, by all that they leave behind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The cut between forward and backward: no view is kept where its base is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Verdicts outlive their process: the next one begins with them, without a search and without turns."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

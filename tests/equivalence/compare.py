@@ -4,8 +4,6 @@ Nothing here uses Hocket's own list of what a step touches: a place that Hocket 
 comparison too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field

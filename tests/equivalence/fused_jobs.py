@@ -1,7 +1,5 @@
 """Fused jobs of a small net, and twins of them of which one is scheduled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A plan for a GPU's streams, run on CPU lanes, one lane a stream: the bits of the serial plan, and its memory."""
 
-from __future__ import annotations
-
 import random
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fused steps by plan: `hocket.schedule` computes what the eager fused step computes."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

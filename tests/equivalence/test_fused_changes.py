@@ -1,7 +1,5 @@
 """A fused step whose models, modes or options change after the capture."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A fused step in several forms (by rules, model by model, by losses), each compared with eager of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

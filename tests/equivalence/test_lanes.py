@@ -1,7 +1,5 @@
 """Plans on several lanes, chosen at random: whatever the order and the lanes, a legal plan computes the same bits."""
 
-from __future__ import annotations
-
 import functools
 import random
 

@@ -1,7 +1,5 @@
 """Every kind of layer: planned steps are eager steps, bit for bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

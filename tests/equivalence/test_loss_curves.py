@@ -1,7 +1,5 @@
 """Two hundred steps, eager here and by a critical-path plan there: the same loss after every one of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -5,8 +5,6 @@ that respects all the others but not this one. Whether that changes what an op r
 run (see `capture.observe`), not from the graph.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Ops of torch's own tests as training steps: scheduled, or compiled by the backend, they are eager steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 A learning rate or a step count that was baked into the graph shows in the second or third step.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

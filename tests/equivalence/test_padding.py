@@ -1,7 +1,5 @@
 """Language models that look for padding in their batch: captured, and right for batches padded otherwise."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

@@ -4,8 +4,6 @@ Ops are divided at random. Where `cut` refuses a part, the ops that it names go 
 to refuse: so this is also a test that what is refused is all that has to be.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import threading

@@ -1,7 +1,5 @@
 """Planned steps equal eager steps wherever a step keeps its state and in whatever form it gets its data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

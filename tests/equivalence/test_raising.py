@@ -1,7 +1,5 @@
 """A step that raises in the middle leaves what eager leaves, on any number of lanes; the next goes on from there."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

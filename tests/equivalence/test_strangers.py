@@ -1,7 +1,5 @@
 """Models that nobody prepared for Hocket: pytorchcv's and transformers' own, with random weights and tiny sizes."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

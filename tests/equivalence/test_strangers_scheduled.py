@@ -1,7 +1,5 @@
 """Models that nobody prepared for Hocket, scheduled in both numerics, with compiled forms, until it is decided."""
 
-from __future__ import annotations
-
 import copy
 import functools
 

@@ -1,7 +1,5 @@
 """Every entry of the zoo with every optimizer: five planned steps are five eager steps, bit for bit."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

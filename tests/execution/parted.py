@@ -1,7 +1,5 @@
 """A training step in two parts: a worker that computes gradients, and a server that updates."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from dataclasses import dataclass

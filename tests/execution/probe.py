@@ -3,8 +3,6 @@
 The op's implementation may do what a scheduled step may not (keep lists, ask clocks): it runs in planned steps, too.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A bound step reads and puts back natively what `Captured.begin` and `finish` do, whatever changed between."""
 
-from __future__ import annotations
-
 import copy
 import math
 

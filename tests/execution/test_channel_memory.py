@@ -1,7 +1,5 @@
 """Memory of channel lanes: parameters arrive in their own, and what crosses is held until it was delivered and read."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

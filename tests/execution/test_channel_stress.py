@@ -2,8 +2,6 @@
 with an error that says why; none hangs.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 import re

@@ -1,7 +1,5 @@
 """Channel lanes beside lanes of Python threads and native ones: training in two parts, run ahead, failures."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Threads that run lanes are shared by all plans of a process, also by those whose steps run at the same time."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -1,7 +1,5 @@
 """Calls that need nothing of Python train as eager does; whatever is out of the ordinary goes the usual way."""
 
-from __future__ import annotations
-
 import copy
 import os
 

@@ -1,7 +1,5 @@
 """When the memory of a value goes back: after its last reader, whatever the lanes, and never before."""
 
-from __future__ import annotations
-
 import gc
 import random
 import threading

@@ -1,7 +1,5 @@
 """Lanes and processes: the interpreter ends while lanes are parked, a fork gets lanes of its own, builds end early."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

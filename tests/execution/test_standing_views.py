@@ -1,7 +1,5 @@
 """Views of what a step is given are made in its first run; later runs put another memory into them."""
 
-from __future__ import annotations
-
 import weakref
 
 import pytest

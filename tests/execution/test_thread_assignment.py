@@ -1,7 +1,5 @@
 """Which thread runs which lane, and when it sleeps."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

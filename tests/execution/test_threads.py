@@ -1,7 +1,5 @@
 """Lanes as the plan says: widths, cores, errors, one step at a time; for Python threads and for native lanes."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

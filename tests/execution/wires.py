@@ -1,7 +1,5 @@
 """Channels for tests: sockets between threads of this process, and what breaks on them."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from queue import SimpleQueue

@@ -1,7 +1,5 @@
 """Ranks of a job on real devices train what one process trains on one."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fused training on a real device: what B single runs compute there, under autocast and a scaler, too."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """On a real device: planned steps on streams and as a graph are eager's steps."""
 
-from __future__ import annotations
-
 import copy
 import random
 from functools import partial

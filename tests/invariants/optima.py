@@ -1,7 +1,5 @@
 """Optima and longest paths by enumeration, and checkers of placements."""
 
-from __future__ import annotations
-
 from hocket.ir import Costs, Graph, Lane
 
 

@@ -1,7 +1,5 @@
 """Independent, deliberately naive checkers of plans: what waits for what, legality, hazards, memory."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hocket.ir import Costs, Graph, Lane, Machine, Plan

@@ -1,7 +1,5 @@
 """Independent, deliberately naive simulators, and checkers of timelines."""
 
-from __future__ import annotations
-
 from hocket.ir import Costs, Graph, Machine, Plan, Timeline
 from invariants.plans import direct_waits, duration_us
 

@@ -1,7 +1,5 @@
 """Limits of control groups of both versions, read below a root of the test's own, and of this process for once."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

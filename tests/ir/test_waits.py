@@ -1,7 +1,5 @@
 """Waits that a plan needs: against brute force on random graphs and plans."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """safetensors files in memory, and readers that are slow, broken or held back."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Mapping

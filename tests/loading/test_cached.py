@@ -1,7 +1,5 @@
 """What the system has in memory is there when the call returns, and the rest streams."""
 
-from __future__ import annotations
-
 import errno
 import os
 

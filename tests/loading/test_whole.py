@@ -1,7 +1,5 @@
 """Models whose uses nobody could tell are loaded before the call returns, and say why."""
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 

@@ -4,8 +4,6 @@ python -m tests.native.guarded_forms FOLDER     a line for each form that was ru
 python -m tests.native.guarded_forms --beyond   writes one element behind a tensor: the process ends
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable, Iterator

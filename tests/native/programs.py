@@ -1,7 +1,5 @@
 """C++ programs of the tests, built against the headers of the native extension that need no torch."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No form of a step touches memory behind a tensor, or of one that was freed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Forms that round otherwise, with the instructions of other processors: torch's, oneDNN's and MKL's switches."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The fused batch norm against torch's in float64, where channels come last, whatever their number."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

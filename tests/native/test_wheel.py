@@ -1,7 +1,5 @@
 """A wheel of `make wheels` needs no compiler and no cache: native lanes and the partition search come with it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

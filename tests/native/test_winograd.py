@@ -1,7 +1,5 @@
 """Convolutions by Winograd's algorithm against torch's in float64: other sizes, paddings, layouts and widths."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """A fused step is captured like any other: planned steps are eager ones, bit for bit, and follow every number."""
 
-from __future__ import annotations
-
 import functools
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """How an update is cut up, and on how many threads its parts run."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

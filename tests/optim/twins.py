@@ -3,8 +3,6 @@
 A gradient is made from the parameter itself and from noise, so that an error feeds on itself as it would in training.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The planner `concurrency`: what each strategy says, and that whatever it makes is legal."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The optimum of small graphs: against brute force, and as the measure of looking ahead."""
 
-from __future__ import annotations
-
 import random
 import sys
 from itertools import product

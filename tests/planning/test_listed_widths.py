@@ -1,7 +1,5 @@
 """Ops that may run at some widths only: no planner puts one elsewhere, and plans are still made."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

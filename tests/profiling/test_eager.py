@@ -1,7 +1,5 @@
 """An eager step as torch's profiler records it: every op of the graph, and the time between them, add up."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

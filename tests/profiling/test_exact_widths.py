@@ -1,7 +1,5 @@
 """The widths at which ops have eager's bits: found on copies, for ops that split sums and for those that do not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The analytic model of a GPU: by hand, and against measured times that it was not told one by one."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

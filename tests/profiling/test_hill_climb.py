@@ -1,7 +1,5 @@
 """Climbing: what it ends at, that it loses no measurement, and what it says about widths it never saw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from statistics import fmean

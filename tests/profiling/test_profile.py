@@ -1,7 +1,5 @@
 """Costs of a captured step: measured without touching it, estimated where nothing was measured."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

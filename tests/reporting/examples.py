@@ -1,7 +1,5 @@
 """A training step made by hand: layers with forward and gradient ops, a serial timeline, and a plan on two lanes."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Headline, verdict, bound, table and page of random decisions tell one story."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

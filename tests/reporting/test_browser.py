@@ -1,7 +1,5 @@
 """The page in a browser: no errors, no sideways scrolling on a telephone, keys, both backgrounds, and axe-core."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -5,8 +5,6 @@ The parts of the difference between eager and planned add up, and say what is es
 
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Streams that share a GPU: against a naive simulation, and worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Links with fewer channels than lanes: who queues, and who goes first."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

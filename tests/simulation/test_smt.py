@@ -1,7 +1,5 @@
 """Lanes on sibling hardware threads of the same cores: how much they slow each other down."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

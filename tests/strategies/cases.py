@@ -1,7 +1,5 @@
 """Random cases: a graph, a legal plan of it and all it takes to run it; and plans with something changed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st

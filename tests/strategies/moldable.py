@@ -1,7 +1,5 @@
 """Random graphs whose ops may run at any width of one device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import strategies as st

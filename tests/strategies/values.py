@@ -1,7 +1,5 @@
 """Random graphs, plans, costs, machines and timelines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st

@@ -8,8 +8,6 @@ allocation on that stream may get it. So
 - all accesses to a freed block must come before the next allocation on its stream: else it is *reused* early.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

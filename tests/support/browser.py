@@ -4,8 +4,6 @@ A probe at the end of the page writes what it sees into an element. For axe-core
 ``axe.min.js``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Captured steps: which kernels they call, how they run in program order, and how close one form is to another."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing

@@ -1,7 +1,5 @@
 """Schedules whose clock a test sets: what a planned step takes, and what an eager one."""
 
-from __future__ import annotations
-
 import torch
 
 import hocket

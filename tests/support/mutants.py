@@ -7,8 +7,6 @@ A mutant is caught where they fail or exceed the time limit. The results lie bes
 table. A second call with the same draw continues after the last finished mutant.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

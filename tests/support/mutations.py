@@ -1,7 +1,5 @@
 """Damaged files: bytes changed, cut, repeated or replaced, and JSON values replaced by awkward ones."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

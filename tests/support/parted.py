@@ -1,7 +1,5 @@
 """Steps that are split into parts, and run by them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Each test has a cache folder of its own, in which a process would compile the core anew, for ten seconds.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -3,8 +3,6 @@
 Nothing here needs an executor, so that `tests/gpu` can be collected without the C++ core.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Calls that fail with an error of ours: most for a user's mistake, which is an `InputError`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs run by eager and by regions on the same data: all that they leave behind."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ cores are built before, since a compiler under a sanitizer takes minutes (see ``
 name of a core, so that others are left as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 

@@ -1,7 +1,5 @@
 """Twin jobs of a small model, and calls of a schedule until it has decided."""
 
-from __future__ import annotations
-
 import torch
 
 import hocket

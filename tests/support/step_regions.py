@@ -1,7 +1,5 @@
 """Regions of scheduled steps without a wait, and kept whatever they cost."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

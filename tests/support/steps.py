@@ -1,7 +1,5 @@
 """The training step that most tests take: forward, loss, backward, update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Twins of which one is trained eagerly and one by a schedule on the strict device (`support.strict_cuda`)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A step that is scheduled beside its eager twin: the same results call by call, and a graph of it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One thread: tiny models gain nothing from more, and lose much on a machine that does other work too."""
 
-from __future__ import annotations
-
 import pytest
 
 

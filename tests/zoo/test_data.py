@@ -1,7 +1,5 @@
 """The generated data: shapes, ranges, and that there is something in them to learn."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

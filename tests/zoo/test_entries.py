@@ -1,7 +1,5 @@
 """Every entry, at a tiny size: it builds, trains, and is the same again from the same seed."""
 
-from __future__ import annotations
-
 import math
 import socket
 

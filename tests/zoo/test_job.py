@@ -1,7 +1,5 @@
 """Job: what it accepts, what it refuses and in which words, and how it cycles through its batches."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Models cut into stages: where, with which gradients, and what rank 0 tells the others, as text."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Steps as pipelines, in this process: buffers that a forward binds anew, and ops that could draw and do not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Models that are cut into stages, and a rank that runs some of them with one of torch's schedules."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn

@@ -1,7 +1,5 @@
 """Ranks whose ops move when the test wants it: numbers and decisions are planted, all else is as ever."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import threading

@@ -1,7 +1,5 @@
 """Checkpoints of which each rank writes what it has; read by other numbers of ranks, and by one process."""
 
-from __future__ import annotations
-
 import re
 import warnings
 

@@ -1,7 +1,5 @@
 """Jobs in which no rank has the model's values: each reads what its part uses from one file."""
 
-from __future__ import annotations
-
 import resource
 import sys
 

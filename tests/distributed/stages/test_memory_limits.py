@@ -1,7 +1,5 @@
 """How much memory the ranks of a divided step may hold."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

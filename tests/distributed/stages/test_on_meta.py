@@ -3,8 +3,6 @@
 Memory of a model that a rank gives back, and takes again.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

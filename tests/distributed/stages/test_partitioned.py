@@ -1,7 +1,5 @@
 """One step over several ranks, each with any part of its graph: to the bit what one process computes."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

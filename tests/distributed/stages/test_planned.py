@@ -1,7 +1,5 @@
 """Whatever `hocket partition` plans, ranks can run: from captured steps of any kind, without processes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """When ranks look whether ops should move, what they measure, and what the rules of rank 0 have to be."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Training steps that ranks divide between them, and one process that trains the same."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A device that is none: streams are queues, and what runs next is drawn at random among all that may run."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

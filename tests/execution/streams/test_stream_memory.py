@@ -1,7 +1,5 @@
 """Memory on streams: no block is read or given away too early, and pools keep the limit that their plan states."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 

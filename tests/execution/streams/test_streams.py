@@ -1,7 +1,5 @@
 """Plans on streams compute what the serial plan computes, whatever order the device finds among what it may run."""
 
-from __future__ import annotations
-
 import copy
 import random
 from dataclasses import replace

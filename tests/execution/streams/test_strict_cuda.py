@@ -1,7 +1,5 @@
 """Schedules on a device as strict as CUDA: what a graph repeats, what it must not hold, and captures that fail."""
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable

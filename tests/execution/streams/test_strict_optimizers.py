@@ -1,7 +1,5 @@
 """Every optimizer of torch on the strict device: rates, batches and accumulation change, and no bit differs."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Networks written out by hand, and random ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Peaks: exact where there is one order, never too small where there are many, and kept within a limit."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Actions in place of ops: no cycle, nothing too large, and a plan of actions is one of ops."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Searching for shorter placements: legal ones, never longer, by the same seed the same."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Placing ops whose widths are decided: what starts when, and who may pass whom."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Allotments of widths: what is tried first."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from hypothesis import given

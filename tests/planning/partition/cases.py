@@ -1,7 +1,5 @@
 """Random problems, and the best partition of small ones by trying all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import product
 

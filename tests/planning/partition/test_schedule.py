@@ -1,7 +1,5 @@
 """The objective `time` against the optimum: of CP-SAT, and of branch and bound, which is compared with CP-SAT first."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import numpy as np

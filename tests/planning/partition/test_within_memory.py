@@ -1,7 +1,5 @@
 """Partitions by what their parts hold at their peaks."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

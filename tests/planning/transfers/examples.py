@@ -1,7 +1,5 @@
 """Steps of a worker that receives its parameters, random and from the paper."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Orders for steps in a row: read off what a wire does that sends the most urgent of what is ready."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from dataclasses import replace
