@@ -100,10 +100,7 @@ def test_fused_steps_train_as_serial_ones_do(monkeypatch, name, training):
 
 @pytest.mark.parametrize(
     "training",
-    [
-        pytest.param(Training(own_rates=True), marks=pytest.mark.slow),
-        Training(optimizer="adam", own_rates=True),
-    ],
+    [pytest.param(Training(own_rates=True), marks=pytest.mark.slow), Training(optimizer="adam", own_rates=True)],
 )
 def test_jax_trains_as_torch_does(monkeypatch, training):
     pytest.importorskip("jax")

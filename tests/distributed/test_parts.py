@@ -59,10 +59,7 @@ def test_steps_that_cannot_be_divided():
         of.optimizer.step()
         return loss
 
-    with pytest.raises(
-        InputError,
-        match=r"adds to first\.weight\.grad, which it finds; call .* in the step before",
-    ):
+    with pytest.raises(InputError, match=r"adds to first\.weight\.grad, which it finds; call .* in the step before"):
         assigned(captured_of(of, accumulates), 1, num_workers=1)
 
     partly = training()

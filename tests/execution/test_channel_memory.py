@@ -5,15 +5,7 @@ import time
 import pytest
 import torch
 
-from execution.parted import (
-    BATCHES,
-    both_ways,
-    half_of,
-    in_thread,
-    part_of,
-    plan_of,
-    training,
-)
+from execution.parted import BATCHES, both_ways, half_of, in_thread, part_of, plan_of, training
 from execution.probe import KINDS
 from execution.wires import ManualChannel
 from hocket.execution import executor

@@ -112,12 +112,7 @@ class AssistantRules:
 
 
 def assistant_rules(
-    graph: Graph,
-    costs: Costs,
-    machine: Machine,
-    *,
-    units: Iterable[Sequence[str]] = (),
-    **thresholds: float,
+    graph: Graph, costs: Costs, machine: Machine, *, units: Iterable[Sequence[str]] = (), **thresholds: float
 ) -> AssistantRules:
     """Return the rules for a graph, its ops in a topological order, on the devices of a machine.
 

@@ -64,10 +64,7 @@ class PartedPool:
     """
 
     def __init__(
-        self,
-        config: TunerConfig,
-        before_eager: Callable[[], None],
-        for_good: Callable[[VariantPool], LastResort],
+        self, config: TunerConfig, before_eager: Callable[[], None], for_good: Callable[[VariantPool], LastResort]
     ) -> None:
         self._asked = config
         self._before_eager = before_eager

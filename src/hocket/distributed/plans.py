@@ -223,10 +223,7 @@ def step_packets(made: JobPlan, assignment: Assignment, server: int) -> tuple[tu
     """The packets between a worker and a server in a step, in the order of the plan: pulls, and pushes."""
     down, up = (f"{server_name(server)}->{WORKER_DEVICE}", f"{WORKER_DEVICE}->{server_name(server)}")
     pulls, pushes = (
-        pack(
-            ((each.name, each.size_bytes) for each in _on_link(made.plan, assignment, link)),
-            made.chunk_bytes[server],
-        )
+        pack(((each.name, each.size_bytes) for each in _on_link(made.plan, assignment, link)), made.chunk_bytes[server])
         for link in (down, up)
     )
     return pulls, pushes

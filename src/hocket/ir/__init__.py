@@ -6,13 +6,7 @@ from hocket.ir.graph import BUFFER_LIVES, ROLES, Buffer, Carried, Edge, Graph, O
 from hocket.ir.links import Link, NetworkCard
 from hocket.ir.machine import Device, Machine
 from hocket.ir.plan import Lane, Plan, one_by_one
-from hocket.ir.semantics import (
-    check_ops,
-    execution_order,
-    hardware_threads,
-    names_threads,
-    waits_of,
-)
+from hocket.ir.semantics import check_ops, execution_order, hardware_threads, names_threads, waits_of
 from hocket.ir.timeline import Span, Timeline
 from hocket.ir.waits import Synchronisation, launch_order, synchronisation
 

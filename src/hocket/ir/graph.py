@@ -26,16 +26,7 @@ from hocket.ir._topological import topological
 
 FORMAT = "hocket-graph/1"
 
-ROLES = (
-    "forward",
-    "activation_grad",
-    "weight_grad",
-    "bias_grad",
-    "update",
-    "recv",
-    "send",
-    "other",
-)
+ROLES = ("forward", "activation_grad", "weight_grad", "bias_grad", "update", "recv", "send", "other")
 
 BUFFER_LIVES = ("step", "kept", "lasting", "input")
 

@@ -141,10 +141,7 @@ def checked_device(device: str | torch.device | None) -> torch.device | None:
 
 
 def place(
-    model: torch.nn.Module,
-    tensors: Mapping[str, torch.Tensor],
-    arriving: Collection[str],
-    device: torch.device | None,
+    model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], arriving: Collection[str], device: torch.device | None
 ) -> list[tuple[torch.nn.Module, str, torch.Tensor]]:
     """Give every tensor of the model memory, on `device` where one is given.
 

@@ -78,8 +78,7 @@ class FusedOptimizer(ModelStates, ABC):
         groups = groups_of(params)
         if len(groups) > 1 and not all(group["params"] for group in groups):
             warnings.warn(
-                "params: a group is empty: p.ndim >= 2 holds for fused biases, too; form groups by names",
-                stacklevel=2,
+                "params: a group is empty: p.ndim >= 2 holds for fused biases, too; form groups by names", stacklevel=2
             )
         self._slots = slots_of([p for group in groups for p in group["params"]], num_models)
         self._frozen = [False] * self.num_models

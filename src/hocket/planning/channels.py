@@ -100,12 +100,7 @@ def transfer_us(name: str, link: Link, graph: Graph, costs: Costs) -> float:
 
 
 def channel_lanes(
-    graph: Graph,
-    plan: Plan,
-    ends_us: Mapping[str, float],
-    costs: Costs,
-    machine: Machine,
-    urgency: Mapping[str, float],
+    graph: Graph, plan: Plan, ends_us: Mapping[str, float], costs: Costs, machine: Machine, urgency: Mapping[str, float]
 ) -> tuple[Lane, ...]:
     """Lanes for all transfers of `graph`, which are the ops that `plan` does not run.
 

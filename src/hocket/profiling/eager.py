@@ -54,12 +54,7 @@ class EagerRecord:
 
 
 def record_eager(
-    step: Callable[[Any], object],
-    batches: Iterator[Any],
-    graph: Graph,
-    *,
-    cores: int,
-    step_us: float | None = None,
+    step: Callable[[Any], object], batches: Iterator[Any], graph: Graph, *, cores: int, step_us: float | None = None
 ) -> EagerRecord:
     """Record eager steps, and return the fastest.
 

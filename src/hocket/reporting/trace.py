@@ -93,11 +93,7 @@ def _event(pid: int, tid: int, op: str, start_ns: int, end_ns: int, graph: Graph
 
 
 def _flows(
-    pid: int,
-    tids: Mapping[str, int],
-    spans: Mapping[str, list[tuple[str, int, int]]],
-    graph: Graph,
-    first_id: int,
+    pid: int, tids: Mapping[str, int], spans: Mapping[str, list[tuple[str, int, int]]], graph: Graph, first_id: int
 ) -> list[dict[str, Any]]:
     where = {op: (tids[lane], start, end) for lane, runs in spans.items() for op, start, end in runs}
     crossing = [

@@ -136,10 +136,7 @@ ENTRIES = (
         batch_size=64,
         optimizer="adam",
         lr=2e-4,
-        options=(
-            _side(64, 8, ", a power of two"),
-            Option("width", 64, "channels next to the image, in both models"),
-        ),
+        options=(_side(64, 8, ", a power of two"), Option("width", 64, "channels next to the image, in both models")),
     ),
     _pytorchcv("resnet20", "ResNet-20", RESNET, "resnet_cifar.resnet20_cifar10", 128, 0.05, _side(32, 8)),
     _pytorchcv(

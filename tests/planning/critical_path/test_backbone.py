@@ -15,14 +15,7 @@ from hocket.planning.critical_path.backbone import (
     levels,
     ranked_paths,
 )
-from planning.critical_path.examples import (
-    ancestors,
-    as_backbone,
-    dags,
-    listed_paths,
-    network,
-    series_parallel,
-)
+from planning.critical_path.examples import ancestors, as_backbone, dags, listed_paths, network, series_parallel
 from strategies import graphs
 
 

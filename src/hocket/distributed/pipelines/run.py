@@ -94,12 +94,7 @@ def check_pipeline(
         inline_grad_modes(traced)
         costs = {node.name: 1.0 for node in traced.graph.nodes}  # where it may be cut does not depend on them
         chosen = split_policy(
-            stages,
-            microbatches=microbatches,
-            schedule=schedule,
-            ranks=ranks,
-            costs=costs,
-            memory_bytes=memory_bytes,
+            stages, microbatches=microbatches, schedule=schedule, ranks=ranks, costs=costs, memory_bytes=memory_bytes
         )
         return chosen(traced)
 

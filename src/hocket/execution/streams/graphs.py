@@ -44,12 +44,7 @@ class GraphedLanes(StreamLanes):
     num_first_runs = 3  # whether a replay follows its inputs shows only after the first one
 
     def __init__(
-        self,
-        captured: Captured,
-        plan: Plan,
-        *,
-        device: StreamDevice | None = None,
-        timed: bool = False,
+        self, captured: Captured, plan: Plan, *, device: StreamDevice | None = None, timed: bool = False
     ) -> None:
         super().__init__(captured, plan, device=device, timed=timed)
         program, order = captured.program, self._whole.part.order

@@ -39,12 +39,7 @@ class StreamLanes(Executor):
     """
 
     def __init__(
-        self,
-        captured: Captured,
-        plan: Plan,
-        *,
-        device: StreamDevice | None = None,
-        timed: bool = False,
+        self, captured: Captured, plan: Plan, *, device: StreamDevice | None = None, timed: bool = False
     ) -> None:
         super().__init__(captured, plan)
         for lane in plan.lanes:

@@ -105,12 +105,7 @@ class CriticalPath(Planner):
         return plan_around(graph, transfers, costs, machine, dependency_distance(graph), compute_plan)
 
     def compute_plan(
-        self,
-        graph: Graph,
-        costs: Costs,
-        machine: Machine,
-        earliest_us: Mapping[str, float],
-        updates_last: bool = False,
+        self, graph: Graph, costs: Costs, machine: Machine, earliest_us: Mapping[str, float], updates_last: bool = False
     ) -> Plan:
         if any(op.role in ROLES for op in graph.ops):  # with a cost on a device and no link: ops like any other
             graph = replace(graph, ops=tuple(replace(op, role="other") if op.role in ROLES else op for op in graph.ops))

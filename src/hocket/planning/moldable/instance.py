@@ -79,11 +79,7 @@ class Instance:
 
 
 def instance_of(
-    graph: Graph,
-    costs: Costs,
-    device: Device,
-    earliest_us: Mapping[str, float] | None = None,
-    wait_us: float = 0.0,
+    graph: Graph, costs: Costs, device: Device, earliest_us: Mapping[str, float] | None = None, wait_us: float = 0.0
 ) -> Instance:
     """The numbers of `graph` on `device`, no start before `earliest_us`. An op without a cost is an `InputError`."""
     return tabled(graph, durations_of(graph, costs, device), earliest_us, wait_us)

@@ -225,11 +225,7 @@ def _orders(problem: PartitionProblem) -> list[tuple[int, ...]]:
 
 
 def _best_chain(
-    loads: NDArray[np.float64],
-    begin: NDArray[np.int32],
-    end: NDArray[np.int32],
-    count: int,
-    order: Sequence[int],
+    loads: NDArray[np.float64], begin: NDArray[np.int32], end: NDArray[np.int32], count: int, order: Sequence[int]
 ) -> tuple[float, list[int]]:
     """The least largest load of the devices in this order, and the ideals between their parts."""
     by_end = np.argsort(end, kind="stable")

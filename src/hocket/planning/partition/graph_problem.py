@@ -144,11 +144,7 @@ def _groups(graph: Graph, twins: bool, together: Iterable[Iterable[str]]) -> NDA
 
 
 def _followed(
-    group: NDArray[np.int32],
-    takes_us: NDArray[np.float64],
-    tensors: Sequence[Tensor],
-    graph: Graph,
-    expensive: float,
+    group: NDArray[np.int32], takes_us: NDArray[np.float64], tensors: Sequence[Tensor], graph: Graph, expensive: float
 ) -> NDArray[np.int32]:
     """Groups after each cheap op has joined the neighbour that it shares the most bytes with."""
     if expensive >= 1.0 or not len(graph):
