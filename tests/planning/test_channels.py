@@ -17,7 +17,7 @@ from hocket.planning.channels import (
     transfers_of,
     without_transfers,
 )
-from hocket.planning.concurrency import corun
+from hocket.planning.concurrency import Corunning
 from hocket.planning.moldable.sgs import parallel_sgs, serial_sgs
 from hocket.planning.phases import in_phases
 from hocket.simulation import simulate, step_us
@@ -218,7 +218,7 @@ def test_no_placement_starts_before_its_earliest_start(case, data):
     placements = [
         parallel_sgs(later, widths, later.ranks_us),
         serial_sgs(later, widths, later.order),
-        corun(later, widths, [[width] for width in widths]),
+        Corunning(later, widths, [[width] for width in widths]).run(),
         in_phases(later, sorted(later.order, key=later.ready_us), 60.0),
     ]
     for placed in placements:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hocket.checking import check
 from hocket.ir import Costs, Device, Edge, Graph, Machine, Op
 from hocket.planning import plan
-from hocket.planning.concurrency import corun, strategy_candidates, strategy_widths
+from hocket.planning.concurrency import Corunning, strategy_candidates, strategy_widths
 from hocket.planning.moldable.instance import Instance, as_plan, instance_of
 from hocket.simulation import simulate
 from invariants import all_waits, illegality, placement_faults
@@ -244,7 +244,7 @@ def decided(draw):
 @given(decided())
 def test_placements_keep_the_rules_and_to_the_candidates(made):
     instance, widths, candidates = made
-    placed = corun(instance, widths, candidates)
+    placed = Corunning(instance, widths, candidates).run()
     assert placement_faults(instance, placed) == []
     assert all(len(one.cores) in candidates[one.op] for one in placed)
 
@@ -253,7 +253,7 @@ def test_placements_keep_the_rules_and_to_the_candidates(made):
 def test_with_siblings_every_op_runs_once_and_threads_are_never_shared(made, speedup):
     instance, widths, candidates = made
     instance = replace(instance, wait_us=0.0)
-    placed = corun(instance, widths, candidates, smt_speedup=speedup)
+    placed = Corunning(instance, widths, candidates, smt_speedup=speedup).run()
     assert sorted(one.op for one in placed) == list(range(len(widths)))
     by_op = {one.op: one for one in placed}
     rounding = 1 + 1e-9
@@ -280,7 +280,7 @@ def test_with_siblings_every_op_runs_once_and_threads_are_never_shared(made, spe
 def test_ops_beside_wide_ones_take_what_the_simulator_says(case, speedup):
     instance = case.instance
     widths = instance.best_width
-    placed = corun(instance, widths, [[width] for width in widths], smt_speedup=speedup)
+    placed = Corunning(instance, widths, [[width] for width in widths], smt_speedup=speedup).run()
     machine = Machine.of(cores=case.device.cores, smt=2, smt_speedup=speedup)
     plan = as_plan(case.graph, placed, machine.devices[0], "")
     check(case.graph, plan, machine)
@@ -303,16 +303,16 @@ def test_the_papers_example():
     running = [9.0] * 47 + [1.9] * 21
     ready = [9.0] * 15 + [2.1, 2.0, 1.5, 1.4, 1.3] + [1.3] * 48
     instance = instance_by({"running": running, "ready": ready})
-    placed = corun(instance, [48, 20], [[48], [16, 18, 20]])
+    placed = Corunning(instance, [48, 20], [[48], [16, 18, 20]]).run()
     assert [(one.op, len(one.cores), one.start_us) for one in placed] == [(0, 48, 0.0), (1, 18, 0.0)]
 
 
 def test_the_most_expensive_op_where_none_fits_in_time():
     instance = instance_by({"long": [9.0, 9.0, 4.0], "a": [5.0, 5.0, 5.0], "b": [6.0, 6.0, 6.0]})
-    placed = corun(instance, [3, 1, 1], [[1], [1], [1]])
+    placed = Corunning(instance, [3, 1, 1], [[1], [1], [1]]).run()
     assert [one.op for one in placed] == [0, 2, 1], "first the most expensive of all"
     instance = instance_by({"a": [3.0, 3.0], "b": [6.0, 6.0], "c": [7.0, 7.0], "d": [8.0, 5.0]})
-    placed = corun(instance, [1] * 4, [[1], [1], [1], [1]])
+    placed = Corunning(instance, [1] * 4, [[1], [1], [1], [1]]).run()
     starts = {one.op: one.start_us for one in placed}
     assert starts == {3: 0.0, 2: 0.0, 1: 7.0, 0: 8.0}
 
@@ -320,21 +320,21 @@ def test_the_most_expensive_op_where_none_fits_in_time():
 def test_what_outlasts_the_running_op_goes_beside_it_only_for_want_of_better():
     """The shorter of two ready ops fits, so the longer one, which would outlast the running op, has to wait."""
     instance = instance_by({"runs": [9.0, 5.0], "longer": [6.0, 6.0], "shorter": [4.0, 4.0]})
-    placed = corun(instance, [1, 1, 1], [[1], [1], [1]])
+    placed = Corunning(instance, [1, 1, 1], [[1], [1], [1]]).run()
     assert [one.op for one in placed] == [0, 1, 2]
     instance = instance_by({"runs": [5.0, 5.0], "longer": [6.0, 6.0], "shorter": [4.0, 4.0], "first": [7.0, 7.0]})
-    placed = corun(instance, [1] * 4, [[1]] * 4)
+    placed = Corunning(instance, [1] * 4, [[1]] * 4).run()
     assert [one.op for one in placed] == [3, 1, 0, 2]
 
 
 def test_small_ops_go_to_the_siblings_of_a_full_width_op():
     rows = {"wide": [90.0, 50.0], "small": [10.0, 10.0], "next": [5.0, 5.0], "large": [60.0, 60.0]}
     instance = instance_by(rows, ("small", "next"))
-    placed = {one.op: one for one in corun(instance, [2, 1, 1, 1], [[2], [1], [1], [1]], smt_speedup=1.25)}
+    placed = {one.op: one for one in Corunning(instance, [2, 1, 1, 1], [[2], [1], [1], [1]], smt_speedup=1.25).run()}
     assert placed[3].cores in ((0,), (1,)), "the most expensive one is not as wide as the device"
     rows["large"] = [20.0, 20.0]
     instance = instance_by(rows, ("small", "next"))
-    placed = {one.op: one for one in corun(instance, [2, 1, 1, 1], [[2], [1], [1], [1]], smt_speedup=1.25)}
+    placed = {one.op: one for one in Corunning(instance, [2, 1, 1, 1], [[2], [1], [1], [1]], smt_speedup=1.25).run()}
     assert placed[0].cores == (0, 1)
     assert {placed[op].cores for op in (1, 3)} == {(2,), (3,)}
     assert placed[1].start_us == placed[3].start_us == 0.0
@@ -347,7 +347,7 @@ def test_small_ops_go_to_the_siblings_of_a_full_width_op():
 
 def test_what_would_outlast_the_wide_op_does_not_go_beside_it():
     instance = instance_by({"wide": [90.0, 50.0], "fits": [49.0, 40.0], "outlasts": [51.0, 40.0]})
-    placed = {one.op: one for one in corun(instance, [2, 1, 1], [[2], [2], [2]], smt_speedup=1.25)}
+    placed = {one.op: one for one in Corunning(instance, [2, 1, 1], [[2], [2], [2]], smt_speedup=1.25).run()}
     assert placed[0].cores == (0, 1)
     assert min(placed[1].cores) >= 2
     assert placed[2].cores == (0, 1)

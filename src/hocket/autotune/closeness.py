@@ -206,7 +206,8 @@ def _sampled(
                         back()
                         moved()
                         release_memory()
-                        with _wide_step(wide[form], batch, captured) as compiled:
+                        limit_bytes = float64_limit_bytes(captured)
+                        with float64_step(wide[form], batch, is_wide=True, limit_bytes=limit_bytes) as compiled:
                             found[form] = _wide_problem(truth, compiled) or found[form]
                 except Exception as error:  # noqa: BLE001  # whatever it is, the form is left out
                     found[form] = f"{type(error).__name__}: {error}"
@@ -236,10 +237,6 @@ def _truth(captured: Captured, batch: Any) -> Left:
         return float64_step(captured, batch, limit_bytes=float64_limit_bytes(captured))
     except Exception as error:  # whatever an op says that has no kernel for float64
         raise CaptureError(f"there is no float64 step to compare with: {error}") from error
-
-
-def _wide_step(compiled: Captured, batch: Any, captured: Captured) -> Left:
-    return float64_step(compiled, batch, is_wide=True, limit_bytes=float64_limit_bytes(captured))
 
 
 def _wide_problem(truth: Left, compiled: Left) -> str:

@@ -139,7 +139,7 @@ class Concurrency(Planner):
         if 3 not in self.strategies:
             return _one_by_one(instance, widths)
         candidates = strategy_candidates(instance, widths, self.strategies, halves)
-        return corun(instance, widths, candidates, smt_speedup, in_pairs=halves)
+        return Corunning(instance, widths, candidates, smt_speedup, in_pairs=halves).run()
 
 
 def strategy_widths(graph: Graph, instance: Instance, strategies: Collection[int]) -> list[int]:
@@ -200,29 +200,19 @@ def _one_by_one(instance: Instance, widths: Sequence[int]) -> list[Placement]:
     return placed
 
 
-def corun(
-    instance: Instance,
-    widths: Sequence[int],
-    candidates: Sequence[Sequence[int]],
-    smt_speedup: float | None = None,
-    in_pairs: bool = False,
-) -> list[Placement]:
-    """Placements by strategy 3, and by strategy 4 too if `smt_speedup` is given.
-
-    `widths` are those of strategies 1 and 2, and `candidates` those that strategy 3 may choose from, ascending.
-    Where nothing runs, `in_pairs` begins the two most expensive ready ops side by side if that ends sooner. Times
-    of ops that share cores leave wake-ups out.
-    """
-    return _Corun(instance, widths, candidates, smt_speedup, in_pairs).run()
-
-
 @dataclass
-class _Corun:
+class Corunning:
+    """Strategy 3, and strategy 4 too if `smt_speedup` is given.
+
+    Where nothing runs, `in_pairs` begins the two most expensive ready ops side by side if that ends sooner. Times of
+    ops that share cores leave wake-ups out.
+    """
+
     instance: Instance
-    widths: Sequence[int]
-    candidates: Sequence[Sequence[int]]
-    smt_speedup: float | None
-    in_pairs: bool
+    widths: Sequence[int]  # those of strategies 1 and 2
+    candidates: Sequence[Sequence[int]]  # those that strategy 3 may choose from, ascending
+    smt_speedup: float | None = None
+    in_pairs: bool = False
 
     def __post_init__(self) -> None:
         self._durations = self.instance.durations_us

@@ -77,11 +77,6 @@ class PipelinedStep:
         # For each micro-batch what the model is called with.
         self.inputs = [self._inputs(number) for number in range(microbatches)]
 
-    @property
-    def whole_inputs(self) -> tuple[torch.Tensor, ...]:
-        """The inputs of all micro-batches, one behind the other."""
-        return tuple(torch.cat(parts) for parts in zip(*self.inputs, strict=True))
-
     def loss(self, output: Any, number: int) -> torch.Tensor:
         """The step's loss on a micro-batch, if the model returned `output`."""
         return self._loss(output, number).loss

@@ -160,7 +160,8 @@ class GraphedLanes(StreamLanes):
     def _has_replayed(self, frame: Frame) -> bool:
         """Replay the graph, or return False if the device refuses to launch it. Then no op of it has run."""
         assert self._replay is not None
-        self._give(frame)
+        for slot in self._copied:  # what may be another tensor in each step, to where the graph reads it
+            self._static[slot].copy_(frame.values[slot], non_blocking=True)
         try:
             self._replay()
         except Exception as error:  # noqa: BLE001  # an error of an earlier op is raised by the next launch as well
@@ -182,11 +183,6 @@ class GraphedLanes(StreamLanes):
         launch(Frame(_Keeping(frame.values, kept), frame.numbers))
         for slot, value in kept.items():
             frame.values[slot] = value
-
-    def _give(self, frame: Frame) -> None:
-        """Copy what may be another tensor in each step to where the graph reads it."""
-        for slot in self._copied:
-            self._static[slot].copy_(frame.values[slot], non_blocking=True)
 
     def _hand_over(self, frame: Frame) -> None:
         """Give what the graph has made to ops after it and to the caller."""
