@@ -91,11 +91,6 @@ def explain(job: Job) -> Explanation:
     """Make four to eight ordinary steps of a job and say whether it can be planned. The model is trained by them.
 
     Where the whole step cannot be, its middle is looked at in further steps, once for each way to divide it.
-
-    Example:
-        >>> from hocket import zoo
-        >>> explain(zoo.load("mlp", depth=2, width=8)).verdict
-        'one graph'
     """
     if reason := obstacle():
         return Explanation(job.name, {}, (), (Obstacle("", reason, "leave it before the step is called"),))

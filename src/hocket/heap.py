@@ -28,11 +28,6 @@ def collections_held() -> Iterator[None]:
 
     The collector runs finalizers and callbacks (`gc.callbacks`) wherever it starts: code that would be mistaken for a
     part of the step.
-
-    Example:
-        >>> with collections_held():
-        ...     gc.isenabled()
-        False
     """
     _HELD.enter()
     try:

@@ -52,11 +52,6 @@ class SimulatedBackend(StreamBackend):
 
     Raises:
         InputError: there is no such GPU.
-
-    Example:
-        >>> clock = SimulatedClock()
-        >>> SimulatedBackend(Machine.preset("a100"), clock).label
-        'simulated NVIDIA A100 SXM4 40 GB'
     """
 
     def __init__(self, machine: Machine, clock: SimulatedClock) -> None:

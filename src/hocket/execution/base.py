@@ -147,14 +147,9 @@ class Executor(ABC):
     def boxed(self, condition: Any, passed: Sequence[int], constants: list[Any], order: Sequence[int], num: int) -> Any:
         """The step as a native call on a list of inputs, which is emptied before the first op, or None without one.
 
-        It answers NotImplemented, with nothing changed, where the step has to go the usual way.
-
-        Args:
-            condition: a native condition on the inputs.
-            passed: positions of inputs that are returned.
-            constants: values that are returned.
-            order: of each output the position in: leaves of the step's result, then these inputs, then constants.
-            num: calls after which it answers NotImplemented.
+        It answers NotImplemented, with nothing changed, where the native `condition` on the inputs does not hold, and
+        after `num` calls. `order` has of each output the position in: leaves of the step's result, then inputs that are
+        returned (at the positions `passed`), then `constants`.
         """
         return None
 

@@ -43,14 +43,10 @@ class Channel(Protocol):
     runs_behind: bool  # a send may be delivered one step behind
 
     def begin(self, op: str, tensor: torch.Tensor, epoch: int, done: Done) -> None:
-        """Begin to send `tensor`, or to receive into it, without waiting.
+        """Begin to send `tensor`, or to receive into it, without waiting. Nothing else uses it until `done` is called.
 
-        Args:
-            op: the ``send`` or ``recv`` op.
-            tensor: not used by anything else until `done`.
-            epoch: number of its step, from 1 on. An op is begun once per step, in order. If it runs behind, the one
-                before may not have been delivered yet.
-            done: called when it has arrived or failed.
+        `epoch` is the number of the step, from 1 on. An op is begun once per step, in order. If it runs behind, the one
+        before may not have been delivered yet. `done` is called when it has arrived or failed.
         """
 
 

@@ -83,12 +83,6 @@ def estimate_gpu(graph: Graph, machine: Machine, *, device: str = "gpu0", model:
 
     Raises:
         InputError: there is no such GPU, or it has no rates.
-
-    Example:
-        >>> from hocket.ir import Graph, Machine, Op
-        >>> graph = Graph((Op("copy", "aten.add_", size_bytes=2e8),))
-        >>> round(estimate_gpu(graph, Machine.preset("p100")).duration_us("copy", device="gpu0"))
-        392
     """
     found = machine.by_name.get(device)
     if found is None or found.kind != "cuda" or found.flops_per_s is None or found.bytes_per_s is None:

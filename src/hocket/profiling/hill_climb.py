@@ -80,14 +80,6 @@ class HillClimb:
 
     Raises:
         InputError: a number below 1, a width beyond the cores, a negative tolerance, or an op named twice.
-
-    Example:
-        >>> search = HillClimb([Op("mm", "aten.mm")], cores=8, interval=3)
-        >>> while search.wanted:
-        ...     for setting, ops in search.wanted.items():
-        ...         search.record(*ops, setting.width, duration_us=80.0 / setting.width + 4.0 * setting.width)
-        >>> search.costs().durations_us["mm"]
-        {'1': 84.0, '2': 48.0, '4': 36.0, '7': 39.42857142857143, '8': 42.0}
     """
 
     def __init__(

@@ -40,10 +40,6 @@ class Sample:
         min: the fastest run.
         p90: nine out of ten runs were at least as fast, interpolated between runs.
         runs: how many there were.
-
-    Example:
-        >>> Sample.of([3.0, 1.0, 2.0])
-        Sample(lower_quartile=1.0, median=2.0, min=1.0, p90=2.8, runs=3)
     """
 
     lower_quartile: float

@@ -53,9 +53,8 @@ def gains_of(
 ) -> tuple[Gain, ...]:
     """Return the gains, which add up to the difference.
 
-    Times are lower quartiles: of eager's steps, of the planned ones, of eager's ops as native code, one after
-    another, and of those of the plan's form, if it is another one. `shares` are of eager's time, by row of its
-    record.
+    Times are lower quartiles: of eager's steps, of the planned ones, of eager's ops as native code, one after another,
+    and of those of the plan's form, if it is another one. `shares` are of eager's time, by row of its record.
     """
     before_ms = serial_ms if in_form_ms is None else in_form_ms
     lanes = Gain("order and lanes", before_ms - planned_ms, False, "ops side by side, at other widths")

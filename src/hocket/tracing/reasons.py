@@ -164,12 +164,7 @@ REASONS: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason.
-
-    Example:
-        >>> print(Reason("replaces memory", "", "train.py:12"))
-        the step at train.py:12 gives a tensor other memory (tensor.data = new); write into it: tensor.data.copy_(new)
-    """
+    """One reason."""
 
     kind: str  # its entry in `REASONS`
     subject: str = ""  # the object, in the user's words

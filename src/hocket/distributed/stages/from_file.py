@@ -36,11 +36,7 @@ BEGINNING_BYTES = 4096
 
 
 class ModelFile:
-    """An open file with a model's values.
-
-    Args:
-        model: the module, which may be on the meta device.
-        file: a safetensors file, the index of several, or a folder with either.
+    """An open file, index of several, or folder, with the values of a module, which may be on the meta device.
 
     Raises:
         InputError: several models, or names, shapes or dtypes that are not the model's. They are named.

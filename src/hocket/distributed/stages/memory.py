@@ -70,10 +70,7 @@ class PartMemory:
 def captured_at(
     rank: int, step: Callable[[Any], Any], model: Any, optimizer: Any, batch: Any, in_file: Collection[str] = ()
 ) -> Captured:
-    """Capture a step at a rank, on fake tensors in place of those on the meta device.
-
-    `in_file` has the names of tensors whose values all ranks read from a file.
-    """
+    """Capture a step at a rank, on fake tensors in place of meta ones. All ranks read the values of those `in_file`."""
     missing = [name for name in _of_meta(model, optimizer) if name not in in_file] if rank == 0 else []
     if missing:
         raise InputError(

@@ -54,13 +54,6 @@ def problem_of(
     Raises:
         InputError: an op without a cost, an unknown name, a device that an op does not run on, or an op that fits into
             no device's memory.
-
-    Example:
-        >>> from hocket.ir import Edge
-        >>> graph = Graph((Op("a"), Op("b"), Op("c")), (Edge("a", "b", 4.0), Edge("a", "c", 4.0)))
-        >>> costs = Costs({name: {"1": 1.0} for name in "abc"})
-        >>> problem_of(graph, costs, equal_devices(Machine.of(cores=1), 2)).tensors
-        (Tensor(source=0, readers=(1, 2), size_bytes=4.0, transfer_us=10.0004),)
     """
     if not 0 < expensive <= 1:
         raise InputError(f"partition: expected a part of the time in (0, 1], got expensive={expensive}")

@@ -58,12 +58,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def op_text(func: Any) -> str:
-    """The name of an op of the dispatcher.
-
-    Example:
-        >>> op_text(torch.ops.aten.add.Tensor), op_named("aten.add.Tensor")
-        ('aten.add.Tensor', <OpOverload(op='aten.add', overload='Tensor')>)
-    """
+    """The name of an op of the dispatcher."""
     if not isinstance(func, torch._ops.OpOverload):
         raise CaptureError(f"{func} is not an op of torch's dispatcher")
     return f"{func.namespace}.{func._schema.name.partition('::')[2]}.{func._overloadname}"
