@@ -3,8 +3,6 @@
 See `loops.step_changes` for layouts, aliases, modes, hooks, options and removals.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import types

@@ -1,7 +1,5 @@
 """Loops in which the kind of a batch, a number of another sign or a switch of torch's changes between two calls."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Loops in which a class or an attribute changes between two calls."""
 
-from __future__ import annotations
-
 import abc
 import contextlib
 import types

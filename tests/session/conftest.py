@@ -1,7 +1,5 @@
 """Reset the probing op after each test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Changes between two calls (kinds of batches and values, classes, attributes, precisions): each call is as eager's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches, modes, rates and arguments that change: the step is captured anew, and trains as eager does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

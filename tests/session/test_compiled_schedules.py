@@ -1,7 +1,5 @@
 """`torch.compile` of a schedule, or of a function that calls one: the schedule runs as it stands, without a warning."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

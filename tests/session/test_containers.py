@@ -1,7 +1,5 @@
 """README's example where a container takes something away: it runs, and says what it lacks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Lines for which a step has no regions. They stand in a file of their own, since regions ask the file of the step."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps that were once refused for a reason that was none: what carries over, modes, warnings, rates by the step."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import math

@@ -1,7 +1,5 @@
 """A schedule has the names, the signature and the attributes of its step, and binds to instances as a function does."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """A step may give gradients to tensors that belong to no model and no optimizer of its schedule."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Calls that run no ops, as while a memory to learn from is not full: what follows them is planned all the same."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 

@@ -1,7 +1,5 @@
 """A step that was refused for what only begins so is looked at once more, and planned."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -3,8 +3,6 @@
 That they end as in eager: tests/loops/parted.py.
 """
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 from collections.abc import Callable

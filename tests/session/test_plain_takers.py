@@ -1,7 +1,5 @@
 """Numbers that change, handed to C code that takes plain ones only: the call is made once, and ends as eager."""
 
-from __future__ import annotations
-
 import ctypes
 import datetime
 import decimal

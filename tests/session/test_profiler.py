@@ -1,7 +1,5 @@
 """torch.profiler sees a planned step: a mark for the step, one for each op with its layer, and all lanes' kernels."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

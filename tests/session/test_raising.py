@@ -1,7 +1,5 @@
 """A step that raises, or whose loss is no number, before the verdict and after it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys

@@ -1,7 +1,5 @@
 """`hocket.schedule`: every call is a training step, the result is eager's, and the verdict says why."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Several schedules in one thread and in two, and one that is called while it runs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Arguments as text: what is written reads back equal, and nothing else reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Kernels that are compiled, linked and called: any number of arguments, and what is not written as expected."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

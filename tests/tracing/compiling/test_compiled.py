@@ -1,7 +1,5 @@
 """The compiled form of a small step: close to eager, in float64 equal to it, ordered, and caught where it is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Events of a wrapper become kernels on bases and offsets, without views that only they use, with few allocations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The folder of compiled steps is bounded, and a failure of the compiling process is one line."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

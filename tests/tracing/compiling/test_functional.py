@@ -1,7 +1,5 @@
 """Calls as they are traced for Inductor make what torch's kernels make, in the same layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

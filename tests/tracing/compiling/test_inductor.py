@@ -1,7 +1,5 @@
 """Decompositions of the compiled form compute in float64 what torch's kernels do, digit by digit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

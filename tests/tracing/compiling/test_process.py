@@ -1,7 +1,5 @@
 """The compiling process stands where its priority counts, and can be ended whole."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

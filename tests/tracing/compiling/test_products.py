@@ -1,7 +1,5 @@
 """Small products that are joined compute what they computed, in fewer products, and nothing waits longer."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """All of a step is compiled but updates by fused kernels, which stay torch's and come last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

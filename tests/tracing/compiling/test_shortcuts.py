@@ -1,7 +1,5 @@
 """Shortcuts in Inductor give what it works out itself, and do not outlive their context."""
 
-from __future__ import annotations
-
 import pytest
 import sympy
 import torch

@@ -1,7 +1,5 @@
 """Steps that the compiler has no model of in mind: their compiled form is as close as any other, or refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path

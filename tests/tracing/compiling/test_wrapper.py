@@ -1,7 +1,5 @@
 """A wrapper may do what is listed, and anything else is refused, never left out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode

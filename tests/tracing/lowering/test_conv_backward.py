@@ -1,7 +1,5 @@
 """A convolution's backward taken apart: which parts there are, what each computes, and which stay together."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Orders between ops, against a reference that looks at every pair of accesses."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from hypothesis import given

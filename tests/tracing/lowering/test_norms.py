@@ -1,7 +1,5 @@
 """Which batch norms are fused with which neighbours, and that the step still computes what it did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

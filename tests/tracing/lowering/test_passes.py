@@ -1,7 +1,5 @@
 """Updates of many parameters by one call, taken apart layer by layer, and views that are taken once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Role and name of each op of a step, on nets small enough to write the answer down."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Which convolutions are made by Winograd's algorithm, and that the step still computes what it did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
