@@ -77,8 +77,7 @@ class Version:
 class Versions:
     """The versions of a server. It publishes them, and threads that serve agents take them."""
 
-    def __init__(self, kept: int = KEPT_VERSIONS) -> None:
-        self._kept = kept
+    def __init__(self) -> None:
         self._versions: dict[int, Version] = {}
         self._closed = False
         self._changed = threading.Condition()
@@ -87,7 +86,7 @@ class Versions:
         """Add the newest version, and drop the oldest."""
         with self._changed:
             self._versions[version.number] = version
-            while len(self._versions) > self._kept:
+            while len(self._versions) > KEPT_VERSIONS:
                 del self._versions[min(self._versions)]
             self._changed.notify_all()
 

@@ -44,7 +44,7 @@ def simulate(
     became ready (among equals, in the order of the plan's lanes). A link of None channels never queues.
 
     Lanes on sibling hardware threads slow each other down (`hocket.simulation.smt`), and so do streams of a GPU if the
-    costs have shares (`hocket.simulation.multiprocessors`). An op that depends on one of another lane starts at the
+    costs have shares (`hocket.simulation.contention`). An op that depends on one of another lane starts at the
     earliest `wait_us` after its end: the time to wake a thread, 0 by default. With the `launches` ``eager`` or
     ``graph``, ops on streams have to be launched first (`hocket.simulation.launches`), and the events of other streams
     arrive after the machine's `event_us`. Ops `outside` of a graph are launched one by one. No op starts before its
