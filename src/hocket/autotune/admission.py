@@ -28,7 +28,8 @@ from hocket.backends import Backend
 from hocket.pystate.changes import in_words, named
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
-from hocket.tracing.captured import Captured
+from hocket.tracing.captured import Captured, relowered
+from hocket.tracing.lowering.lower import UPDATE_CHAINS
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import forms_of, plain_of
 
@@ -69,11 +70,17 @@ class Admission:
             if found.captured is None:
                 reason = reason or found.reason
             elif not self.forms or len(found.captured.graph) <= MAX_OPS:
-                self._add({form: found.captured})
+                self._add({form: self._chained(found.captured)})
         if not self.forms:
             raise RefusedError(reason)
         if self._config.numerics == "close":
             self._add(rewritten_forms(next(iter(self.forms.items())), self._compiler))
+
+    def _chained(self, captured: Captured) -> Captured:
+        """The captured step with its updates as chains, unless the user has a plan of the ops as they were recorded."""
+        if self._config.plan is not None:
+            return captured
+        return relowered(captured, split=False, native_ops=(UPDATE_CHAINS,))
 
     def verify(self, num_steps: int = VERIFIED_STEPS) -> Generator[Item, Any, None]:
         """Ask for `num_steps` verified ones in each form, and leave out those that differ. Without any left, refuse."""

@@ -44,7 +44,7 @@ def _rewritten(plain: str, captured: Captured) -> dict[str, Captured]:
 def rewritten(captured: Captured, form: str) -> Captured:
     """The captured step in this form, or a `CaptureError`."""
     other = rerecorded(captured, rewrites_in(form))
-    ops = native_ops_of(form)
+    ops = (*native_ops_of(form), *captured.lowered.native_ops)
     return relowered(other, split=False, native_ops=ops) if ops else other
 
 

@@ -6,6 +6,7 @@
 // float over blocks of rows, of values less the channel's first one (so that no variance is lost to a large mean), and
 // added up in double.
 
+#include "clones.h"
 #include "widths.h"
 
 #include <ATen/Parallel.h>
@@ -22,13 +23,6 @@
 #include <vector>
 
 #define HOCKET_INLINE inline __attribute__((always_inline))
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define HOCKET_CLONES __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default"), optimize("O3")))
-#define HOCKET_APART _Pragma("GCC ivdep")  // what the loop writes, it does not read by another name
-#else
-#define HOCKET_CLONES
-#define HOCKET_APART
-#endif
 
 namespace {
 

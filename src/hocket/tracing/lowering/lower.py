@@ -1,6 +1,6 @@
 """From a traced step to a `Graph` and a `Program`: passes over a list of calls, each a plain function.
 
-nodes --annotated_call--> calls --drop_dead, share_views, fuse_norms, tile_convolutions, split_updates,
+nodes --annotated_call--> calls --drop_dead, share_views, fuse_norms, tile_convolutions, chain_updates, split_updates,
 split_conv_backward, fold_views--> actions
 actions --roles, graph_of--> Graph
 """
@@ -16,6 +16,7 @@ from torch import fx
 from hocket.ir import Graph
 from hocket.tracing.lowering import passes, roles
 from hocket.tracing.lowering.calls import AnnotatedCall, SlotTable, annotated_call
+from hocket.tracing.lowering.chains import chain_updates
 from hocket.tracing.lowering.graph import graph_of
 from hocket.tracing.lowering.norms import fuse_norms
 from hocket.tracing.lowering.winograd import tile_convolutions
@@ -25,6 +26,8 @@ from hocket.tracing.recording.trace import Trace
 # Native ops that a step may be lowered with in place of torch's, by the names that forms have for them. They round
 # otherwise than torch's, so only forms that need not be bitwise have them.
 NATIVE_OPS = FUSED_NORM, WINOGRAD = "fused-norm", "winograd"
+# One with torch's bits, which any form may have.
+UPDATE_CHAINS = "update-chains"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def lower(
     pays: Callable[[str, str], bool] | None = None,
     native_ops: Collection[str] = (),
 ) -> Lowered:
-    """Make the graph and the program of a trace, with those of `NATIVE_OPS` that replace torch's where possible.
+    """Make the graph and the program of a trace, with those `native_ops` that replace torch's where possible.
 
     With `split_backward` the backward of every convolution is split, but for parts that, by name of the joint op and
     part, do not pay.
@@ -66,6 +69,8 @@ def lower(
         pieces = fuse_norms(pieces, values, slots.root, kept)
     if WINOGRAD in native_ops:
         pieces = tile_convolutions(pieces, values, slots.root, kept)
+    if UPDATE_CHAINS in native_ops:
+        pieces = chain_updates(pieces, values, slots.root, kept)
     pieces = passes.split_updates(pieces, slots.size_bytes, slots.root)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
