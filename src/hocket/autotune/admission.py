@@ -77,10 +77,11 @@ class Admission:
             self._add(rewritten_forms(next(iter(self.forms.items())), self._compiler))
 
     def _chained(self, captured: Captured) -> Captured:
-        """The captured step with its updates as chains, unless the user has a plan of the ops as they were recorded."""
-        if self._config.plan is not None:
-            return captured
-        return relowered(captured, split=False, native_ops=(UPDATE_CHAINS,))
+        """The captured step with its updates as chains, unless a given plan is one of the ops as they were recorded."""
+        chained = relowered(captured, split=False, native_ops=(UPDATE_CHAINS,))
+        if (plan := self._config.plan) is None:
+            return chained
+        return min((chained, captured), key=lambda one: len(one.graph.by_name.keys() ^ plan.lane_of.keys()))
 
     def verify(self, num_steps: int = VERIFIED_STEPS) -> Generator[Item, Any, None]:
         """Ask for `num_steps` verified ones in each form, and leave out those that differ. Without any left, refuse."""

@@ -77,6 +77,35 @@ def test_an_update_has_eagers_bits(name: str) -> None:
                     )
 
 
+def test_an_average_is_an_update() -> None:
+    """Weights that follow the parameters behind the update, which reads what it has written."""
+    model = network()
+    average = copy.deepcopy(model)
+    optimizer = optim.Adam(model.parameters())
+    step = training_step(model, optimizer)
+
+    @torch.no_grad()
+    def follow(own: nn.Module, other: nn.Module) -> None:
+        for p, q in zip(own.parameters(), other.parameters(), strict=True):
+            p.mul_(0.9).add_(q, alpha=0.1)
+
+    def averaged(batch: Any) -> torch.Tensor:
+        loss = step(batch)
+        follow(average, model)
+        return loss
+
+    averaged(BATCHES[0])
+    seen = capture(averaged, [model, average], optimizer, BATCHES[0])
+    captured = relowered(seen, split=False, native_ops=(UPDATE_CHAINS,))
+    assert not {"mul_", "add_"} & set(kernels(captured))
+    twin, theirs, other = copy.deepcopy((model, optimizer, average))
+    with one_lane(captured) as run:
+        for batch in BATCHES:
+            assert torch.equal(run(batch), training_step(twin, theirs)(batch))
+            follow(other, twin)
+    assert all(map(torch.equal, average.parameters(), other.parameters()))
+
+
 def test_writes_are_counted() -> None:
     """Autograd refuses a backward that needs a parameter which a step has written."""
     model = network()

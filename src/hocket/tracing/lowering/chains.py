@@ -106,15 +106,24 @@ def run_chain(program: Sequence[int], tensors: Sequence[torch.Tensor], numbers: 
 
 
 def chain_updates(
-    pieces: list[AnnotatedCall], values: Mapping[int, Any], roots: Sequence[int | None], kept: frozenset[int]
+    pieces: list[AnnotatedCall],
+    values: Mapping[int, Any],
+    roots: Sequence[int | None],
+    kept: frozenset[int],
+    inputs: Iterable[int],
 ) -> list[AnnotatedCall]:
-    """Put chains in place of the elementwise ops of updates, where no other op sees what is between them."""
+    """Put chains in place of the elementwise ops of updates, where no other op sees what is between them.
+
+    An average that follows the parameters is an update, too: all that writes what outlives the step and is no part of
+    the backward, in which a gradient would wait for the end and hold its memory.
+    """
     found = {n: each for n, piece in enumerate(pieces) if (each := _instruction(piece, values)) is not None}
     touching: dict[int, list[int]] = {}
     for position, piece in enumerate(pieces):
         for root in piece.memory:
             touching.setdefault(root, []).append(position)
-    groups = _groups(pieces, found, values, roots, kept, touching)
+    lasting = frozenset(roots[slot] for slot in inputs)
+    groups = (g for g in _groups(pieces, found, values, roots, kept, touching) if g.written & lasting)
     chains: dict[int, AnnotatedCall] = {}
     gone: set[int] = set()
     for joined in _joined(groups, pieces, touching):
@@ -128,7 +137,14 @@ def chain_updates(
 def _instruction(piece: AnnotatedCall, values: Mapping[int, Any]) -> _Instruction | None:
     """The instruction for a call. None if there is none with the same bits, or the call may not be moved."""
     note, call = piece.note, piece.call
-    if note.phase != "update" or note.grad_mode or note.random or note.effects_before or piece.may_raise:
+    if (
+        note.phase == "backward"
+        or note.grad_mode
+        or note.is_undone
+        or note.random
+        or note.effects_before
+        or piece.may_raise
+    ):
         return None
     read = _read(call)
     if read is None or read[0] not in exact_ops():
@@ -197,20 +213,22 @@ def _groups(
     touching: Mapping[int, Sequence[int]],
 ) -> Iterator[_Group]:
     """The instructions that share memory, as groups that may be made at once."""
-    parent: dict[int, int] = {}
+    parent: dict[Any, Any] = {}
 
-    def top(root: int) -> int:
+    def top(root: Any) -> Any:
         while parent.setdefault(root, root) != root:
             root = parent[root]
         return root
 
+    members: dict[Any, list[int]] = {}
     for position in found:
-        first, *others = pieces[position].memory
+        phase = pieces[position].note.phase
+        first, *others = ((phase, root) for root in pieces[position].memory)
         for other in others:
             parent[top(other)] = top(first)
-    members: dict[int, list[int]] = {}
     for position in found:
-        members.setdefault(top(next(iter(pieces[position].memory))), []).append(position)
+        piece = pieces[position]
+        members.setdefault(top((piece.note.phase, next(iter(piece.memory)))), []).append(position)
     for positions in members.values():
         own = [found[n] for n in positions]
         slots = dict.fromkeys(slot for each in own for slot in (*each.operands, each.to))
@@ -257,7 +275,7 @@ def _is_disturbed(
     """Return True if an op up to `last` that is not of the group sees what it writes, or writes what it reads."""
     own = set(group.positions)
     for root in group.roots:
-        between = (n for n in touching.get(root, ()) if group.positions[0] < n < last and n not in own)
+        between = (n for n in touching.get(root, ()) if group.positions[0] < n <= last and n not in own)
         if any(root in group.written or root in pieces[n].access.writes for n in between):
             return True
     return False

@@ -70,7 +70,7 @@ def lower(
     if WINOGRAD in native_ops:
         pieces = tile_convolutions(pieces, values, slots.root, kept)
     if UPDATE_CHAINS in native_ops:
-        pieces = chain_updates(pieces, values, slots.root, kept)
+        pieces = chain_updates(pieces, values, slots.root, kept, inputs)
     pieces = passes.split_updates(pieces, slots.size_bytes, slots.root)
     gradients = {slots.of[node]: g for g, node in trace.gradients.items() if node is not None}
     if split_backward:
