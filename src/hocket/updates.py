@@ -3,7 +3,8 @@
 The method of the optimizer stays its method: schedulers, scalers and trainers call it, wrap it and look it up as they
 do with any other. An update that is faster by itself may slow down what follows, whose data lie in other caches then:
 planned and plain updates take turns in the loop, from one update to the next. The planned ones stay unless the loop is
-slower with them: their own gain is measured already, and in a long loop it is smaller than the noise.
+clearly slower with them, twice: their own gain is measured already, in a long loop it is smaller than the noise, and the
+regions of a compiled model may be searching for their plans meanwhile.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ class _Update:
         self._stays: Callable[[], Any] | None = None if takes_turns else fast
         self._turns: Turns | None = None
         self._start_s: float | None = None
+        self._was_slower = False
 
     @property
     def contender(self) -> str:
@@ -110,13 +112,17 @@ class _Update:
         self._start_s = start_s
         if self._turns.is_over:
             self._decide(self._turns)
+            self._start_s = None
             return self()
         return (self._fast if self.contender == "planned" else self._plain)()
 
     def _decide(self, found: Turns) -> None:
-        stays = found.speedup >= 1
-        self._stays = self._fast if stays else self._plain
-        if not stays:
+        is_slower = found.high < 1
+        if is_slower and not self._was_slower:
+            self._was_slower, self._turns = True, Turns("plain", "planned", "again")
+            return
+        self._stays = self._plain if is_slower else self._fast
+        if is_slower:
             low, high = expected_interval(found.low, found.high)
             reason = f"with planned updates the loop is {found.speedup:.2f}x as fast ({low:.2f} to {high:.2f} expected)"
             decision = Decision("eager", reason, found.speedup, found.low, found.high, eager_ms=found.incumbent_ms)
