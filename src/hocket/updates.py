@@ -3,8 +3,8 @@
 The method of the optimizer stays its method: schedulers, scalers and trainers call it, wrap it and look it up as they
 do with any other. An update that is faster by itself may slow down what follows, whose data lie in other caches then:
 planned and plain updates take turns in the loop, from one update to the next. The planned ones stay unless the loop is
-clearly slower with them, twice: their own gain is measured already, in a long loop it is smaller than the noise, and the
-regions of a compiled model may be searching for their plans meanwhile.
+clearly slower with them, twice: their own gain is measured already, in a long loop it is smaller than the noise, and
+regions of a compiled model may be searching for plans meanwhile.
 """
 
 from __future__ import annotations
