@@ -67,7 +67,7 @@ class Decisions:
             for run in due:
                 group.trainer.sync(group.trainer.slots.index(run))
                 state = run.state()
-                if self._ends.is_best and self._ends.best_epoch(run.values, self.policy.maximize) == run.epochs:
+                if self._ends.is_best and run.values[-1] == self._value(run):  # of equal ones the last epoch's
                     self._checkpoints.save(run.number, state, is_best=True)
                 self._checkpoints.save(run.number, state)
         for run, _ in results:
