@@ -15,7 +15,7 @@ from hocket.errors import InputError
 from hocket.search.data import RandomState, epoch_batches, is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
 from hocket.search.run import Run, Status
-from hocket.search.split import Split, Train
+from hocket.search.split import Split, Train, unlike
 from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer, needs_closure
 from hocket.search.training import Training
 
@@ -188,7 +188,7 @@ class TrialGroup:
         first, *others = runs
         alike, refused = [first], []
         for run in others:
-            if differs := why_apart(first, run):
+            if differs := why_apart(first, run) or unlike(first.made, run.made):
                 refused.append((run, differs))
             elif is_fixed(first.made.batches) or run.epochs == first.epochs:
                 alike.append(run)

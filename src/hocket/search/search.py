@@ -22,6 +22,7 @@ from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.policy import Ends, Policy
 from hocket.search.run import EpochResult, Run, Status
+from hocket.search.split import FORWARD
 from hocket.search.study import PRUNED, WHY, StudyClient
 
 
@@ -218,7 +219,7 @@ class Search(Decisions):
         if run.error is not None:
             self._fail(run, run.error)
             return
-        if self.ways.is_declared:
+        if self.ways.is_declared and not why.startswith(FORWARD):  # of parameters that fuse, one may lead elsewhere
             names = ", ".join(self.ways.split.fusible)
             raise InputError(f"fusible: trial {run.number} {run.params} cannot fuse with others ({names}): {why}")
         run.variant = (*run.variant, why)
