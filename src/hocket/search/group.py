@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion.stacked import tensors_in
 from hocket.search.data import RandomState, epoch_batches, is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
 from hocket.search.run import Run, Status
@@ -262,16 +262,12 @@ def probe(training: Training) -> Probe:
         loss.backward()
         optimizer.step()
     own = [*model.parameters(), *model.buffers()]
-    for tensor in (*own, *_tensors((inputs, target))):  # these are counted below, or belong to all
+    for tensor in (*own, *tensors_in((inputs, target))):  # these are counted below, or belong to all
         kept.pop(tensor.untyped_storage().data_ptr(), None)
-    states = _tensors(list(optimizer.state.values()))
+    states = tensors_in(list(optimizer.state.values()))
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     slot_bytes = 2 * (_bytes(own) + _bytes(states)) + _bytes(grads) + sum(kept.values())
     return Probe(draws, slot_bytes)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(tensors: list[Any]) -> int:
