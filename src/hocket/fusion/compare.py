@@ -270,10 +270,13 @@ def differing_graph(layers: list[tuple[str, list[nn.Module]]], models: Sequence[
     for model in models:
         try:
             own = copy.deepcopy(model)
-            known = frozenset(id(each) for _, value in attributes_of(own) for each in reached(value, set()))
-            graph = recorded(own, (inputs,), {}, frozenset(), known, {}).traced
-        except Exception:  # noqa: BLE001 - the user's code may raise anything, and says so where it trains
+        except Exception:  # noqa: BLE001 - what a forward has left behind cannot be copied by anybody
             return ""
+        known = frozenset(id(each) for _, value in attributes_of(own) for each in reached(value, set()))
+        try:
+            graph = recorded(own, (inputs,), {}, frozenset(), known, {}).traced
+        except Exception as error:  # noqa: BLE001 - the user's code; it fails by itself, and no other model with it
+            return f"{type(error).__name__}: {error}"
         if graph is None:
             return ""
         graphs.append(graph)

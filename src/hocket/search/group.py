@@ -195,26 +195,30 @@ class TrialGroup:
         return alike, refused
 
     def fall_back(self, error: Exception) -> list[tuple[Run, str]]:
-        """Restart the trials of a failed fused step, and return those that fail alone, too."""
+        """Restart the trials of a failed fused step, and return those whose own next step fails, too."""
         assert self.trainer is not None
-        runs = [run for run in self.trainer.slots if run is not None and not run.status.is_over]
+        runs, found = [run for run in self.trainer.slots if run is not None and not run.status.is_over], []
+        if not isinstance(error, CannotFuseError):
+            for run in runs:
+                self.trainer.sync(self.trainer.slots.index(run))
+            found = self._culprits(runs, error)
+            runs = [run for run in runs if run.error is None]
         for run in runs:
             run.restart()
         self.waiting = [*(run for run in runs if run.status is Status.READY), *self.waiting]
         self.trainer.slots = []
         self.trainer.close()
         self.trainer = None
-        refused = self._refused_by_building()
+        refused = found + self._refused_by_building()
         if isinstance(error, CannotFuseError):  # something draws, perhaps in evaluation or at other trials' rates only
             assert self._probe is not None
             if self._probe.draws:
                 self._train_apart(runs, str(error))
             self._probe = replace(self._probe, draws=True)
-            return refused
-        return refused + self._culprits([run for run in self.waiting if run.training is not None], error)
+        return refused
 
     def _culprits(self, runs: Sequence[Run], error: Exception) -> list[tuple[Run, str]]:
-        """The trials whose first step raises. Where none does, all train one at a time from now on."""
+        """The trials whose next step raises. Where none does, all train one at a time from now on."""
         found = []
         for run in runs:
             try:

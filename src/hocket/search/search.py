@@ -200,9 +200,7 @@ class Search(Decisions):
             start_s = perf_counter() - self._start_s
             try:
                 results = trainer.advance()
-            except InputError:
-                raise
-            except Exception as error:
+            except Exception as error:  # also an InputError, of which the array makes errors of ops
                 if not isinstance(trainer, FusedTrainer):
                     raise
                 for run, why in group.fall_back(error):
