@@ -16,7 +16,6 @@ from torch.nn import functional
 import hocket
 from hocket import Halving
 from hocket.errors import FormatError, InputError
-from hocket.search.policy import Ends
 from quick import covering
 from support.refusals import fails, refused
 
@@ -296,8 +295,3 @@ def test_a_best_model_that_is_not_there_is_named(tmp_path):
 )
 def test_other_ends_are_named(options, words):
     refused(words, hocket.tune, train, {"lr": LR}, **options)
-
-
-def test_of_equal_values_the_first_one_is_the_best():
-    assert Ends().best_epoch([2.0, 1.0, 1.0], maximize=False) == 2
-    assert Ends().best_epoch([2.0, 1.0, 2.0], maximize=True) == 1

@@ -128,7 +128,7 @@ class Calls:
             with unless_failed():
                 losses: Tensor = call.run(fn, values, targets)
         except LeadsElsewhereError:
-            of_all = partial(self._losses_of_all, call.program)
+            of_all = partial(self._losses_of_all, call.program.run)
             call = replace(call, run=self._checked(call.program, of_all, call.plain))
             losses = call.run(fn, values, targets)
         except InputError as error:  # of an op that only the plain models compute, or a mistake
@@ -296,7 +296,7 @@ class Calls:
         program = world.find(call)
         if not isinstance(program, FusedProgram) or program.writes_inputs:
             return None
-        plain = partial(self._plain_losses, call.call.spec)
+        plain = partial(self._losses_of_all, partial(one_by_one, self.store, call.call.spec))
         run = self._checked(program, self._chosen(world, ("losses", kind), program, values), plain)
         return KnownCall(call.own, run, program, plain)
 
@@ -326,17 +326,14 @@ class Calls:
 
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
-            return partial(self._losses_of_all, program) if with_losses else program.run
+            return partial(self._losses_of_all, program.run) if with_losses else program.run
         executor = SingleExecutor(program, plan)
         return executor.losses if with_losses else executor.forward
 
     def _losses_of_all(
-        self, program: FusedProgram, fn: Callable[..., Any], values: list[Any], targets: tuple[Any, ...]
+        self, run: Callable[..., Any], fn: Callable[..., Any], values: list[Any], targets: tuple[Any, ...]
     ) -> Tensor:
-        return self.loss(fn, as_tensors(program.run(values), self.store.num_models), targets)
-
-    def _plain_losses(self, spec: Any, fn: Callable[..., Any], values: list[Any], targets: tuple[Any, ...]) -> Tensor:
-        return self.loss(fn, as_tensors(one_by_one(self.store, spec, values), self.store.num_models), targets)
+        return self.loss(fn, as_tensors(run(values), self.store.num_models), targets)
 
     def _checked(self, program: FusedProgram, run: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
         """A run that leaves calls to the plain models in which a check fails: these raise, or go another way."""
