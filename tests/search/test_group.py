@@ -6,11 +6,11 @@ import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from tests.search.pieces import BATCHES, LR, accuracy, classifier, train, training
-from tests.search.searches import advance, alone, as_serial, assert_runs_alone, searched
+from tests.search.searches import advance, alone, as_serial, assert_runs_alone, random_study, searched
 from torch import nn
 from torch.nn import functional
 
-from hocket import Training
+from hocket import Halving, Training
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.run import Run
@@ -146,6 +146,40 @@ def test_a_trial_whose_step_raises_fails_alone(function):
     study, record = as_serial(function, space, trials=12, epochs=3)
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
     assert {each.kind for each in record.epochs} == {"fused"}
+
+
+class Spoilt(nn.Linear):
+    """Raises in the eighth step, for weights that are no numbers any more."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        self.steps += self.training
+        outputs = super().forward(x)
+        return torch.distributions.Categorical(logits=outputs / (self.steps < 8)).logits
+
+
+def test_a_trial_that_raises_once_it_is_over_leaves_the_others_fused(caplog):
+    seen = []
+
+    def spoilt(params):
+        model = Spoilt().double()
+        with torch.no_grad():
+            model.steps -= 100 * params["good"]
+        made = training(model, params["lr"], metric=lambda *_: -params["good"])
+        return replace(made, on_epoch=lambda trial, epoch, _: seen.append((trial.number, epoch)))
+
+    study = random_study()
+    for good in (0, 1, 0, 1):
+        study.enqueue_trial({"good": good})
+    space = {"lr": LR, "good": CategoricalDistribution([0, 1])}
+    options = {"halving": Halving(eta=2, min_epochs=2), "trials": 4, "epochs": 8}
+    _, record = searched(spoilt, space, study=study, executor="fused", **options)
+    assert {each.kind for each in record.epochs} == {"fused"}
+    assert "one at a time" not in caplog.text
+    assert len(set(seen)) == len(seen)
 
 
 def test_a_refused_trial_is_named():

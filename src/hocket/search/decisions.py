@@ -86,8 +86,9 @@ class Decisions:
 
     def _call_hook(self, run: Run) -> None:
         """Let the user see an epoch's end, and perhaps end the trial."""
-        if run.training is None or run.training.on_epoch is None:
+        if run.training is None or run.training.on_epoch is None or run.epochs <= run.seen:
             return
+        run.seen = run.epochs
         try:
             self.client.call_hook(run, run.training.on_epoch)
         except InputError:

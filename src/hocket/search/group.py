@@ -197,11 +197,12 @@ class TrialGroup:
     def fall_back(self, error: Exception) -> list[tuple[Run, str]]:
         """Restart the trials of a failed fused step, and return those whose own next step fails, too."""
         assert self.trainer is not None
-        runs, found = [run for run in self.trainer.slots if run is not None and not run.status.is_over], []
+        slots = [run for run in self.trainer.slots if run is not None]
+        runs, found = [run for run in slots if not run.status.is_over], []
         if not isinstance(error, CannotFuseError):
             for run in runs:
                 self.trainer.sync(self.trainer.slots.index(run))
-            found = self._culprits(runs, error)
+            found = self._culprits(runs, error, may_be_another=len(runs) < len(slots))
             runs = [run for run in runs if run.error is None]
         for run in runs:
             run.restart()
@@ -217,8 +218,13 @@ class TrialGroup:
             self._probe = replace(self._probe, draws=True)
         return refused
 
-    def _culprits(self, runs: Sequence[Run], error: Exception) -> list[tuple[Run, str]]:
-        """The trials whose next step raises. Where none does, all train one at a time from now on."""
+    def _culprits(
+        self, runs: Sequence[Run], error: Exception, *, may_be_another: bool = False
+    ) -> list[tuple[Run, str]]:
+        """The trials whose next step raises. Where none does, all train one at a time from now on.
+
+        Unless it may be a trial that is over, which trains on in its slot.
+        """
         found = []
         for run in runs:
             try:
@@ -227,7 +233,7 @@ class TrialGroup:
                 run.error = f"{type(own).__name__}: {own}"
                 found.append((run, ""))
         self.waiting = [run for run in self.waiting if run.error is None]
-        if not found:
+        if not found and not may_be_another:
             self._train_apart(runs, f"a fused step raises {type(error).__name__}: {error}")
         return found
 
