@@ -102,6 +102,10 @@ def test_a_parameter_that_matters_only_beside_another_one_is_found_later():
     split = find_split(deep, space, {"depth": 1, "width": 4})
     assert split.fusible == ("width",)
     as_serial(deep, space, trials=10, epochs=2)
+    study = random_study()
+    study.enqueue_trial({"depth": 1, "width": 4})
+    searched(deep, space, study=study, trials=10, epochs=2, executor="fused", fusible=["width"])
+    assert_alone(study, deep, 2)
 
 
 class Chosen(nn.Module):

@@ -36,7 +36,6 @@ class Ways:
     memory_bytes: int | None = None  # what the models of a group may take; None for any
     runner: Runner | None = None  # see `FusedTrainer`
     processes: Callable[[], Trainer] | None = None  # makes a trainer of processes, where trials train in such
-    is_declared: bool = False  # whether the user has declared what is fusible
 
 
 class TrialGroup:

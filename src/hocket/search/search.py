@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any, TextIO
 
-from hocket.errors import ExecutionError, InputError
+from hocket.errors import ExecutionError
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.decisions import Decisions
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.policy import Ends, Policy
 from hocket.search.run import EpochResult, Run, Status
-from hocket.search.split import FORWARD
 from hocket.search.study import PRUNED, WHY, StudyClient
 
 
@@ -217,9 +216,6 @@ class Search(Decisions):
         if run.error is not None:
             self._fail(run, run.error)
             return
-        if self.ways.is_declared and not why.startswith(FORWARD):  # of parameters that fuse, one may lead elsewhere
-            names = ", ".join(self.ways.split.fusible)
-            raise InputError(f"fusible: trial {run.number} {run.params} cannot fuse with others ({names}): {why}")
         run.variant = (*run.variant, why)
         self._group_of(run).waiting.append(run)
 

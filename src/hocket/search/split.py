@@ -45,7 +45,6 @@ from hocket.search.data import RandomState, epoch_batches
 from hocket.search.training import Hyperparameters, Training
 
 Signature = tuple[tuple[str, str], ...]
-FORWARD = "forward"  # what begins a reason that two forwards give
 FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 
 
@@ -76,7 +75,7 @@ def unlike(first: Training, second: Training) -> str:
     inputs, _ = next(iter(epoch_batches(first.batches, 0, 0)))
     with RandomState().active(), first.precision():
         found = differing_graph(layers, [each.model.train() for each in (first, second)], inputs)
-    return found and f"{FORWARD}: {found}"
+    return found and f"forward: {found}"
 
 
 def difference(first: Signature, second: Signature) -> str:
