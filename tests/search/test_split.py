@@ -19,7 +19,7 @@ EVERY = {
     "lr": LR,
     "beta": FloatDistribution(0.5, 0.9),
     "width": IntDistribution(4, 16),
-    "rate": FloatDistribution(0.1, 0.5),
+    "rate": FloatDistribution(0.0, 0.5),  # without dropout there is a layer less
     "batch": CategoricalDistribution([8, 16]),
     "kind": CategoricalDistribution(["adam", "sgd"]),
     "amsgrad": CategoricalDistribution([True, False]),

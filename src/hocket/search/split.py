@@ -307,6 +307,10 @@ def _probe(train: Train, params: Mapping[str, Any], seed: int) -> tuple[Signatur
 
 
 def _values(distribution: Any) -> list[Any]:
-    """Values that show what a parameter changes: all choices, or both ends."""
+    """Values that show what a parameter changes: all choices, both ends, or floats between (0.0 may be a switch)."""
     choices = getattr(distribution, "choices", None)
-    return list(choices) if choices is not None else [distribution.low, distribution.high]
+    if choices is not None:
+        return list(choices)
+    low, high = distribution.low, distribution.high
+    between = isinstance(low, float) and distribution.step is None
+    return [low + (high - low) / 3, high - (high - low) / 3] if between else [low, high]
