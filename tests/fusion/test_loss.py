@@ -130,6 +130,22 @@ def test_a_loss_is_called_for_each_model_where_it_leaves_a_trace(act, way, monke
     assert fused.weight == alone.weight
 
 
+def test_a_loss_that_checks_values_is_called_once_for_all_models(monkeypatch):
+    def loss(out, target):
+        assert out.abs().max() < 9
+        return -torch.distributions.Categorical(logits=out).log_prob(target).mean()
+
+    models, calls = linears(), []
+    array = hocket.fuse(models, backend="rule", shared=True)
+    each = hocket.fusion.loss._each
+    monkeypatch.setattr("hocket.fusion.loss._each", lambda *given: calls.append(1) or each(*given))
+    for _ in range(5):
+        assert_each(array.losses(loss, X, Y), [loss(model(X), Y) for model in models], "loss")
+    assert len(calls) == 2, "the first call is watched, the second one shows that it branches"
+    with pytest.raises(AssertionError, match="9"):
+        array.losses(loss, X * torch.nan, Y)
+
+
 @pytest.mark.parametrize(
     "combined",
     [

@@ -63,7 +63,17 @@ def weighted(out, target, factor, *, power=2):
     return ((out - target).abs() ** power * factor).sum(1)
 
 
+def branching(out, target):
+    return F.mse_loss(out, target) if out.sum() > 0 else F.l1_loss(out, target)
+
+
+def likelihood(out, target):
+    return -torch.distributions.Normal(out, out.exp()).log_prob(target).mean()
+
+
 LOSSES: dict[str, tuple[Any, str]] = {
+    "branch": (lambda: branching, "values"),
+    "likelihood": (lambda: likelihood, "values"),
     "function": (lambda: F.cross_entropy, "labels"),
     "module": (nn.CrossEntropyLoss, "labels"),
     "module with a buffer": (Smooth, "labels"),

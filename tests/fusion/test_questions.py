@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from tests.fusion.forwards import D, Layer
@@ -145,6 +147,49 @@ def test_a_look_that_cannot_be_asked_ahead_goes_model_by_model(act):
         check(POSITIVE)
     check(NEGATIVE)
     check(POSITIVE)
+
+
+def of_a_distribution(m, x):
+    return torch.distributions.Normal(m.a(x), m.b(x).exp()).log_prob(x)
+
+
+def of_a_program(m, x):
+    h = m.a(x)
+    if torch.isnan(h).any() or not (h.isfinite() & x.isfinite()).all():
+        raise ValueError("not finite")
+    return m.b(h)
+
+
+def asserted(m, x):
+    torch._assert((m.a(x).square() >= 0).all(), "no number")
+    return m.b(x)
+
+
+@pytest.mark.parametrize("way", ["outputs", "losses"])
+@pytest.mark.parametrize("backend", ["rule", "auto"])
+@pytest.mark.parametrize("act", [of_a_distribution, of_a_program, asserted], ids=lambda act: act.__name__)
+def test_checks_of_values_are_fused_and_fail_as_in_the_plain_model(act, backend, way, recwarn):
+    array = hocket.fuse(made(lambda: Layer(act), 3), backend=backend, shared=False)
+    alone = array.unfuse()
+    good = torch.stack([POSITIVE, NEGATIVE, POSITIVE])
+    bad = good.clone()
+    bad[1, 0, 0] = torch.nan
+
+    def called(x):
+        return array(x) if way == "outputs" else array.losses(lambda out, y: (out * y).sum(), x, x)
+
+    with pytest.raises((ValueError, AssertionError)) as own:
+        alone[1](bad[1])
+    for number in range(12):
+        if number % 4 == 3:
+            with pytest.raises(own.type, match=re.escape(str(own.value)[:40])):
+                called(bad)
+        elif way == "outputs":
+            assert_each(called(good), [model(x) for model, x in zip(alone, good, strict=True)])
+        else:
+            assert_each(called(good), [(model(x) * x).sum() for model, x in zip(alone, good, strict=True)])
+    assert not [each for each in recwarn if "one after another" in str(each.message)]
+    assert "one by one" not in array.report()
 
 
 def test_answers_that_never_repeat_go_model_by_model_after_a_while():

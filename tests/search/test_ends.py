@@ -16,7 +16,6 @@ from torch.nn import functional
 import hocket
 from hocket import Halving
 from hocket.errors import FormatError, InputError
-from hocket.search.policy import Ends
 from quick import covering
 from support.refusals import fails, refused
 
@@ -233,6 +232,15 @@ def test_the_best_model_is_of_the_seed_that_its_trial_had(keeps, tmp_path):
         hocket.best_model(study, bumpy, seed=0, **options)
 
 
+def test_of_epochs_with_equal_values_the_same_one_is_the_best_with_and_without_checkpoints(tmp_path):
+    def tied(params):
+        return replace(bumpy(params), metric=lambda *_: 1.0)
+
+    study, _ = searched(tied, RATES, trials=2, epochs=3, value="best", executor="fused", checkpoints=tmp_path)
+    kept, again = (hocket.best_model(study, tied, **options) for options in ({"checkpoints": tmp_path}, {}))
+    torch.testing.assert_close(kept.state_dict(), again.state_dict())
+
+
 def test_each_trial_of_a_study_has_the_seed_of_its_search_and_old_ones_have_none():
     study = random_study()
     for seed in (3, 0):
@@ -287,8 +295,3 @@ def test_a_best_model_that_is_not_there_is_named(tmp_path):
 )
 def test_other_ends_are_named(options, words):
     refused(words, hocket.tune, train, {"lr": LR}, **options)
-
-
-def test_of_equal_values_the_first_one_is_the_best():
-    assert Ends().best_epoch([2.0, 1.0, 1.0], maximize=False) == 2
-    assert Ends().best_epoch([2.0, 1.0, 2.0], maximize=True) == 1

@@ -1,13 +1,16 @@
 """Which trials share a fused model, when it is given up, and what trains one at a time."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from tests.search.pieces import BATCHES, LR, accuracy, classifier, train, training
-from tests.search.searches import advance, alone, as_serial, assert_runs_alone, searched
+from tests.search.searches import advance, alone, as_serial, assert_runs_alone, random_study, searched
+from torch import nn
 from torch.nn import functional
 
-from hocket import Training
+from hocket import Halving, Training
 from hocket.search.fused import FusedTrainer
 from hocket.search.group import TrialGroup, Ways
 from hocket.search.run import Run
@@ -113,6 +116,70 @@ def test_a_loss_or_metric_that_holds_the_model_trains_one_at_a_time(field, caplo
     _, record = as_serial(decayed, {"lr": LR}, trials=4, epochs=2)
     assert {each.kind for each in record.epochs} == {"serial"}
     assert f"{field}: it holds the trial's own model" in caplog.text
+
+
+class Folded(nn.Linear):
+    def __init__(self, parts):
+        super().__init__(6, 6)
+        self.parts = [parts]
+
+    def forward(self, x):
+        return super().forward(x).view(len(x), *self.parts, -1).flatten(1)
+
+
+def folded(params):
+    return training(Folded(params["parts"]).double(), params["lr"])
+
+
+def likely(params):
+    made = training(classifier(), 1e300 if params["parts"] == 4 else params["lr"])
+
+    def loss(outputs, target):
+        return -torch.distributions.Categorical(logits=outputs).log_prob(target).mean()
+
+    return replace(made, loss=loss, metric=loss)
+
+
+@pytest.mark.parametrize("function", [folded, likely])
+def test_a_trial_whose_step_raises_fails_alone(function):
+    space = {"lr": LR, "parts": CategoricalDistribution([1, 2, 4])}
+    study, record = as_serial(function, space, trials=12, epochs=3)
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
+    assert {each.kind for each in record.epochs} == {"fused"}
+
+
+class Spoilt(nn.Linear):
+    """Raises in the eighth step, for weights that are no numbers any more."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        self.steps += self.training
+        outputs = super().forward(x)
+        return torch.distributions.Categorical(logits=outputs / (self.steps < 8)).logits
+
+
+def test_a_trial_that_raises_once_it_is_over_leaves_the_others_fused(caplog):
+    seen = []
+
+    def spoilt(params):
+        model = Spoilt().double()
+        with torch.no_grad():
+            model.steps -= 100 * params["good"]
+        made = training(model, params["lr"], metric=lambda *_: -params["good"])
+        return replace(made, on_epoch=lambda trial, epoch, _: seen.append((trial.number, epoch)))
+
+    study = random_study()
+    for good in (0, 1, 0, 1):
+        study.enqueue_trial({"good": good})
+    space = {"lr": LR, "good": CategoricalDistribution([0, 1])}
+    options = {"halving": Halving(eta=2, min_epochs=2), "trials": 4, "epochs": 8}
+    _, record = searched(spoilt, space, study=study, executor="fused", **options)
+    assert {each.kind for each in record.epochs} == {"fused"}
+    assert "one at a time" not in caplog.text
+    assert len(set(seen)) == len(seen)
 
 
 def test_a_refused_trial_is_named():

@@ -1,12 +1,13 @@
 """Which parameters are fusible is found by building; groups agree on the others."""
 
+import itertools
 import random
 
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from tests.search.pieces import LR, X, Y, accuracy, classifier, train, training
-from tests.search.searches import as_serial, random_study, searched
+from tests.search.searches import as_serial, assert_alone, random_study, searched
 from torch import nn
 from torch.nn import functional
 
@@ -18,7 +19,7 @@ EVERY = {
     "lr": LR,
     "beta": FloatDistribution(0.5, 0.9),
     "width": IntDistribution(4, 16),
-    "rate": FloatDistribution(0.1, 0.5),
+    "rate": FloatDistribution(0.0, 0.5),  # without dropout there is a layer less
     "batch": CategoricalDistribution([8, 16]),
     "kind": CategoricalDistribution(["adam", "sgd"]),
     "amsgrad": CategoricalDistribution([True, False]),
@@ -101,6 +102,47 @@ def test_a_parameter_that_matters_only_beside_another_one_is_found_later():
     split = find_split(deep, space, {"depth": 1, "width": 4})
     assert split.fusible == ("width",)
     as_serial(deep, space, trials=10, epochs=2)
+    study = random_study()
+    study.enqueue_trial({"depth": 1, "width": 4})
+    searched(deep, space, study=study, trials=10, epochs=2, executor="fused", fusible=["width"])
+    assert_alone(study, deep, 2)
+
+
+class Chosen(nn.Module):
+    """Takes its ops and options by plain attributes."""
+
+    def __init__(self, act, eps, drop, note):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8, eps=eps), nn.Linear(8, 3)
+        self.act, self.drop, self.note = act, drop, note
+
+    def forward(self, x):
+        h = self.norm(getattr(torch, self.act)(self.first(x)))
+        return self.last(functional.dropout(h, self.drop, self.training) if self.drop else h)
+
+
+CHOICES = {
+    "act": CategoricalDistribution(["relu", "tanh"]),
+    "eps": CategoricalDistribution([1e-5, 1e-2]),
+    "drop": FloatDistribution(0.0, 0.3),
+    "note": CategoricalDistribution(["a", "b"]),
+    "lr": LR,
+}
+
+
+@pytest.mark.parametrize("fusible", [None, ["lr", "note", "drop", "act"]])
+def test_trials_whose_forwards_call_the_same_ops_train_as_one(fusible):
+    def chosen(params):
+        return training(Chosen(*(params[name] for name in ("act", "eps", "drop", "note"))).double(), params["lr"])
+
+    study = random_study()
+    for act, eps in itertools.product(["relu", "tanh"], [1e-5, 1e-2]):
+        for drop in (0.0, 0.0, 0.1, 0.2):
+            study.enqueue_trial({"act": act, "eps": eps, "drop": drop})
+    _, record = searched(chosen, CHOICES, study=study, trials=16, epochs=2, executor="fused", fusible=fusible)
+    assert {each.kind for each in record.epochs} == {"fused"}
+    assert record.searches == 8
+    assert_alone(study, chosen, 2)
 
 
 def test_a_parameter_declared_fusible_that_changes_shapes_is_named():

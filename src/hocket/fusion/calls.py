@@ -52,6 +52,7 @@ class KnownCall:
     own: tuple[bool, ...]  # for each leaf of the arguments, whether it is of each model
     run: Callable[..., Any]  # the output from the leaves; or losses from loss function, leaves and targets
     program: Any  # that runs; None where the plain models do
+    plain: Any = None  # the same by the plain models
 
     def values(self, leaves: list[Any]) -> list[Any]:
         """The leaves, `Stacked` where they are of each model."""
@@ -127,7 +128,8 @@ class Calls:
             with unless_failed():
                 losses: Tensor = call.run(fn, values, targets)
         except LeadsElsewhereError:
-            call = KnownCall(call.own, partial(self._losses_of_all, call.program), call.program)
+            of_all = partial(self._losses_of_all, call.program.run)
+            call = replace(call, run=self._checked(call.program, of_all, call.plain))
             losses = call.run(fn, values, targets)
         except InputError as error:  # of an op that only the plain models compute, or a mistake
             try:
@@ -249,6 +251,7 @@ class Calls:
         if isinstance(found, FusedProgram):
             may_choose = self._may_choose() and not found.writes_inputs
             run = self._chosen(world, ("forward", kind.key(0)), found, values) if may_choose else found.run
+            run = self._checked(found, run, plain)
             try:
                 with nullcontext() if is_seen else restored(self._written(found), self.store.generators):
                     out = run(values)
@@ -293,7 +296,9 @@ class Calls:
         program = world.find(call)
         if not isinstance(program, FusedProgram) or program.writes_inputs:
             return None
-        return KnownCall(call.own, self._chosen(world, ("losses", kind), program, values), program)
+        plain = partial(self._losses_of_all, partial(one_by_one, self.store, call.call.spec))
+        run = self._checked(program, self._chosen(world, ("losses", kind), program, values), plain)
+        return KnownCall(call.own, run, program, plain)
 
     def _chosen(self, world: World, kind: Any, program: FusedProgram, values: list[Any]) -> Callable[..., Any]:
         """The run for calls of this kind: by the plan that most similar calls run by, else by turns."""
@@ -321,14 +326,26 @@ class Calls:
 
     def _by(self, program: FusedProgram, plan: ExecutionPlan, with_losses: bool) -> Callable[..., Any]:
         if plan.group_size == self.store.num_models > 1:
-            return partial(self._losses_of_all, program) if with_losses else program.run
+            return partial(self._losses_of_all, program.run) if with_losses else program.run
         executor = SingleExecutor(program, plan)
         return executor.losses if with_losses else executor.forward
 
     def _losses_of_all(
-        self, program: FusedProgram, fn: Callable[..., Any], values: list[Any], targets: tuple[Any, ...]
+        self, run: Callable[..., Any], fn: Callable[..., Any], values: list[Any], targets: tuple[Any, ...]
     ) -> Tensor:
-        return self.loss(fn, as_tensors(program.run(values), self.store.num_models), targets)
+        return self.loss(fn, as_tensors(run(values), self.store.num_models), targets)
+
+    def _checked(self, program: FusedProgram, run: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+        """A run that leaves calls to the plain models in which a check fails: these raise, or go another way."""
+
+        def checked(*given: Any) -> Any:
+            try:
+                with nullcontext() if is_watched() else restored(self._written(program), self.store.generators):
+                    return run(*given)
+            except AssertionError:
+                return plain(*given)
+
+        return checked if program.has_checks else run
 
     def _written(self, program: FusedProgram) -> list[Tensor]:
         """The tensors that a program may write into."""

@@ -8,6 +8,7 @@ a parameter of another shape           its container stays separate (the layers 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -17,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from hocket.errors import InputError
+from hocket.fusion.record import recorded
 from hocket.fusion.rules.base import where
 from hocket.fusion.shared_objects import attributes_of, check_memory, held, named_tensors, reached
 from hocket.fusion.stacked import is_same
+from hocket.fusion.traced import merged
 
 MAX_NAMED = 8
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -27,7 +30,7 @@ HOOKS_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 MACHINERY = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weight_refs"}
 PER_MODEL_OPTIONS: tuple[tuple[tuple[type, ...], str], ...] = (
     ((nn.modules.dropout._DropoutNd,), "p"),
-    ((nn.LSTM, nn.GRU, nn.RNN), "dropout"),
+    ((nn.LSTM, nn.GRU, nn.RNN, nn.MultiheadAttention), "dropout"),
 )
 
 
@@ -179,7 +182,9 @@ def _structure(modules: list[nn.Module]) -> str | None:
     first = modules[0]
     for index, module in enumerate(modules[1:], 1):
         if type_before_parametrizations(module) is not type_before_parametrizations(first):  # each has its own class
-            return f"{type(first).__name__} in model 0, {type(module).__name__} in model {index}"
+            is_made_anew = type(first).__qualname__ == type(module).__qualname__
+            cure = ", a class of its own: define it once, outside of functions" if is_made_anew else ""
+            return f"{type(first).__name__} in model 0, {type(module).__name__} in model {index}{cure}"
         if list(module._modules) != list(first._modules):
             other = sorted(set(module._modules) ^ set(first._modules)) or list(module._modules)
             return f"model {index} has other layers than model 0: {', '.join(other)}"
@@ -213,7 +218,7 @@ def _tensors(path: str, modules: list[nn.Module]) -> list[str]:
 def _options(modules: list[nn.Module]) -> str | None:
     """The difference in options between torch's own layers, except those that rules take per model."""
     first = modules[0]
-    allowed = {name for classes, name in PER_MODEL_OPTIONS if isinstance(first, classes)}
+    allowed = per_model_options(first)
     for index, module in enumerate(modules[1:], 1):
         if module.training != first.training:
             return f"training is {first.training} in model 0, {module.training} in model {index}"
@@ -236,14 +241,51 @@ def differing_attribute(one: nn.Module, other: nn.Module, allowed: Collection[st
     return None
 
 
+def per_model_options(layer: nn.Module) -> set[str]:
+    """The names of a layer's options that rules take for each model."""
+    return {name for classes, name in PER_MODEL_OPTIONS if isinstance(layer, classes)}
+
+
 def own_options(model: nn.Module) -> list[Any]:
     """The options of a model's layers in which models may differ that fuse."""
-    return [
-        getattr(layer, name)
-        for layer in model.modules()
-        for classes, name in PER_MODEL_OPTIONS
-        if isinstance(layer, classes)
-    ]
+    return [getattr(layer, name) for layer in model.modules() for name in per_model_options(layer)]
+
+
+def differing_layers(one: nn.Module, other: nn.Module) -> list[tuple[str, list[nn.Module]]]:
+    """The paths and pairs of layers that differ in attributes, but for those that rules take for each model."""
+    pairs = zip(one.named_modules(), other.modules(), strict=True)
+    return [(path, [a, b]) for (path, a), b in pairs if differing_attribute(a, b, per_model_options(a)) is not None]
+
+
+def differing_graph(layers: list[tuple[str, list[nn.Module]]], models: Sequence[nn.Module], inputs: Any) -> str:
+    """In words why two models that differ in the attributes of layers would not fuse. Empty if they do or may do.
+
+    A layer of torch with parameters would stay separate where its options differ. Code of the user's may call other ops
+    where attributes differ, so copies of both models are called, and their graphs compared.
+    """
+    for path, pair in layers:
+        if next(pair[0].parameters(), None) is not None and (reason := _options(pair)):
+            return f"{where(path)}: {reason}"
+    graphs = []
+    for model in models:
+        try:
+            own = copy.deepcopy(model)
+        except Exception:  # noqa: BLE001 - what a forward has left behind cannot be copied by anybody
+            return ""
+        known = frozenset(id(each) for _, value in attributes_of(own) for each in reached(value, set()))
+        try:
+            graph = recorded(own, (inputs,), {}, frozenset(), known, {}).traced
+        except Exception as error:  # noqa: BLE001 - the user's code; it fails by itself, and no other model with it
+            return f"{type(error).__name__}: {error}"
+        if graph is None:
+            return ""
+        graphs.append(graph)
+    try:
+        merged(graphs)
+    except InputError as error:
+        return str(error)
+    shapes = zip(*([node.meta.get("shape") for node in graph.graph.nodes] for graph in graphs), strict=True)
+    return next((f"{a} in model 0, {b} in model 1" for a, b in shapes if a != b), "")
 
 
 def differ_in_values(first: nn.Module, second: nn.Module) -> bool:

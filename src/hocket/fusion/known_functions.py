@@ -169,6 +169,11 @@ def memory(tensor: Tensor) -> tuple[int, int] | None:
         return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
+def version(tensor: Tensor) -> int:
+    """The number of writes into a tensor so far, or 0 where they are not counted."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def strides(
     size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, **_: Any
 ) -> tuple[Sequence[int], Sequence[int], int | None]:

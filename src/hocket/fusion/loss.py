@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hocket.errors import HocketError, InputError
@@ -198,8 +200,10 @@ def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, watched
         elif watched.get(kind):
             result = _each(fn, args, num_models)
         else:
-            result = fallback.vmap(fn, args, {}, num_models)
+            with _Agreeing() if (kind, "branches") in watched else nullcontext():
+                result = fallback.vmap(fn, args, {}, num_models)
     except (RuntimeError, ValueError, TypeError):
+        watched[kind, "branches"] = ""  # as it seems
         result = _each(fn, args, num_models)
     if isinstance(result, Tensor):
         return result.expand(num_models)
@@ -208,6 +212,19 @@ def _any(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, watched
         got = losses.values[0] if isinstance(losses, ModelValues) else losses
         raise InputError(f"loss: expected one tensor from the loss function, got {type(got).__name__}")
     return losses
+
+
+class _Agreeing(TorchFunctionMode):
+    """Branches on values, such as assertions, that all models take alike, under torch's batching."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__bool__ or not is_batchedtensor(args[0]):
+            return func(*args, **(kwargs or {}))
+        values = get_unwrapped(args[0])
+        answer = bool(values.all())
+        if not answer and values.any():
+            raise RuntimeError("models go different ways")
+        return answer
 
 
 def _each(fn: Callable[..., Any], args: tuple[Any, ...], num_models: int, one: Callable[[], Any] = nullcontext) -> Any:

@@ -23,7 +23,6 @@ from hocket.fusion.traced import Traced
 from hocket.fusion.writes import find_writes
 
 CANNOT = (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError, AttributeError)
-ASSERTIONS = ("_assert", "_assert_async")  # which have held when the models were recorded
 
 
 class FusedProgram:
@@ -68,12 +67,14 @@ class FusedProgram:
         for node in nodes:
             if node.op == "output":
                 self.output = refer(node.args[0])
-            elif node.op.startswith("call_") and op_name(node.target) not in ASSERTIONS:
+            elif node.op.startswith("call_"):
                 step = make_step(store, settings, traced, node, places[node])
                 step.args, step.kwargs = refer(node.args), refer(dict(node.kwargs))
                 step.write, step.must_view = writes.get(node), node in views
                 step.dead = [places[used] for used in node.all_input_nodes if last_use[used] is node]
                 self.steps.append(step)
+        # whether ops may find that values are not as they were when the models were recorded
+        self.has_checks = any(step.op in ("_assert", "_assert_async") for step in self.steps)
         self._check_order(nodes, writes)
         arguments = [(step.args, step.kwargs) for step in self.steps]
         self.has_per_model = bool(_per_model((arguments, [value for _, value in self.constants])))

@@ -14,7 +14,9 @@ where the models have to be recorded once more.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Container, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -37,6 +39,9 @@ TOO_MANY, NO_ANSWERS = ("too many",), ("none",)
 ASKING = frozenset(
     "__bool__ __int__ __float__ __index__ __contains__ item tolist equal allclose is_nonzero".split()  # noqa: SIM905
 )
+# Ops that tell finite numbers from others, and those that join such conditions.
+OF_FINITE = frozenset(("isfinite", "isnan", "isinf"))
+OF_CONDITIONS = frozenset("all any logical_not logical_or logical_and __or__ __and__ or_ and_ invert".split())  # noqa: SIM905
 # More numbers than these are data: no other batch would have them.
 MAX_ELEMENTS = 1024
 
@@ -84,6 +89,25 @@ def look_of(
     graph.output(graph.call_function(func, args, kwargs))
     writes = {node for node in used if written_by(node, nn.Module().get_submodule) is not None}
     return Look(graph, tuple(given), _key(result)), used - writes
+
+
+def is_check(node: fx.Node) -> bool:
+    """True if running code asks a value only to see that numbers are as they should be, which rounding does not change.
+
+    Those are the validations of `torch.distributions`, ``torch._assert``, and looks for numbers that are not finite.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("hocket.fusion."):
+        frame = frame.f_back
+    if frame is not None:
+        asker = frame.f_globals.get("__name__", "")
+        if asker.startswith("torch.distributions.") or (asker, frame.f_code.co_name) == ("torch", "_assert"):
+            return True
+    ahead = [node]
+    while ahead and op_name(ahead[-1].target) in (*OF_FINITE, *OF_CONDITIONS):
+        each = ahead.pop()
+        ahead += each.all_input_nodes if op_name(each.target) in OF_CONDITIONS else []
+    return not ahead
 
 
 def _leading_to(traced: Traced, values: Mapping[fx.Node, Tensor], asked: Sequence[fx.Node]) -> set[fx.Node]:

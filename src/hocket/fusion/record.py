@@ -26,13 +26,14 @@ from torch.utils import _pytree as pytree
 from hocket.errors import HocketError, InputError
 from hocket.fusion import known_functions as functions
 from hocket.fusion.gradients import as_leaf
-from hocket.fusion.known_functions import STRIDED, TRACEABLE_FORWARDS, memory, unlike_alone
+from hocket.fusion.kinds import autocast
+from hocket.fusion.known_functions import STRIDED, TRACEABLE_FORWARDS, memory, unlike_alone, version
 from hocket.fusion.module_calls import calls_given, without_checkpoints
-from hocket.fusion.questions import ASKING, MAX_ELEMENTS, look_of
+from hocket.fusion.questions import ASKING, MAX_ELEMENTS, is_check, look_of
 from hocket.fusion.rules.base import op_name, where
 from hocket.fusion.rules.random import DRAWS
 from hocket.fusion.shared_objects import Known, check_part, named_tensors
-from hocket.fusion.stacked import memory_order
+from hocket.fusion.stacked import memory_order, tensors_in
 from hocket.fusion.store import is_like
 from hocket.fusion.traced import Look, RecordedForward, Traced
 from hocket.pystate.origins import user_line
@@ -137,8 +138,9 @@ class _Recorder(TorchFunctionMode):
         if name == "_set_grad_enabled":  # what it is for a call is asked in `_record`
             return func(*args, **kwargs)
         if name == "__iter__":
-            func, name = Tensor.unbind, "unbind"
-            return iter(self._called(func, name, args, kwargs))
+            return iter(self._called(Tensor.unbind, "unbind", args, kwargs))
+        if name == "new" and isinstance(args[-1], torch.Size):  # a graph has a tuple, which would be numbers
+            func, name = Tensor.new_empty, "new_empty"
         return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,11 +157,11 @@ class _Recorder(TorchFunctionMode):
                 self._cannot(f"{name} writes into tensors")
             elif name in functions.KNOWN or (is_by_shapes and name not in functions.SHARING):
                 pass
-            elif name not in ASKING or not self._asks(func, args, kwargs, result):
+            elif name not in ASKING or not (self._asks(func, args, kwargs, result) or self._checks(name, args, result)):
                 self._cannot(f"the forward looks at values, by {name}")
             return result
         if is_by_shapes:
-            self._by_shapes |= {id(leaf): _version(leaf) for leaf in _tensors((args, kwargs, result))}
+            self._by_shapes |= {id(leaf): version(leaf) for leaf in tensors_in((args, kwargs, result))}
         if functions.is_shaped_by_values(name, args, kwargs) and not is_by_shapes:
             self._cannot(f"{name} gives tensors whose shapes depend on values")
         if name.startswith("_foreach"):
@@ -193,7 +195,7 @@ class _Recorder(TorchFunctionMode):
 
     def _asks(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         """True if a look at values follows from the inputs, so that later calls can be asked, too."""
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         if self.reason or (isinstance(result, list) and tensors[0].numel() > MAX_ELEMENTS):
             return False
         asked = [self._argument(tensor) for tensor in tensors]
@@ -203,6 +205,14 @@ class _Recorder(TorchFunctionMode):
             self.asked.append(found[0])
             self._asking |= found[1]
         return found is not None
+
+    def _checks(self, name: str, args: tuple[Any, ...], answer: Any) -> bool:
+        """True if a look only says that values are as they should be: later calls check that they are again."""
+        if name != "__bool__" or not is_check(self._argument(args[0])):
+            return False
+        held = args[0] if answer else self._record("call_method", "logical_not", args, {}, args[0].logical_not())
+        self._record("call_function", torch._assert, (held, "values are as they were recorded"), {}, None)
+        return True
 
     def layer(self, module: nn.Module, usual: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module of the model, or of one that it makes."""
@@ -260,7 +270,7 @@ class _Recorder(TorchFunctionMode):
 
     def _is_by_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """True where shapes say all of what is in a function's arguments. A write into them changes the version."""
-        return all(self._by_shapes.get(id(leaf)) == _version(leaf) for leaf in _tensors((args, kwargs)))
+        return all(self._by_shapes.get(id(leaf)) == version(leaf) for leaf in tensors_in((args, kwargs)))
 
     def _strided(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that a view by strides depends on its tensor's layout. One that counts elements of memory is refused."""
@@ -323,7 +333,7 @@ class _Recorder(TorchFunctionMode):
         node = self._placed(self._graph.create_node(op, target, own_args, own_kwargs))
         if op == "call_module" or (name := op_name(target)) is None or name in DRAWS:
             # numbers are drawn in the order of memory
-            node.meta["orders"] = tuple(memory_order(leaf) for leaf in _tensors((args, kwargs)))
+            node.meta["orders"] = tuple(memory_order(leaf) for leaf in tensors_in((args, kwargs)))
         if not (is_detached and any(result is leaf for leaf in pytree.tree_leaves((args, kwargs)))):
             self._name_parts(node, result)  # else written over without gradients: its own go where they went before
         return result
@@ -373,6 +383,7 @@ class _Recorder(TorchFunctionMode):
     def _hold(self, tensor: Tensor, node: fx.Node) -> None:
         self._nodes[id(tensor)] = (tensor, node)
         self._values[node] = tensor
+        node.meta["shape"] = tuple(tensor.shape)
         self._memory[id(tensor)] = memory(tensor)
 
     def _has_moved(self, tensor: Tensor) -> bool:
@@ -380,19 +391,10 @@ class _Recorder(TorchFunctionMode):
         return self._memory.get(id(tensor), found := memory(tensor)) != found
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
 def _has_tensor(tree: Any) -> bool:
-    return isinstance(tree, Tensor) or (type(tree) not in _NO_TREES and bool(_tensors(tree)))
+    return isinstance(tree, Tensor) or (type(tree) not in _NO_TREES and bool(tensors_in(tree)))
 
 
-def _mode_of_torch() -> tuple[bool, ...]:
+def _mode_of_torch() -> tuple[Any, ...]:
     """Modes that a ``with`` inside of a forward may change."""
-    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
-    return (*found, *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")))
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast()

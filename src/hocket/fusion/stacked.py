@@ -117,6 +117,11 @@ def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
     return change(tree)
 
 
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in a tree."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
     """The axes of what torch makes like a tensor, those with the longest steps in memory first.
 

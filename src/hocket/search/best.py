@@ -76,11 +76,10 @@ def best_model(
     told = [epoch for epoch, value in enumerate(values, 1) if value == trial.value]
     if not told:
         raise InputError(f"study: trial {trial.number}, the best one, has its value from no epoch of hocket.tune")
-    last = len(values) if told[-1] == len(values) else told[0]
     run = Run(trial.number, {name: _meaning(trial, name) for name in trial.params}, seed)
     trainer = SerialTrainer(train, seed)
     trainer.put(0, run)
-    while run.epochs < last:
+    while run.epochs < told[-1]:
         [(_, result)] = trainer.advance()
         if result.value is None:
             raise ExecutionError(f"trial {trial.number} cannot be trained again: {result.error}")

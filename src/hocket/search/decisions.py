@@ -67,7 +67,7 @@ class Decisions:
             for run in due:
                 group.trainer.sync(group.trainer.slots.index(run))
                 state = run.state()
-                if self._ends.is_best and self._ends.best_epoch(run.values, self.policy.maximize) == run.epochs:
+                if self._ends.is_best and run.values[-1] == self._value(run):  # of equal ones the last epoch's
                     self._checkpoints.save(run.number, state, is_best=True)
                 self._checkpoints.save(run.number, state)
         for run, _ in results:
@@ -86,8 +86,9 @@ class Decisions:
 
     def _call_hook(self, run: Run) -> None:
         """Let the user see an epoch's end, and perhaps end the trial."""
-        if run.training is None or run.training.on_epoch is None:
+        if run.training is None or run.training.on_epoch is None or run.epochs <= run.seen:
             return
+        run.seen = run.epochs
         try:
             self.client.call_hook(run, run.training.on_epoch)
         except InputError:

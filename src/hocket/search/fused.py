@@ -33,7 +33,7 @@ from hocket.fusion.loss import Losses
 from hocket.optim import FusedOptimizer, ModelSlots, TrainedModel, clip_grad_norm_, clip_grad_value_
 from hocket.search.data import RandomState, are_same_batches, is_fixed
 from hocket.search.run import EpochResult, Run, Status, plain_attributes, set_attributes
-from hocket.search.split import Train, difference, fused_class, is_same_loss, options_of, reads_model
+from hocket.search.split import Train, difference, fused_class, is_same_loss, options_of, reads_model, unlike
 from hocket.search.trainer import CannotFuseError, EpochTrainer
 from hocket.search.training import Training
 
@@ -132,6 +132,8 @@ class FusedTrainer(EpochTrainer):
     def put(self, slot: int, run: Run) -> None:
         run.build(self._train)
         self._check(run)
+        if differs := unlike(self._leader.made, run.made):
+            raise CannotFuseError(differs)
         before = self.slots[slot]
         run.made.model.train(self.model.training)
         try:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from hocket.errors import InputError
+from hocket.fusion.stacked import tensors_in
 from hocket.search.data import RandomState, epoch_batches, is_fixed
 from hocket.search.fused import FusedTrainer, Runner, why_apart
 from hocket.search.run import Run, Status
-from hocket.search.split import Split, Train
+from hocket.search.split import Split, Train, unlike
 from hocket.search.trainer import CannotFuseError, SerialTrainer, Trainer, needs_closure
 from hocket.search.training import Training
 
@@ -36,7 +36,6 @@ class Ways:
     memory_bytes: int | None = None  # what the models of a group may take; None for any
     runner: Runner | None = None  # see `FusedTrainer`
     processes: Callable[[], Trainer] | None = None  # makes a trainer of processes, where trials train in such
-    is_declared: bool = False  # whether the user has declared what is fusible
 
 
 class TrialGroup:
@@ -188,33 +187,43 @@ class TrialGroup:
         first, *others = runs
         alike, refused = [first], []
         for run in others:
-            if differs := why_apart(first, run):
+            if differs := why_apart(first, run) or unlike(first.made, run.made):
                 refused.append((run, differs))
             elif is_fixed(first.made.batches) or run.epochs == first.epochs:
                 alike.append(run)
         return alike, refused
 
     def fall_back(self, error: Exception) -> list[tuple[Run, str]]:
-        """Restart the trials of a failed fused step, and return those that fail alone, too."""
+        """Restart the trials of a failed fused step, and return those whose own next step fails, too."""
         assert self.trainer is not None
-        runs = [run for run in self.trainer.slots if run is not None and not run.status.is_over]
+        slots = [run for run in self.trainer.slots if run is not None]
+        runs, found = [run for run in slots if not run.status.is_over], []
+        if not isinstance(error, CannotFuseError):
+            for run in runs:
+                self.trainer.sync(self.trainer.slots.index(run))
+            found = self._culprits(runs, error, may_be_another=len(runs) < len(slots))
+            runs = [run for run in runs if run.error is None]
         for run in runs:
             run.restart()
         self.waiting = [*(run for run in runs if run.status is Status.READY), *self.waiting]
         self.trainer.slots = []
         self.trainer.close()
         self.trainer = None
-        refused = self._refused_by_building()
+        refused = found + self._refused_by_building()
         if isinstance(error, CannotFuseError):  # something draws, perhaps in evaluation or at other trials' rates only
             assert self._probe is not None
             if self._probe.draws:
                 self._train_apart(runs, str(error))
             self._probe = replace(self._probe, draws=True)
-            return refused
-        return refused + self._culprits([run for run in self.waiting if run.training is not None], error)
+        return refused
 
-    def _culprits(self, runs: Sequence[Run], error: Exception) -> list[tuple[Run, str]]:
-        """The trials whose first step raises. Where none does, all train one at a time from now on."""
+    def _culprits(
+        self, runs: Sequence[Run], error: Exception, *, may_be_another: bool = False
+    ) -> list[tuple[Run, str]]:
+        """The trials whose next step raises. Where none does, all train one at a time from now on.
+
+        Unless it may be a trial that is over, which trains on in its slot.
+        """
         found = []
         for run in runs:
             try:
@@ -223,7 +232,7 @@ class TrialGroup:
                 run.error = f"{type(own).__name__}: {own}"
                 found.append((run, ""))
         self.waiting = [run for run in self.waiting if run.error is None]
-        if not found:
+        if not found and not may_be_another:
             self._train_apart(runs, f"a fused step raises {type(error).__name__}: {error}")
         return found
 
@@ -262,16 +271,12 @@ def probe(training: Training) -> Probe:
         loss.backward()
         optimizer.step()
     own = [*model.parameters(), *model.buffers()]
-    for tensor in (*own, *_tensors((inputs, target))):  # these are counted below, or belong to all
+    for tensor in (*own, *tensors_in((inputs, target))):  # these are counted below, or belong to all
         kept.pop(tensor.untyped_storage().data_ptr(), None)
-    states = _tensors(list(optimizer.state.values()))
+    states = tensors_in(list(optimizer.state.values()))
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     slot_bytes = 2 * (_bytes(own) + _bytes(states)) + _bytes(grads) + sum(kept.values())
     return Probe(draws, slot_bytes)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _bytes(tensors: list[Any]) -> int:

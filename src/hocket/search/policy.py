@@ -111,12 +111,8 @@ class Ends:
         """
         if self.patience is None:
             return False
-        best = self.best_epoch(values, maximize)
-        return len(values) - best >= self.patience
-
-    def best_epoch(self, values: Sequence[float], maximize: bool) -> int:
-        """The first epoch with the best value, from 1."""
-        return values.index((max if maximize else min)(values)) + 1
+        first_best = values.index((max if maximize else min)(values))
+        return len(values) - 1 - first_best >= self.patience
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Run:
     values: list[float] = field(default_factory=list)  # the metric after each epoch so far
     steps: int = 0  # of its scheduler so far, where that steps after each of the optimizer
     error: str | None = None
+    seen: int = 0  # up to which epoch the user's hook was called; a trial that begins anew makes epochs twice
     # what `train` made, whose tensors and numbers are the trial's own while it is in no fused slot; None before
     # it is built and after it is over
     training: Training | None = None

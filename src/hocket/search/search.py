@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic, perf_counter
 from typing import Any, TextIO
 
-from hocket.errors import ExecutionError, InputError
+from hocket.errors import ExecutionError
 from hocket.search.checkpoints import Checkpoints
 from hocket.search.decisions import Decisions
 from hocket.search.fused import FusedTrainer
@@ -199,9 +199,7 @@ class Search(Decisions):
             start_s = perf_counter() - self._start_s
             try:
                 results = trainer.advance()
-            except InputError:
-                raise
-            except Exception as error:
+            except Exception as error:  # also an InputError, of which the array makes errors of ops
                 if not isinstance(trainer, FusedTrainer):
                     raise
                 for run, why in group.fall_back(error):
@@ -218,9 +216,6 @@ class Search(Decisions):
         if run.error is not None:
             self._fail(run, run.error)
             return
-        if self.ways.is_declared:
-            names = ", ".join(self.ways.split.fusible)
-            raise InputError(f"fusible: trial {run.number} {run.params} cannot fuse with others ({names}): {why}")
         run.variant = (*run.variant, why)
         self._group_of(run).waiting.append(run)
 

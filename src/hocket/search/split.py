@@ -38,6 +38,7 @@ from torch.utils import _pytree as pytree
 
 from hocket import optim
 from hocket.errors import InputError
+from hocket.fusion.compare import differing_graph, differing_layers
 from hocket.fusion.shared_objects import held_by, inside
 from hocket.fusion.stacked import is_same
 from hocket.search.data import RandomState, epoch_batches
@@ -56,15 +57,25 @@ def signature(training: Training) -> Signature:
     for number, group in enumerate(training.optimizer.param_groups):
         trained = ", ".join(names.get(id(parameter), "one that is not the model's") for parameter in group["params"])
         lines.append((f"optimizer group {number}", trained))
-        lines += [
-            (f"optimizer {key}", str(value)) for key, value in group.items() if isinstance(value, bool) or value is None
-        ]
+        which = f" of group {number}" if number else ""
+        flags = {key: value for key, value in group.items() if isinstance(value, bool) or value is None}
+        lines += [(f"optimizer {key}{which}", str(value)) for key, value in flags.items()]
     same = ("accumulate", "autocast", "scheduler_interval", "metric_interval")
     lines += [(name, str(getattr(training, name))) for name in same]
     inputs, target = next(iter(epoch_batches(training.batches, 0, 0)))
     lines.append(("batch", f"inputs {_tree(inputs)}, target {_tree(target)}"))
     lines.append(("batches", str(length_hint(training.batches, 0) or "unknown")))
     return tuple(lines)
+
+
+def unlike(first: Training, second: Training) -> str:
+    """In words why the models of two trainings with one signature would not fuse, or nothing."""
+    if not (layers := differing_layers(first.model, second.model)):
+        return ""
+    inputs, _ = next(iter(epoch_batches(first.batches, 0, 0)))
+    with RandomState().active(), first.precision():
+        found = differing_graph(layers, [each.model.train() for each in (first, second)], inputs)
+    return found and f"forward: {found}"
 
 
 def difference(first: Signature, second: Signature) -> str:
@@ -296,6 +307,10 @@ def _probe(train: Train, params: Mapping[str, Any], seed: int) -> tuple[Signatur
 
 
 def _values(distribution: Any) -> list[Any]:
-    """Values that show what a parameter changes: all choices, or both ends."""
+    """Values that show what a parameter changes: all choices, both ends, or floats between (0.0 may be a switch)."""
     choices = getattr(distribution, "choices", None)
-    return list(choices) if choices is not None else [distribution.low, distribution.high]
+    if choices is not None:
+        return list(choices)
+    low, high = distribution.low, distribution.high
+    between = isinstance(low, float) and distribution.step is None
+    return [low + (high - low) / 3, high - (high - low) / 3] if between else [low, high]

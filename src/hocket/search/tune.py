@@ -131,7 +131,6 @@ def search(train: Train, space: Mapping[str, Any] | None, config: SearchConfig) 
             config.memory_bytes,
             config.runner,
             processes,
-            is_declared=config.fusible is not None,
         )
         policy: Policy = AllEpochs(config.epochs, client.maximize)
         if config.halving is not None:

@@ -102,8 +102,15 @@ def test_scaled_dot_product_attention(options, shape, num_models):
     check(made(lambda: Scaled(**options), num_models), q, k, shared=False, strict=True)
 
 
-def test_attention_drops_by_the_rate_of_each_model():
-    models = [Scaled(dropout_p=rate).double() for rate in (0.5, 0.0, 0.1)]
+DROPPING = {
+    "function": lambda rate: Scaled(dropout_p=rate),
+    "module": lambda rate: Attend({"embed_dim": 4, "dropout": rate}, lambda m, q, k: m(q, k, k)[0]),
+}
+
+
+@pytest.mark.parametrize("kind", DROPPING.values(), ids=DROPPING)
+def test_attention_drops_by_the_rate_of_each_model(kind):
+    models = [kind(rate).double() for rate in (0.5, 0.0, 0.1)]
     x = torch.randn(3, 2, 5, 4).double()
     array = hocket.fuse(models, shared=False, seeds=(1, 2, 3), strict=True)
     drawn = [[], [], []]

@@ -71,6 +71,18 @@ def written(context: OpContext, input: Any, other: Any) -> Any:
     return pointwise(context, own, other)
 
 
+@rule("_is_all_true")
+def all_true(context: OpContext, input: Stacked) -> Any:
+    """One condition for each model."""
+    return Stacked(input.tensor.reshape(context.num_models, -1).all(1))
+
+
+@rule("_assert", "_assert_async")
+def asserted(context: OpContext, condition: Stacked, *message: Any, **named: Any) -> Any:
+    """A condition that has to hold in all models."""
+    return context.target(condition.tensor.all(), *message, **named)
+
+
 @rule("prelu", "_prelu_kernel")
 def prelu(context: OpContext, input: Any, weight: Any) -> Any:
     """``(N, C, ...)`` with a slope per channel or one for all, in every model."""
