@@ -24,7 +24,7 @@ from hocket.autotune.recording import RecordedForm
 from hocket.autotune.rewriting import MAX_OPS, rewritten_forms
 from hocket.autotune.runner import RefusedError
 from hocket.autotune.verification import Difference
-from hocket.backends import Backend
+from hocket.backends import Backend, CpuBackend
 from hocket.pystate.changes import in_words, named
 from hocket.pystate.guards import Guards
 from hocket.pystate.watch import MAX_WATCHED, PurityWatch, Watched
@@ -78,6 +78,8 @@ class Admission:
 
     def _chained(self, captured: Captured) -> Captured:
         """The captured step with its updates as chains, unless a given plan is one of the ops as they were recorded."""
+        if not isinstance(self._backend, CpuBackend):
+            return captured
         chained = relowered(captured, split=False, native_ops=(UPDATE_CHAINS,))
         if (plan := self._config.plan) is None:
             return chained
