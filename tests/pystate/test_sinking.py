@@ -188,6 +188,16 @@ def test_statements_stay_where_training_could_meet_them(step_of, case):
     assert not is_moved(step_of(*STAYS[case]))
 
 
+def test_what_stores_elements_may_come_after_an_update_and_not_after_a_backward(step_of):
+    stores = "TABLE.keep(0, out.detach().numpy())"
+    assert not is_moved(step_of("", stores))
+    assert is_moved(step_of("", "pass", f"loss.backward(); {stores}; OPTIMIZER.step()"))
+
+
+def test_statements_may_come_after_the_mean_of_a_loss(step_of):
+    assert is_moved(step_of(*MOVES["numpy"], f"loss = loss.mean() + out.sum() / 9; {TRAINING}"))
+
+
 @pytest.mark.parametrize(
     "training",
     [
