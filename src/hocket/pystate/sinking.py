@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
+import numpy as np
 import torch
 
 from hocket.pystate.apart import FORBIDDEN, Reach, reach_of, writes_in_place
@@ -64,8 +65,10 @@ def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collectio
         behind = [each for each in body.statements[place + 1 :] if each not in moved]
         if not statement.spans(calling) and _is_passed(statement.node, body):
             passed.insert(0, statement)
-        elif _may_sink(statement, body, passed, behind) and _are_apart(
-            _reaches(body, place, moved, bound), trained, any(map(_computes, passed))
+        elif (
+            _may_sink(statement, body, passed, behind)
+            and _are_apart(_reaches(body, place, moved, bound), trained, computes := any(map(_computes, passed)))
+            and not (computes and _stores_into(statement.node, body, bound))
         ):
             moved.insert(0, statement)
         else:
@@ -169,6 +172,19 @@ def _are_apart(reaches: Iterator[tuple[Reach | None, bool]], trained: Collection
         return False
     stores = computes and any(reach.stores for reach, _ in found if reach is not None)
     return not (stores and any(reach.addresses for reach, is_given in found if reach is not None and is_given))
+
+
+def _stores_into(node: ast.AST, body: Body, bound: dict[str, Reach]) -> bool:
+    """True if a statement sets elements of an array from outside that a tensor of the function has for its memory."""
+    met = {address for name in bound.keys() & body.names for address in bound[name].addresses}
+    for each in ast.walk(node):
+        is_written = isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load)
+        array: Any = body.value_of(each.value) if is_written else None  # type: ignore[attr-defined]
+        if is_a(array, np.ndarray):
+            first, last = np.lib.array_utils.byte_bounds(array)
+            if any(first <= address < last for address in met):
+                return True
+    return False
 
 
 def _reaches(
