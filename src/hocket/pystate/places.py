@@ -44,6 +44,7 @@ EMPTY_KINDS = frozenset((list, dict, OrderedDict, defaultdict))
 _VALUES = (np.generic, np.dtype, enum.Enum)
 
 _SHOWN_CHARACTERS = 60
+_SHOWN_BYTES = 16
 _SIZE_OF_DOUBLE = 8
 
 
@@ -248,6 +249,8 @@ def _text(value: Any) -> str:
         return f"{kind.__name__}.{vars(value).get('_name_', '?')}"
     if kind is tuple:
         return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
+    if kind is bytes and len(value) > _SHOWN_BYTES:
+        return f"{len(value):,} bytes"  # of an array, say
     return repr(value) if is_plain(value) else f"a {kind.__name__}"
 
 
