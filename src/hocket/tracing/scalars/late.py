@@ -142,7 +142,7 @@ def _range(function: Callable[..., Any], operands: Sequence[Any]) -> tuple[float
         return bits[0] - bits[1] + 1, any(are_signed)
     if function in (float, operator.pos, operator.neg, operator.abs, max, min):
         return max(bits), function is operator.neg or (function is not operator.abs and any(are_signed))
-    exponent = 0.5 if function is math.sqrt else operands[-1]
+    exponent = operands[-1] if function is operator.pow else 0.5
     is_root = function in _ROOTS and type(exponent) in (int, float) and 0 <= exponent <= _MAX_BITS
     is_even = is_root and exponent % 2 == 0
     if not is_root or (are_signed[0] and exponent % 1):
