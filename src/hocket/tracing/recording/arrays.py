@@ -216,14 +216,10 @@ def reading_noted() -> AbstractContextManager[None]:
 
         return read
 
-    functions = [(name, vars(np)[name], noted(vars(np)[name])) for name in _READING]
+    others = {name: noted(vars(np)[name]) for name in _READING}
     modules = [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
-    return exchanged(
-        (module, name, other)
-        for name, function, other in functions
-        for module in modules
-        if vars(module).get(name) is function
-    )
+    held = ((each, name) for each in modules for name in others if vars(each).get(name) is vars(np)[name])
+    return exchanged([(each, name, others[name]) for each, name in held])
 
 
 def _noted(value: Any) -> Any:
