@@ -114,6 +114,25 @@ def hidden_states_with_their_graph() -> Loop:
     return Loop(step, model, optimizer, words(), lambda: {**state(), "error": kept["error"]}, after)
 
 
+@loop(planned=True)
+def hidden_states_detached_behind_the_ops() -> Loop:
+    """A print keeps the step from being planned as a whole, and what comes before it begins with detached states."""
+    model = nn.LSTM(8, 6)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    kept: dict[str, Any] = {"states": (torch.zeros(1, 3, 6), torch.zeros(1, 3, 6))}
+
+    def step(batch):
+        optimizer.zero_grad()
+        out, kept["states"] = model(batch[0], kept["states"])
+        loss = F.mse_loss(out, batch[1])
+        loss.backward()
+        optimizer.step()
+        kept["states"] = tuple(state.detach() for state in kept["states"])
+        print(f"{loss.item():.3f}")
+
+    return Loop(step, model, optimizer, words(), lambda: dict(kept))
+
+
 @loop()
 def copy_of_the_model_made_inside(model, optimizer, batches) -> Loop:
     def step(batch):

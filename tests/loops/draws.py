@@ -30,6 +30,43 @@ def draws_made_plain(model, optimizer, batches) -> Loop:
 
 
 @loop(planned=True)
+def target_copied_before_a_memory_is_sampled() -> Loop:
+    """As in tutorials on Q-learning: the target network is copied now and then, first of all."""
+    model, target = mlp(), mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    memory = [(torch.randn(8), random.randrange(4), random.random(), torch.randn(8)) for _ in range(20)]
+    count = [0]
+
+    def step(_):
+        if count[0] % 10 == 0:
+            target.load_state_dict(model.state_dict())
+        count[0] += 1
+        states, actions, rewards, following = zip(*random.sample(memory, 6), strict=True)
+        values = model(torch.stack(states)).gather(1, torch.tensor(actions).unsqueeze(1)).squeeze(1)
+        with torch.no_grad():
+            wanted = torch.tensor(rewards) + 0.9 * target(torch.stack(following)).max(1).values
+        return update(optimizer, F.smooth_l1_loss(values, wanted))
+
+    return Loop(step, [model, target], optimizer, [None], lambda: {"count": count[0]})
+
+
+@loop(planned=True)
+def rows_of_arrays_in_a_drawn_order(model, optimizer, batches) -> Loop:
+    """As in implementations of PPO by numpy: mini-batches of a rollout, whose order is drawn between updates."""
+
+    def step(batch):
+        x, y = batch
+        for _ in range(2):
+            order = np.random.permutation(len(x))  # noqa: NPY002  # as people write
+            for begin in range(0, len(x), 3):
+                rows = order[begin : begin + 3]
+                loss = update(optimizer, F.cross_entropy(model(torch.as_tensor(x[rows])), torch.as_tensor(y[rows])))
+        return loss
+
+    return Loop(step, model, optimizer, [(x.numpy(), y.numpy()) for x, y in batches])
+
+
+@loop(planned=True)
 def mix_up_by_a_function_after_zero_grad(model, optimizer, batches) -> Loop:
     """As in mixup-cifar10: a function draws by Python, by torch and by a generator, and mixes. It reads no weight."""
     generator = torch.Generator().manual_seed(7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -164,6 +165,55 @@ def weights_read_before_the_update(model, optimizer, batches) -> Loop:
         norms.append(float(np.square(weight.numpy()).sum()))
         optimizer.zero_grad()
         loss.backward()
+        optimizer.step()
+
+    return Loop(step, model, optimizer, batches, lambda: {"norms": list(norms)})
+
+
+class Memory:
+    """Transitions with priorities, as in prioritized replay."""
+
+    def __init__(self) -> None:
+        self.priorities = np.ones(10, dtype=np.float32)
+
+    def write(self, indices: Any, errors: Any) -> None:
+        for index, error in zip(indices, errors, strict=True):
+            self.priorities[index] = error
+
+
+@loop(planned=True)
+def priorities_written_between_backward_and_update(model, optimizer, batches) -> Loop:
+    memory, spread, start = Memory(), [], [0]
+
+    def step(batch):
+        x, y = batch
+        errors = F.cross_entropy(model(x), y, reduction="none")
+        spread.append(errors.detach().numpy().std())
+        loss = errors.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        memory.write([(start[0] + n) % 10 for n in range(6)], errors.data.cpu().numpy())
+        optimizer.step()
+        start[0] += 1
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: {"spread": list(spread), "priorities": memory.priorities})
+
+
+@loop(planned=True)
+def norm_of_gradients_by_hand(model, optimizer, batches) -> Loop:
+    """As in the forums of torch."""
+    norms: list[Any] = []
+
+    def step(batch):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        total = 0
+        for parameter in model.parameters():
+            total += parameter.grad.detach().data.norm(2).item() ** 2
+        norms.append((total**0.5, math.sqrt(abs(loss.item())), -(loss.item() ** 3)))
         optimizer.step()
 
     return Loop(step, model, optimizer, batches, lambda: {"norms": list(norms)})

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 from hocket.pystate.bytecode import globals_of, with_nested
 from hocket.pystate.executed import ExecutedCode
+from hocket.pystate.kinds import reachable
 from hocket.pystate.origins import origin
 
 
@@ -113,3 +115,15 @@ def test_global_names_are_those_of_dis():
         named = {i.argval for i in dis.get_instructions(code) if i.opname.endswith(("_GLOBAL", "_NAME"))}
         imported = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
         assert globals_of(code) == named - imported
+
+
+def test_methods_of_classes_of_c_are_no_state() -> None:
+    method = vars(torch._C.DispatchKeySet)["add"]
+
+    def step() -> bool:
+        return callable(method)
+
+    executed = ExecutedCode()
+    with executed.watching():
+        step()
+    assert not reachable(step, (), executed).opaque

@@ -168,3 +168,7 @@ def test_what_cannot_be_looked_into_is_named_with_a_cure():
     assert list(found.opaque) == [
         "closure of step: own cannot be looked into (RuntimeError: not to be called): keep it out of the step's reach"
     ]
+
+
+def test_the_content_of_an_array_is_shown_by_its_size():
+    assert shown(bytes(1200)) == "1,200 bytes"

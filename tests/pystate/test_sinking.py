@@ -10,6 +10,7 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +23,7 @@ from hocket.pystate.parts import split
 MODEL = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.2), nn.Linear(6, 3))
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1, momentum=0.9)
 WEIGHT = MODEL[0].weight.detach().numpy()[1:]
+SHARES = np.ones(6, dtype=np.float32)
 SCALE = [1.0]
 KEPT: list[Any] = []
 COUNTS = {"hits": 0, "steps": 0}
@@ -120,6 +122,10 @@ STAYS = {
     "an attribute of a model": ("", "MODEL.last = loss.item()"),
     "a gradient": ("x = x.clone().requires_grad_()", "KEPT.append(x.grad is None)"),
     "a write by an index": ("", "x.numpy()[0] = 0"),
+    "a write into an array that is read": (
+        "w = torch.from_numpy(SHARES[2:5])",
+        "SHARES[3] = loss.item()",
+    ),
     "a write in a helper": ("", "zero_first(x.numpy())"),
     "a write by a method": ("", "out.detach().clamp_(max=loss.item())"),
     "a write by numpy": ("", "x.numpy().sort()"),
@@ -137,6 +143,7 @@ MOVES = {
     "hits": ("", "COUNTS['hits'] += (out.argmax(1) == y).sum().item()"),
     "predictions": ("", "KEPT.extend(out.argmax(1).tolist())"),
     "numpy": ("", "KEPT.append(out.detach().numpy().mean().item())"),
+    "a write into an array": ("", "SHARES[y.numpy()] = out.detach().numpy().max(1)"),
     "a branch": ("", "if COUNTS['steps'] % 2: KEPT.append(loss.item())"),
     "a loop": ("", "for each in out.argmax(1).tolist(): KEPT.append(each)"),
     "draws": ("", "KEPT.append((loss.item(), random.random(), torch.rand(1).item()))"),
@@ -186,6 +193,16 @@ def test_statements_about_outputs_may_come_after_the_update(step_of, case):
 @pytest.mark.parametrize("case", STAYS)
 def test_statements_stay_where_training_could_meet_them(step_of, case):
     assert not is_moved(step_of(*STAYS[case]))
+
+
+def test_what_stores_elements_may_come_after_an_update_and_not_after_a_backward(step_of):
+    stores = "TABLE.keep(0, out.detach().numpy())"
+    assert not is_moved(step_of("", stores))
+    assert is_moved(step_of("", "pass", f"loss.backward(); {stores}; OPTIMIZER.step()"))
+
+
+def test_statements_may_come_after_the_mean_of_a_loss(step_of):
+    assert is_moved(step_of(*MOVES["numpy"], f"loss = loss.mean() + out.sum() / 9; {TRAINING}"))
 
 
 @pytest.mark.parametrize(

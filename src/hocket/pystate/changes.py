@@ -101,7 +101,13 @@ def _hashable(key: Any) -> Any:
 
 
 def is_followed(
-    change: Change, rebound: Iterable[Any], moving: Iterable[Any], containers: Container[int], *, numbers: bool
+    change: Change,
+    rebound: Iterable[Any],
+    moving: Iterable[Any],
+    containers: Container[int],
+    *,
+    numbers: bool,
+    spent: bool,
 ) -> bool:
     """Return whether a graph with the changed place as an input is valid for both values.
 
@@ -111,12 +117,13 @@ def is_followed(
         moving: those of the places whose numbers it reads anew.
         containers: addresses of those at `rebound` places (see `containers_at`).
         numbers: the graph reads numbers anew in these containers, too.
+        spent: a graph that a backward has used up counts, as it does for a step that begins with the tensor.
     """
     identity = change.place.identity
     if identity in moving and is_number(change.then):
         return type(change.then) is type(change.now)
     is_read = identity in rebound or id(change.place.owner) in containers
-    return is_read and are_like(change.then, change.now, numbers=numbers)
+    return is_read and are_like(change.then, change.now, numbers=numbers, spent=spent)
 
 
 def containers_at(found: Reachable, rebound: Iterable[Any]) -> frozenset[int]:

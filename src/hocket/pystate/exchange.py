@@ -24,6 +24,9 @@ from hocket.pystate.origins import origin
 from hocket.pystate.outputs import sink_for
 from hocket.pystate.places import Followed, is_a
 
+_READING = frozenset(("tolist", "item"))  # methods of arrays that give numbers of Python's own
+_OF_NUMPY = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+
 
 class Exchange(ast.NodeTransformer):
     """Statements of a function, and of functions that these call, in which some are exchanged for others.
@@ -52,6 +55,8 @@ class Exchange(ast.NodeTransformer):
             made.value.args = [self.visit(value) for value in made.value.args]  # type: ignore[attr-defined]
             return ast.fix_missing_locations(ast.copy_location(made, node))
         self.generic_visit(node)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _READING:
+            self._read_directly(node.func.value, node.func.attr)
         if isinstance(node, ast.Call) and (other := self._other_for(node)) is not None:
             node.func, self.is_other = ast.copy_location(self.body.give(other), node.func), True
         elif isinstance(node, ast.Call):
@@ -60,6 +65,14 @@ class Exchange(ast.NodeTransformer):
             self.is_other = True
             return ast.copy_location(ast.Call(self.body.give(_item), [node.value, node.slice], []), node)
         return node
+
+    def _read_directly(self, node: ast.expr, method: str) -> None:
+        """Let ``x.numpy().tolist()`` ask the tensor, whose numbers are followed."""
+        if not isinstance(node, ast.Call) or node.args or node.keywords:
+            return
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "numpy":
+            node.args = [node.func.value, ast.Constant(method)]
+            node.func, self.is_other = self.body.give(_to_read), True
 
     def _other_for(self, node: ast.Call) -> Callable[..., Any] | None:
         """The function that takes the place of one of Python's that makes a plain number of any."""
@@ -132,6 +145,13 @@ def as_float(*values: Any) -> Any:
         value = value.item()
     is_followed = is_a(value, Followed) and hasattr(type(value), "as_float")
     return value.as_float() if is_followed else float(*values)
+
+
+def _to_read(value: Any, method: str) -> Any:
+    """As ``value.numpy()``, of which Python's own numbers are read. A tensor gives the same ones."""
+    is_plain = type(value) is torch.Tensor and not value.requires_grad and value.device.type == "cpu"
+    is_plain = is_plain and value.dtype in _OF_NUMPY and (method == "tolist" or value.numel() == 1)
+    return value if is_plain else value.numpy()
 
 
 def _chosen(function: Callable[..., Any], *values: Any) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -130,15 +131,16 @@ class Guards:
 
     def unexpected(self) -> list[Change]:
         """After an eager step: all changes that are no output of the graph."""
-        return [change for change in self.changes() if not self._is_effect(change)]
+        return [each for each in self._changes(self._watch.look(), spent=False) if not self._is_effect(each)]
 
-    def _changes(self, now: Reachable) -> list[Change]:
+    def _changes(self, now: Reachable, spent: bool = True) -> list[Change]:
+        follows = partial(is_followed, numbers=self._follows, spent=spent)
         return [
             change
             for change in differences(self._found, now)
             if change.place.kind != "state"
             and id(change.place.owner) not in self._lists
-            and not is_followed(change, self._rebound, self._moving, self._containers, numbers=self._follows)
+            and not follows(change, self._rebound, self._moving, self._containers)
         ]
 
     def _is_effect(self, change: Change) -> bool:

@@ -46,12 +46,13 @@ MAX_ARRAY_BYTES = 1 << 20
 
 _LOGGING_SLOTS = frozenset(("level", "disabled", "handlers", "filters", "propagate"))
 
+_MethodOfC = type(vars(torch._C.DispatchKeySet)["add"])  # of classes that pybind11 makes
 _FieldOfTuple = type(vars(collections.namedtuple("_Pair", "first second"))["first"])
 _IMMUTABLE: tuple[type, ...] = (
     types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GenericAlias, types.UnionType, types.FrameType,
     types.TracebackType, re.Pattern, re.Match, operator.itemgetter, torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket, _FieldOfTuple, object, Sink,
+    torch._ops.OpOverloadPacket, _FieldOfTuple, _MethodOfC, object, Sink,
 )  # fmt: skip
 # Modules whose C types are values, or hold nothing that a step could read without being watched otherwise.
 _TRUSTED_C = ("torch", "numpy", "typing", "_operator", "_sre", "datetime", "_decimal", "uuid", "_abc", "zoneinfo",

@@ -41,6 +41,7 @@ from hocket.pystate.places import is_a
 from hocket.pystate.sinking import Sunk, sink
 from hocket.pystate.step_parts import LIVE, StepParts
 
+_BEGINNING = frozenset(("zero_grad", "train", "eval", "load_state_dict"))
 _TRAINED = (torch.nn.Module, torch.optim.Optimizer)
 
 
@@ -163,7 +164,8 @@ def _spanned(body: Body, instructions: Collection[tuple[types.CodeType, int]]) -
 def _num_fetching(body: Body, trains: Sequence[bool]) -> int:
     """Return how many of the first statements make the batch: they know of no model and no optimizer, or begin a step.
 
-    ``optimizer.zero_grad()`` and ``model.train()`` begin one: they read no weight and leave none changed. Behind
+    ``optimizer.zero_grad()`` and ``model.train()`` begin one: they read no weight and leave none changed. So does
+    ``if n % 100 == 0: target.load_state_dict(model.state_dict())``, whose copies are no part of a graph. Behind
     ``model = self.model``, `model` is a model, too.
     """
     known: set[str] = set()
@@ -181,8 +183,10 @@ def _sets_what_is_trained(node: ast.stmt) -> bool:
 
 
 def _begins(node: ast.stmt) -> bool:
+    if isinstance(node, ast.If):
+        return all(map(_begins, (*node.body, *node.orelse)))
     called = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-    return isinstance(called, ast.Attribute) and called.attr in ("zero_grad", "train")
+    return isinstance(called, ast.Attribute) and called.attr in _BEGINNING
 
 
 def _end(body: Body, runs: Sequence[bool]) -> int:

@@ -44,6 +44,7 @@ EMPTY_KINDS = frozenset((list, dict, OrderedDict, defaultdict))
 _VALUES = (np.generic, np.dtype, enum.Enum)
 
 _SHOWN_CHARACTERS = 60
+_SHOWN_BYTES = 16
 _SIZE_OF_DOUBLE = 8
 
 
@@ -175,15 +176,17 @@ def kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.dtype, tensor.device, tensor.shape, tensor.layout, *flags)
 
 
-def are_like(first: Any, second: Any, *, numbers: bool = False) -> bool:
+def are_like(first: Any, second: Any, *, numbers: bool = False, spent: bool = True) -> bool:
     """Return whether two values are tensors of one kind, or tuples, lists and dicts of such in the same order.
 
-    Of anything else in these they hold the same. Of `numbers`, if that is set, the type counts alone.
+    Of anything else in these they hold the same. Of `numbers`, if that is set, the type counts alone. Without `spent`,
+    it does not count whether a tensor has an autograd graph that a backward has used up.
     """
     if numbers and is_number(first):
         return type(first) is type(second)
     if is_a(first, torch.Tensor) and is_a(second, torch.Tensor):
-        if kind_of(first) != kind_of(second) or isinstance(second, torch.nn.Parameter):
+        one, other = (each if spent else _without_spent(each) for each in (first, second))
+        if kind_of(one) != kind_of(other) or isinstance(second, torch.nn.Parameter):
             return False
         return first.layout is not torch.strided or first.stride() == second.stride()
     if type(first) is not type(second):
@@ -195,15 +198,19 @@ def are_like(first: Any, second: Any, *, numbers: bool = False) -> bool:
         if len(items[0]) != len(items[1]):
             return False
         return all(
-            same(one[0], other[0]) and are_like(one[1], other[1], numbers=numbers)
+            same(one[0], other[0]) and are_like(one[1], other[1], numbers=numbers, spent=spent)
             for one, other in zip(*items, strict=True)
         )
     for base in (tuple, list):
         if is_a(first, base) and type(first) is not torch.Size:
             parts = [list(base.__iter__(each)) for each in (first, second)]
-            like = functools.partial(are_like, numbers=numbers)
+            like = functools.partial(are_like, numbers=numbers, spent=spent)
             return len(parts[0]) == len(parts[1]) and all(map(like, *parts))
     return same(first, second)
+
+
+def _without_spent(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.grad_fn is not None and is_spent(tensor.grad_fn) else tensor
 
 
 def members_of(values: Iterable[Any]) -> frozenset[Any]:
@@ -242,6 +249,8 @@ def _text(value: Any) -> str:
         return f"{kind.__name__}.{vars(value).get('_name_', '?')}"
     if kind is tuple:
         return f"({', '.join(map(_text, value))}{',' if len(value) == 1 else ''})"
+    if kind is bytes and len(value) > _SHOWN_BYTES:
+        return f"{len(value):,} bytes"  # of an array, say
     return repr(value) if is_plain(value) else f"a {kind.__name__}"
 
 

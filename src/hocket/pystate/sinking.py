@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
+import numpy as np
 import torch
 
 from hocket.pystate.apart import FORBIDDEN, Reach, reach_of, writes_in_place
@@ -33,6 +34,7 @@ _UPDATING = frozenset(("step", "zero_grad", "update", "unscale_"))
 _UPDATERS = (torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
 # Methods of values in the receiver of a backward, and in the arguments of what clips.
 _OF_LOSS = frozenset(("mean", "sum", "scale", "parameters"))
+_REDUCING = frozenset(("mean", "sum"))
 # Methods of tensors that give a value which no graph follows.
 _LOOKING = frozenset(("item", "numpy", "tolist", "append", "extend", "update"))
 _STAYING = (
@@ -63,7 +65,11 @@ def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collectio
         behind = [each for each in body.statements[place + 1 :] if each not in moved]
         if not statement.spans(calling) and _is_passed(statement.node, body):
             passed.insert(0, statement)
-        elif _may_sink(statement, body, passed, behind) and _are_apart(_reaches(body, place, moved, bound), trained):
+        elif (
+            _may_sink(statement, body, passed, behind)
+            and _are_apart(_reaches(body, place, moved, bound), trained, computes := any(map(_computes, passed)))
+            and not (computes and _stores_into(statement.node, body, bound))
+        ):
             moved.insert(0, statement)
         else:
             break
@@ -78,14 +84,19 @@ def sink(body: Body, runs_op: Sequence[bool], lines: OpLines, trained: Collectio
 
 
 def _is_passed(node: ast.AST, body: Body) -> bool:
-    """True of statements that do nothing but train, or compute one value of others without a call."""
+    """True of statements that do nothing but train, or compute one value of others, with means and sums at the most."""
     if isinstance(node, ast.If):
         asks = any(isinstance(each, ast.Call) for each in ast.walk(node.test))
         return not (asks or node.orelse) and all(_is_passed(each, body) for each in node.body)
     calls = [each for each in ast.walk(node) if isinstance(each, ast.Call)]
     if isinstance(node, ast.Assign) and all(isinstance(each, ast.Name) for each in node.targets):
-        return not calls or (node.value is calls[0] and _trains(calls, body))
+        return all(map(_reduces, calls)) or (node.value is calls[0] and _trains(calls, body))
     return isinstance(node, ast.Expr) and bool(calls) and node.value is calls[0] and _trains(calls, body)
+
+
+def _reduces(call: ast.Call) -> bool:
+    is_method = isinstance(call.func, ast.Attribute) and call.func.attr in _REDUCING
+    return is_method and all(each.arg != "out" for each in call.keywords)
 
 
 def _trains(calls: Sequence[ast.Call], body: Body) -> bool:
@@ -148,13 +159,32 @@ def _is_refused(node: ast.AST, body: Body) -> bool:
     return owner is None or is_a(owner, (*_UPDATERS, torch.Tensor))
 
 
-def _are_apart(reaches: Iterator[tuple[Reach | None, bool]], trained: Collection[int]) -> bool:
-    """True if none of them leads to this memory, and no code that stores elements gets a tensor."""
+def _computes(statement: Statement) -> bool:
+    """True of a statement that reads values, which others may have written. An update reads gradients alone."""
+    nodes = list(ast.walk(statement.node))
+    return any(isinstance(n, ast.Assign) or (isinstance(n, ast.Attribute) and n.attr == "backward") for n in nodes)
+
+
+def _are_apart(reaches: Iterator[tuple[Reach | None, bool]], trained: Collection[int], computes: bool) -> bool:
+    """True if none of them leads to this memory, and, if what is passed computes, no code that stores gets a tensor."""
     found = list(reaches)
     if not all(reach is not None and reach.is_apart(trained) for reach, _ in found):
         return False
-    stores = any(reach.stores for reach, _ in found if reach is not None)
+    stores = computes and any(reach.stores for reach, _ in found if reach is not None)
     return not (stores and any(reach.addresses for reach, is_given in found if reach is not None and is_given))
+
+
+def _stores_into(node: ast.AST, body: Body, bound: dict[str, Reach]) -> bool:
+    """True if a statement sets elements of an array from outside that a tensor of the function has for its memory."""
+    met = {address for name in bound.keys() & body.names for address in bound[name].addresses}
+    for each in ast.walk(node):
+        is_written = isinstance(each, ast.Subscript) and not isinstance(each.ctx, ast.Load)
+        array: Any = body.value_of(each.value) if is_written else None  # type: ignore[attr-defined]
+        if is_a(array, np.ndarray):
+            first, last = np.lib.array_utils.byte_bounds(array)
+            if any(first <= address < last for address in met):
+                return True
+    return False
 
 
 def _reaches(

@@ -153,7 +153,7 @@ class PurityWatch:
         others = []
         for change in changes:
             is_number_moved = is_number(change.then) and type(change.then) is type(change.now)
-            if id(change.place.owner) in containers and are_like(change.then, change.now, numbers=numbers):
+            if id(change.place.owner) in containers and are_like(change.then, change.now, numbers=numbers, spent=False):
                 continue  # it is read by the place of its container
             if change.place.is_writable and is_number_moved and numbers:
                 self.moving[change.place.identity] = change.place
@@ -249,7 +249,7 @@ def _is_rebinding(change: Change, numbers: bool) -> bool:
     With such a graph only where a hook makes it anew before it is read: pruned and normed weights. With `numbers`, also
     whether a tuple, list or dict of numbers replaced another one.
     """
-    is_like = are_like(change.then, change.now, numbers=numbers)
+    is_like = are_like(change.then, change.now, numbers=numbers, spent=False)
     return change.place.is_writable and is_like and _may_be_kept(change)
 
 

@@ -48,6 +48,13 @@ def test_a_number_of_the_batch_is_read_anew_in_every_step(number):
     check_twins(lambda: job_of(NUMBERS[number], [weighted(seed) for seed in range(4)]))
 
 
+def test_numbers_that_were_equal_are_read_anew_one_by_one():
+    """Actions of a memory, say, of which a tensor is made."""
+    body = scaled(lambda batch: (torch.tensor([each.item() for each in batch["many"]]) * torch.arange(4)).sum())
+    many = torch.tensor([[1, 1, 0, 1], [0, 1, 2, 1], [2, 0, 1, 1]])
+    check_twins(lambda: job_of(body, [batch_of(seed, many=each) for seed, each in enumerate(many)]))
+
+
 def test_a_number_of_the_batch_can_be_returned():
     model = mlp()
 

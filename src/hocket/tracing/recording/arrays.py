@@ -4,18 +4,22 @@
 other leaf of the batch. While a step is recorded it is given a `WatchedArray` in place of each array::
 
     torch.from_numpy(x), torch.FloatTensor(x), tensor[x]   ->   the leaf
-    x[2:], x.astype(np.float32)                            ->   one that stands for that part
+    x[2:], x[order], x.astype(np.float32)                  ->   one that stands for that part
     x / 255                                                ->   noted: numpy computes with it where no op is seen
 
 All that makes tensors of arrays makes one in the memory of the array first, and hands it to an op, `lift_fresh`.
+`np.asarray` and the like ask no class before they read, and are exchanged while a step is recorded.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
+import weakref
 from collections.abc import Callable
-from types import FrameType
+from contextlib import AbstractContextManager
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,8 +28,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hocket.arguments import is_size
 from hocket.pystate.origins import user_line
+from hocket.tracing.scalars.followed_math import exchanged
+from hocket.tracing.scalars.plain import replace_by_plain
 
 _FLOATS = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}
+# Functions that read an array without asking its class.
+_READING = ("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "frombuffer")
 # What may be asked of an array without looking at its elements.
 _FREE = frozenset(
     (
@@ -50,12 +58,14 @@ class ArrayReads:
         self.are_any = False
         self._items: dict[tuple[FrameType, int], str] = {}
         self._watched: list[tuple[np.ndarray[Any, Any], torch.Tensor]] = []
+        self._handed_out: list[weakref.ref[Any]] = []
 
     def watched(self, array: np.ndarray[Any, Any], tensor: torch.Tensor) -> Any:
         """A stand-in for `array`, which has the elements of `tensor`."""
         self._watched.append((array, tensor))
         made: Any = array.view(WatchedArray)
         made._hocket_tensor, made._hocket_note, made._hocket_plain = tensor, self, array
+        self._handed_out.append(weakref.ref(made))
         return made
 
     def leaf(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -90,6 +100,10 @@ class ArrayReads:
             self._note(line)
         self._items.clear()
 
+    def close(self) -> None:
+        """Put the user's own arrays where the step has kept one that stands for them."""
+        replace_by_plain(self._handed_out, plain_arrays)
+
 
 class WatchedArray(np.ndarray[Any, Any]):
     """An array of the batch. Whatever is done with its elements is noted, and done with the user's own array."""
@@ -112,7 +126,10 @@ class WatchedArray(np.ndarray[Any, Any]):
         if type(key) is int and type(found) is not np.ndarray:
             self._hocket_note.item()
             return found
-        if type(found) is not np.ndarray or not all(map(_is_basic, key if type(key) is tuple else (key,))):
+        keys = key if type(key) is tuple else (key,)
+        if len(keys) == 1 and is_followed(keys[0]) and keys[0].dtype == np.int64:  # rows of a mini-batch
+            key, keys = keys[0]._hocket_tensor, ()
+        if type(found) is not np.ndarray or not all(map(_is_basic, keys)):
             self._hocket_note()
             return found
         return self._hocket_note.watched(found, self._hocket_tensor[key])
@@ -184,6 +201,25 @@ def _are_same(array: np.ndarray[Any, Any], tensor: torch.Tensor) -> bool:
 def is_followed(value: Any) -> bool:
     """Return True for a stand-in whose tensor has its elements."""
     return type(value) is WatchedArray and value._hocket_plain is not None and not value._hocket_note.are_any
+
+
+def reading_noted() -> AbstractContextManager[None]:
+    """While this lasts, functions of numpy's that read arrays unasked note it, by whatever module they are found."""
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def read(*args: Any, **kwargs: Any) -> Any:
+            one = args[0] if len(args) == 1 and not kwargs and is_followed(args[0]) else None
+            if one is not None and function(one._hocket_plain) is one._hocket_plain:
+                return one
+            return function(*_noted(args), **_noted(kwargs))
+
+        return read
+
+    others = {name: noted(vars(np)[name]) for name in _READING}
+    modules = [each for each in list(sys.modules.values()) if isinstance(each, ModuleType)]
+    held = ((each, name) for each in modules for name in others if vars(each).get(name) is vars(np)[name])
+    return exchanged([(each, name, others[name]) for each, name in held])
 
 
 def _noted(value: Any) -> Any:

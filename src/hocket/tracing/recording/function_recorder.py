@@ -194,13 +194,12 @@ class FunctionRecorder(TorchFunctionMode):
         live = live if computed is None else computed
         if computed is None and getattr(func, "__name__", "") in CHOOSERS:
             args, kwargs = plain_tree(args), plain_tree(kwargs)
+        if func in (torch.tensor, torch.as_tensor) and not kwargs.keys() - {"dtype", "device"} and _is_flat(args[0]):
+            return self._made_of(args[0], **kwargs)
         start, reads = len(self.ops.order), self.ops.batch.num_reads
         first_made = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-        if func in (torch.tensor, torch.as_tensor) and not kwargs.keys() - {"dtype", "device"} and _is_flat(args[0]):
-            # A tensor made from a live number has to be made again in every step.
-            result = _made_of(args[0], **kwargs)
-        elif func is _SET_ITEM and isinstance(args[2], Live):
-            # So does a number that is put into a tensor.
+        if func is _SET_ITEM and isinstance(args[2], Live):
+            # A number that is put into a tensor has to be put there again in every step.
             at = plain_tree(args[1])
             result = func(args[0], at, torch.full((), args[2].plain, dtype=args[0].dtype, device=args[0].device))
             live = [args[2]]
@@ -214,6 +213,18 @@ class FunctionRecorder(TorchFunctionMode):
             plain_tree(live)
         self._tie(func, live, [(node, self.ops.notes[node]) for node in nodes])
         return result
+
+    def _made_of(self, data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
+        """The tensor that `torch.tensor` makes of these numbers, by an op for each, which other steps make again."""
+        numbers = [data] if isinstance(data, Live) else data
+        is_float = any(isinstance(plain_of(each), float) for each in numbers)
+        kind = dtype or (torch.get_default_dtype() if is_float else torch.int64)
+        kwargs = {"dtype": kind, "device": device}
+        made = [
+            self._with_numbers(torch.full, ((), each), kwargs, [each] if isinstance(each, Live) else [])
+            for each in numbers
+        ]
+        return made[0] if isinstance(data, Live) else torch.stack(made)
 
     def _tie(self, func: Any, live: list[Any], nodes: list[tuple[fx.Node, Note]]) -> None:
         tied = {index for node, note in nodes for index in tie(node, note.scalars, live, self.tape)[0]}
@@ -309,12 +320,3 @@ def _live_in(value: Any) -> Iterator[Any]:
 
 def _is_flat(data: Any) -> bool:
     return isinstance(data, Live) or all(isinstance(element, (int, float)) for element in data)
-
-
-def _made_of(data: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
-    """The tensor that `torch.tensor` makes of these numbers, by ops that take each of them."""
-    numbers = [data] if isinstance(data, Live) else data
-    plain = [number.plain if isinstance(number, Live) else number for number in numbers]
-    kind = dtype or (torch.get_default_dtype() if any(isinstance(n, float) for n in plain) else torch.int64)
-    made = [torch.full((), number, dtype=kind, device=device) for number in plain]
-    return made[0] if isinstance(data, Live) else torch.stack(made)

@@ -31,7 +31,7 @@ from hocket.pystate.origins import step_line, user_line
 from hocket.pystate.places import Place, as_it_stands, is_empty, is_number, is_plain, keeps_graph, same, shown
 from hocket.sinks import Sink, sinks_heard, sinks_held
 from hocket.tracing.reasons import Reasons
-from hocket.tracing.recording.arrays import ArrayReads, plain_arrays
+from hocket.tracing.recording.arrays import ArrayReads, plain_arrays, reading_noted
 from hocket.tracing.recording.containers import Containers
 from hocket.tracing.recording.exits import exits_noted, random_as_ops
 from hocket.tracing.recording.function_recorder import FunctionRecorder, python_functions_open
@@ -178,6 +178,9 @@ class _Recording:
             if self.undoes:
                 stack.callback(self._undo, ops)
             stack.callback(self.tape.close)
+            stack.callback(self.reads.close)
+            if holds_arrays(self.batch):
+                stack.enter_context(reading_noted())
             stack.callback(self.numbers.put_back, self.undoes)
             stack.callback(where.close)
             with followed_math(), exits_noted(self.reasons), python_functions_open():

@@ -9,12 +9,15 @@ after the ops in the same Python numbers::
     len(batch) ----------------------.            v
                        loss.item() ---> * ------> + ---> state["total"]
 
-Only arithmetic that cannot raise is followed, so that a planned step ends as the eager one does: no `math.exp`. A
+Only arithmetic that cannot raise is followed, so that a planned step ends as the eager one does: no `math.exp`. Powers
+and roots cannot where the numbers are small enough by their type, and not negative by how they were made: a number of
+float32 has 128 bits before its point at the most, its square 256, and a float of Python's has room for 1024. A
 comparison is a branch on data, and so is a division by such a number (see `hocket.tracing.recording.outcomes`).
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,6 +30,10 @@ from hocket.tracing.scalars.live import METHODS_OF_FLOAT, METHODS_OF_WHOLE, Late
 from hocket.tracing.scalars.tape import Tape, TapeRef
 
 _TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, float, max, min)
+_ROOTS = (operator.pow, math.sqrt)
+_MAX_BITS = 1023  # before the point of a float
+# By the type of a tensor, those of its finite numbers.
+_BITS = {torch.float32: 128, torch.bfloat16: 128, torch.float16: 16, torch.int64: 64, torch.int32: 32}
 
 
 @dataclass
@@ -55,6 +62,7 @@ class LateTape:
         number: Any = float.__new__(LateFloat, value) if type(value) is float else object.__new__(LateInt)
         number.plain, number.source, number.origin, number.tape = value, source, origin, self
         number.num_writes = 0 if source is None else len(source[2])
+        number.bits = math.inf if source is None else _BITS.get(source[0].dtype, math.inf)
         self.tape.handed_out.append(weakref.ref(number))
         return number
 
@@ -71,6 +79,7 @@ class LateTape:
         self.entries.append((function, tuple(self.ref(operand) for operand in operands)))
         number = self.read(result, None, next(each.origin for each in operands if isinstance(each, Late)))
         number.entry = TapeRef(len(self.entries) - 1)
+        number.bits, number.is_signed = _range(function, operands)
         return number
 
     def guard(self, function: Callable[..., Any], *operands: Any) -> Any:
@@ -106,7 +115,7 @@ class LateTape:
             return type(divisor) in (int, float) and divisor != 0
         if function is round:
             return len(operands) == 2 and type(operands[1]) is int and operands[1] >= 0
-        return function in _TOTAL
+        return function in _TOTAL or (function in _ROOTS and _range(function, operands)[0] <= _MAX_BITS)
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         values: list[Any] = []
@@ -120,6 +129,33 @@ class LateTape:
 
 def _is_number(operand: Any) -> bool:
     return type(operand) in (int, float, bool) or isinstance(operand, (Late, Live))
+
+
+def _range(function: Callable[..., Any], operands: Sequence[Any]) -> tuple[float, bool]:
+    """The bits before the point that a finite result has at the most, and whether it may be negative."""
+    bits, are_signed = zip(*map(_range_of, operands), strict=True)
+    if function in (operator.add, operator.sub):
+        return max(bits) + 1, function is operator.sub or any(are_signed)
+    if function is operator.mul:
+        return sum(bits), any(are_signed)
+    if function is operator.truediv and not isinstance(operands[1], (Live, Late)):
+        return bits[0] - bits[1] + 1, any(are_signed)
+    if function in (float, operator.pos, operator.neg, operator.abs, max, min):
+        return max(bits), function is operator.neg or (function is not operator.abs and any(are_signed))
+    exponent = operands[-1] if function is operator.pow else 0.5
+    is_root = function in _ROOTS and type(exponent) in (int, float) and 0 <= exponent <= _MAX_BITS
+    is_even = is_root and exponent % 2 == 0
+    if not is_root or (are_signed[0] and exponent % 1):
+        return math.inf, True
+    return max(0, bits[0]) * exponent, are_signed[0] and not is_even
+
+
+def _range_of(operand: Any) -> tuple[float, bool]:
+    if isinstance(operand, Late):
+        return operand.bits, operand.is_signed
+    if isinstance(operand, Live) or (type(operand) is float and not math.isfinite(operand)):
+        return math.inf, True
+    return math.frexp(operand)[1] if type(operand) is float else operand.bit_length(), operand < 0
 
 
 class LateFloat(Late, float):

@@ -51,6 +51,8 @@ class Late(Followed):
     plain: Any
     tape: Any  # the late tape, which notes what becomes of it
     entry: Any = None  # the entry of the late tape that computes it, or None if it was read
+    bits: float = math.inf  # before the point, at the most, where it is finite
+    is_signed: bool = True  # it may be negative
 
     @property
     def tensor(self) -> Any:

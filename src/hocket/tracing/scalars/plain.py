@@ -42,12 +42,12 @@ def settled_result(result: Any) -> Any:
     return plain_result(result, is_size)
 
 
-def replace_by_plain(handed_out: Sequence[weakref.ref[Any]]) -> None:
-    """Put plain numbers where the user's containers and objects hold one of these."""
+def replace_by_plain(handed_out: Sequence[weakref.ref[Any]], plain_one: Callable[[Any], Any] = plain_of) -> None:
+    """Put the plain values where the user's containers and objects hold one of these."""
     left = {id(number): number for number in (reference() for reference in handed_out) if number is not None}
     known: set[int] = {id(left)}
     while left:
-        plain = {address: _plain_of(value, left) for address, value in left.items()}
+        plain = {address: _plain_of(value, plain_one) for address, value in left.items()}
         further: dict[int, Any] = {}
         for holder in gc.get_referrers(*left.values()):
             if id(holder) in known or is_a(holder, types.FrameType):
@@ -68,11 +68,11 @@ def _key_of_call(key: Any) -> Any:
     return key[0] if type(key) is tuple and len(key) == 1 and type(key[0]) is int else key
 
 
-def _plain_of(value: Any, left: dict[int, Any]) -> Any:
+def _plain_of(value: Any, plain_one: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple):
-        elements = [_plain_of(element, left) for element in value]
+        elements = [_plain_of(element, plain_one) for element in value]
         return value._make(elements) if hasattr(value, "_make") else tuple(elements)
-    return plain_of(value)
+    return plain_one(value)
 
 
 def _put(holder: Any, plain: dict[int, Any]) -> None:
