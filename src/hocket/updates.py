@@ -36,7 +36,8 @@ def schedule_update(optimizer: torch.optim.Optimizer, **options: Any) -> Schedul
     Args:
         optimizer: one whose ``step()`` needs no closure. A closure that is given is called first where the optimizer is
             one of torch's, without hooks. With all others, calls with a closure are the optimizer's own.
-        options: of `hocket.schedule`. Without ``guard`` planned updates stay in any case.
+        options: of `hocket.schedule`. Without ``guard`` planned updates stay in any case. The default ``planner`` is
+            ``"serial"``: a second lane would save less here than the rest of the loop would lose to its thread.
 
     Returns:
         The schedule of the updates, which stay plain unless the loop is faster with planned ones. Its ``verdict`` and
@@ -60,7 +61,7 @@ def schedule_update(optimizer: torch.optim.Optimizer, **options: Any) -> Schedul
     plain = optimizer.step
     if hasattr(plain, _SCHEDULE):
         raise InputError("schedule_update: the updates of this optimizer are scheduled already")
-    fast = schedule(plain, [], optimizer, **options)
+    fast = schedule(plain, [], optimizer, **{"planner": "serial", **options})
     update = _Update(fast, plain, options.get("guard", True))
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
