@@ -40,7 +40,7 @@ def schedule_update(optimizer: torch.optim.Optimizer, **options: Any) -> Schedul
             ``"serial"``: a second lane would save less here than the rest of the loop would lose to its thread.
 
     Returns:
-        The schedule of the updates, which stay plain unless the loop is faster with planned ones. Its ``verdict`` and
+        The schedule of the updates, which stay planned unless the loop is clearly slower with them. Its ``verdict`` and
         ``why`` say how they run. ``del optimizer.step`` undoes it, and copies and pickles of the optimizer do not have
         it.
 

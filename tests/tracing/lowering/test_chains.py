@@ -154,6 +154,32 @@ def test_what_other_ops_see_is_made_where_it_was() -> None:
     assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
+def test_no_write_moves_past_an_op_that_may_raise() -> None:
+    """An average is written in two parts, with a loss between them that a label may end."""
+    model = network()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    average = nn.Parameter(torch.ones(SIZES[-1]), requires_grad=False)
+    holder = nn.ParameterList([average])
+    step = training_step(model, optimizer)
+
+    def averaged(batch: Any) -> torch.Tensor:
+        with torch.no_grad():
+            average.mul_(0.5)
+        loss = step(batch)
+        with torch.no_grad():
+            average.add_(1.0)
+        return loss
+
+    averaged(BATCHES[0])
+    seen = capture(averaged, [model, holder], optimizer, BATCHES[0])
+    captured = relowered(seen, split=False, native_ops=(UPDATE_CHAINS,))
+    average.fill_(1.0)
+    wrong = (BATCHES[1][0], torch.full_like(BATCHES[1][1], 99))
+    with one_lane(captured) as run, pytest.raises(IndexError):
+        run(wrong)
+    assert torch.equal(average, torch.full_like(average, 0.5))
+
+
 def test_flat_parameters_stay_op_by_op() -> None:
     """Views of one buffer share memory, which instructions of one chain may not."""
     model = network()

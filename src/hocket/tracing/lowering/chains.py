@@ -23,7 +23,6 @@ from hocket.tracing.lowering.calls import AnnotatedCall
 from hocket.tracing.program import Call, Slot
 from hocket.tracing.scalars.tape import TapeRef
 
-_aten = torch.ops.aten
 # The instructions, in the order of ``Op`` in ``chains.cpp``.
 OPS = (
     *("mul_number", "mul", "add_number", "add", "lerp", "addcmul", "addcdiv", "div_number", "div", "neg", "sqrt"),
@@ -95,7 +94,7 @@ def _gives(way: str, own: Callable[..., torch.Tensor], generator: torch.Generato
         tensors = [(drawn(size) * torch.exp(8 * drawn(size))).to(dtype) for _ in range(3)]
         wanted = own(*tensors, number)
         run_chain([3, 1, OPS.index(way), 0, 0, 1, 2, 0], tensors, [number])
-        if not torch.equal(tensors[0].nan_to_num(), wanted.nan_to_num()):
+        if not torch.allclose(tensors[0], wanted, rtol=0, atol=0, equal_nan=True):
             return False
     return True
 
@@ -272,8 +271,13 @@ def _outlives_its_stage(instructions: Iterable[_Instruction], made: set[int]) ->
 def _is_disturbed(
     group: _Group, last: int, pieces: Sequence[AnnotatedCall], touching: Mapping[int, Sequence[int]]
 ) -> bool:
-    """Return True if an op up to `last` that is not of the group sees what it writes, or writes what it reads."""
+    """Return True if an op up to `last` that is not of the group sees what it writes, or writes what it reads.
+
+    An op that may raise sees all: what was written before it stays where a user catches its error.
+    """
     own = set(group.positions)
+    if any(piece.may_raise or piece.note.is_undone for piece in pieces[group.positions[0] : last]):
+        return True
     for root in group.roots:
         between = (n for n in touching.get(root, ()) if group.positions[0] < n <= last and n not in own)
         if any(root in group.written or root in pieces[n].access.writes for n in between):
