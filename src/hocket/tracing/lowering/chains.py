@@ -10,6 +10,7 @@ each op is tried once in a process, on numbers of all magnitudes, and only the w
 from __future__ import annotations
 
 import math
+from bisect import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -73,6 +74,18 @@ class _Group:
     size_bytes: float
 
 
+@dataclass(frozen=True)
+class _Step:
+    """The calls of a step, and where they touch memory."""
+
+    pieces: Sequence[AnnotatedCall]
+    values: Mapping[int, Any]  # by slot
+    roots: Sequence[int | None]  # by slot
+    kept: frozenset[int]  # slots
+    touching: Mapping[int, Sequence[int]]  # positions of the calls that touch each root
+    raising: Sequence[int]  # positions of the calls that may raise
+
+
 @cache
 def exact_ops() -> Mapping[str, int]:
     """The ops whose bits a chain can give, each with the number of the instruction that gives them."""
@@ -121,11 +134,13 @@ def chain_updates(
     for position, piece in enumerate(pieces):
         for root in piece.memory:
             touching.setdefault(root, []).append(position)
+    raising = [n for n, piece in enumerate(pieces) if piece.may_raise or piece.note.is_undone]
+    step = _Step(pieces, values, roots, kept, touching, raising)
     lasting = frozenset(roots[slot] for slot in inputs)
-    groups = (g for g in _groups(pieces, found, values, roots, kept, touching) if g.written & lasting)
+    groups = (group for group in _groups(step, found) if group.written & lasting)
     chains: dict[int, AnnotatedCall] = {}
     gone: set[int] = set()
-    for joined in _joined(groups, pieces, touching):
+    for joined in _joined(step, groups):
         positions = sorted(position for group in joined for position in group.positions)
         if len(positions) > 1:
             gone.update(positions)
@@ -203,15 +218,9 @@ _NUMBERS: dict[str, dict[str, str | None]] = {
 }
 
 
-def _groups(
-    pieces: Sequence[AnnotatedCall],
-    found: Mapping[int, _Instruction],
-    values: Mapping[int, Any],
-    roots: Sequence[int | None],
-    kept: frozenset[int],
-    touching: Mapping[int, Sequence[int]],
-) -> Iterator[_Group]:
+def _groups(step: _Step, found: Mapping[int, _Instruction]) -> Iterator[_Group]:
     """The instructions that share memory, as groups that may be made at once."""
+    pieces, values, roots = step.pieces, step.values, step.roots
     parent: dict[Any, Any] = {}
 
     def top(root: Any) -> Any:
@@ -236,7 +245,7 @@ def _groups(
         alike = {(values[slot].shape, values[slot].stride(), values[slot].dtype) for slot in slots}
         if len(alike) > 1 or len({roots[slot] for slot in slots}) < len(slots) or len(made) > MAX_MADE or not given:
             continue
-        if made & kept or any(set(touching[roots[slot]]) - set(positions) for slot in made):  # type: ignore[index]
+        if made & step.kept or any(set(step.touching[roots[slot]]) - set(positions) for slot in made):  # type: ignore[index]
             continue
         if _outlives_its_stage(own, made):
             continue
@@ -251,7 +260,7 @@ def _groups(
             dtype=dtype,
             size_bytes=math.prod(shape) * dtype.itemsize,
         )
-        if not _is_disturbed(group, positions[-1], pieces, touching):
+        if not _is_disturbed(step, group, positions[-1]):
             yield group
 
 
@@ -268,32 +277,29 @@ def _outlives_its_stage(instructions: Iterable[_Instruction], made: set[int]) ->
     return False
 
 
-def _is_disturbed(
-    group: _Group, last: int, pieces: Sequence[AnnotatedCall], touching: Mapping[int, Sequence[int]]
-) -> bool:
+def _is_disturbed(step: _Step, group: _Group, last: int) -> bool:
     """Return True if an op up to `last` that is not of the group sees what it writes, or writes what it reads.
 
     An op that may raise sees all: what was written before it stays where a user catches its error.
     """
-    own = set(group.positions)
-    if any(piece.may_raise or piece.note.is_undone for piece in pieces[group.positions[0] : last]):
+    first = group.positions[0]
+    if bisect(step.raising, first) < bisect(step.raising, last):
         return True
+    own = set(group.positions)
     for root in group.roots:
-        between = (n for n in touching.get(root, ()) if group.positions[0] < n <= last and n not in own)
-        if any(root in group.written or root in pieces[n].access.writes for n in between):
+        between = (n for n in step.touching.get(root, ()) if first < n <= last and n not in own)
+        if any(root in group.written or root in step.pieces[n].access.writes for n in between):
             return True
     return False
 
 
-def _joined(
-    groups: Iterable[_Group], pieces: Sequence[AnnotatedCall], touching: Mapping[int, Sequence[int]]
-) -> Iterator[list[_Group]]:
+def _joined(step: _Step, groups: Iterable[_Group]) -> Iterator[list[_Group]]:
     """The groups that one op makes: those of one dtype, as many as it takes to be worth a call."""
     joined: list[_Group] = []
     for group in sorted(groups, key=lambda each: (str(each.dtype), each.positions[-1])):
         last = group.positions[-1]
         is_full = sum(each.size_bytes for each in joined) >= MIN_BYTES or (joined and joined[0].dtype != group.dtype)
-        if joined and (is_full or any(_is_disturbed(each, last, pieces, touching) for each in joined)):
+        if joined and (is_full or any(_is_disturbed(step, each, last) for each in joined)):
             yield joined
             joined = []
         joined.append(group)
