@@ -1,4 +1,4 @@
-"""The elementwise ops of an update as one op for each layer, with eager's bits (see ``native/chains.cpp``).
+"""The elementwise ops of an update as few native ops, with eager's bits (see ``native/chains.cpp``).
 
     0.weight    mul_ lerp_ mul_ addcmul_ sqrt div add_ addcdiv_ ┐
     0.bias      mul_ lerp_ mul_ addcmul_ sqrt div add_ addcdiv_ ┴──>  hocket::update_chain
