@@ -1,6 +1,6 @@
 """Every way of running a step that a user would choose from, side by side: ``python -m benchmarks concurrency``.
 
-Contenders, all in one process, each on a twin of the same job, in turns (`benchmarks.turns`), medians with spread:
+Contenders, each in a process of its own on a twin of the same job, in turns (`benchmarks.turns`), medians with spread:
 
 - ``eager``: torch as recommended, threads = cores;
 - ``compile``: `torch.compile` of the model, with what it really compiled: graphs, breaks, recompiles;
@@ -10,29 +10,36 @@ Contenders, all in one process, each on a twin of the same job, in turns (`bench
 - ``all``: `hocket.schedule`, called as a user calls it: signature and guards included. Of its audits, which take at
   most 0.25% of a long run, the first ones would be every other step here. They are put off. ``rounding`` and
   ``close``: the same with these ``numerics``, and ``close_compiled`` once its compiled forms are there.
-- ``jax``: ``jit`` of the whole step, in a process of its own, where JAX is installed: the MLP, LSTM cells and GPT-2.
+- ``jax``: ``jit`` of the whole step, where JAX is installed: the MLP, LSTM cells and GPT-2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import torch
-import torch._dynamo
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.bench import Save, check_names, columns_of, table_of, unsaved
-from benchmarks.contenders import compiled_step, decided, is_image, job_of, verdicts_of
-from benchmarks.jax_steps import MODELS, JaxProcess, jax_missing, jax_step
-from benchmarks.turns import in_turns, summaries, title
+from benchmarks.contenders import compared, compiled_step, eager_step, is_image, job_of, scheduled_step
+from benchmarks.jax_steps import MODELS, jax_missing, jax_step
+from benchmarks.turns import Elsewhere, title
+from hocket.job import Job
 
 SMALL = ("mlp", "transformer/4", "lstm-cells/20", "resnet20/4", "gpt2", "bert-tiny")
 LARGE = (
     *("resnet20/64", "densenet40/32", "inception-v3/4", "resnet50/8"),
     *("vgg16/2", "vgg11/8", "mobilenet-v2/8", "dcgan/64"),
 )
-COMPILED = ("compile", "compile_update", "compile_last", "compile_last_update", "compile_autotune")
+# Whether the update is compiled, whether images have their channels last, and the mode.
+COMPILED: dict[str, tuple[bool, bool, str | None]] = {
+    "compile": (False, False, None),
+    "compile_update": (True, False, None),
+    "compile_last": (False, True, None),
+    "compile_last_update": (True, True, None),
+    "compile_autotune": (True, True, "max-autotune"),
+}
 CONTENDERS = (*COMPILED, "all", "rounding", "close", "close_compiled", "jax")
 ROUNDS = 12
 BLOCKS = {"small": 8, "large": 2}  # counted steps in each
@@ -67,40 +74,33 @@ def _labels(targets: tuple[str, ...], quick: bool) -> list[str]:
 
 def measure(target: str, compiled: bool, bitwise: bool, rounds: int, block: int) -> dict[str, Any]:
     """One target: times in milliseconds, ratios to eager, verdicts, and what `torch.compile` did."""
-    eager = job_of(target)
-    contenders: dict[str, Callable[[Any], Any]] = {"eager": eager.step}
-    reports: dict[str, Any] = {}
+    job = job_of(target)
+    ways: dict[str, tuple[Any, ...]] = {"eager": (eager_step,)}
     if compiled:
-        torch._dynamo.reset()
-        ways: list[tuple[str, bool, bool, str | None]] = [
-            ("compile", False, False, None),
-            ("compile_update", True, False, None),
-        ]
-        has_images = any(map(is_image, tree_leaves(eager.batch(0))))
-        if has_images:
-            ways += [("compile_last", False, True, None), ("compile_last_update", True, True, None)]
-        ways.append(("compile_autotune", True, has_images, "max-autotune"))
-        for label, update, last, mode in ways:
-            step, reports[label] = compiled_step(job_of(target), update, last, mode)
-            if step is None and mode and last:  # a model that cannot have its channels last is tuned without
-                step, reports[label] = compiled_step(job_of(target), update, False, mode)
-            if step is not None:
-                contenders[label] = step
-    numerics = {"all": "bitwise", "rounding": "rounding"} if bitwise else {}
+        has_images = any(map(is_image, tree_leaves(job.batch(0))))
+        ways |= {
+            label: (_compiled_step, target, update, last and has_images, mode)
+            for label, (update, last, mode) in COMPILED.items()
+            if has_images or mode or not last
+        }
+    if bitwise:
+        ways |= {"all": (scheduled_step, "bitwise"), "rounding": (scheduled_step, "rounding")}
     if bitwise or not compiled:
-        numerics["close"] = "close"
-    scheduled = {label: decided(job_of(target), each) for label, each in numerics.items()}
+        ways["close"] = (scheduled_step, "close")
     if compiled:
-        scheduled["close_compiled"] = decided(job_of(target), "close", compiled=True)
-    contenders |= scheduled
+        ways["close_compiled"] = (scheduled_step, "close", True)
     name = target.partition("/")[0]
+    others: dict[str, Callable[[], Elsewhere]] = {}
     if name in MODELS and not jax_missing():
-        contenders["jax"] = jax_step(name, job_of(target))
-    found = in_turns(contenders, eager.batch, rounds=rounds, block=block)
-    for step in contenders.values():
-        if isinstance(step, JaxProcess):
-            step.end()
-    return {**summaries(found), "verdicts": verdicts_of(scheduled), "compile": reports}
+        others["jax"] = partial(jax_step, name, job)
+    return compared(ways, job_of, target, rounds, block, others)
+
+
+def _compiled_step(job: Job, target: str, update: bool, last: bool, mode: str | None) -> tuple[Any, dict[str, Any]]:
+    step, report = compiled_step(job, update, last, mode)
+    if step is None and mode and last:  # a model that cannot have its channels last is tuned without
+        step, report = compiled_step(job_of(target), update, False, mode)
+    return step, report
 
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:

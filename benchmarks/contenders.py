@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from time import perf_counter
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeAlias
 
 import torch
 import torch._dynamo
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from benchmarks.turns import Elsewhere, answer, in_turns, summaries
 from hocket import zoo
 from hocket.errors import HocketError, InputError
 from hocket.job import Job
 from hocket.session import Schedule, schedule
 
-# Of one function of Python for all contenders of a process together: torch's 8 are enough for one of them, but five
-# ways to compile a GAN need more, and what is beyond the limit would run eagerly, which is an error here.
-torch._dynamo.config.recompile_limit = 64
+Step: TypeAlias = Callable[[Any], Any]
+WARM_UP = 4  # steps of a block that are not counted
+
+# What is beyond the limit would run eagerly.
 torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
@@ -37,11 +42,51 @@ def decided(job: Job, numerics: str, *, compiled: bool = False) -> Schedule:
     return fast
 
 
-def verdicts_of(schedules: Mapping[str, Schedule]) -> dict[str, dict[str, str]]:
-    """Return verdicts and reasons by label, and close the schedules."""
-    for each in schedules.values():
-        each.close()
-    return {label: {"verdict": str(each.verdict), "why": each.why} for label, each in schedules.items()}
+def eager_step(job: Job) -> tuple[Step, dict[str, Any]]:
+    """The job's step as it stands."""
+    return job.step, {}
+
+
+def scheduled_step(job: Job, numerics: str, compiled: bool = False) -> tuple[Step, dict[str, Any]]:
+    """The step of `decided`, with its verdict."""
+    fast = decided(job, numerics, compiled=compiled)
+    return fast, {"verdict": str(fast.verdict), "why": fast.why}
+
+
+def serve(pipe: Any, job_of: Callable[[str], Job], target: str, step_of: Callable[..., Any], *way: Any) -> None:
+    """Make the step of a job in this process, and the steps that are asked for (see `benchmarks.turns.Elsewhere`).
+
+    `step_of` returns the step, or None if there is none, and what is said about it.
+    """
+    job = job_of(target)
+    step, said = step_of(job, *way)
+    answer(pipe, said, lambda number: step(job.batch(number)), lambda _: None)
+
+
+def compared(
+    ways: Mapping[str, tuple[Any, ...]],
+    job_of: Callable[[str], Job],
+    target: str,
+    rounds: int,
+    block: int,
+    others: Mapping[str, Callable[[], Elsewhere]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return summaries of contenders in turns, each in its process, and what each said about itself.
+
+    `ways` are a function for `serve` and its arguments by label. A contender with a text ``failed`` takes no part. They
+    start one after the other, `others` last: a search beside another one would be disturbed.
+    """
+    here: dict[str, Callable[[], Elsewhere]] = {
+        label: partial(Elsewhere, serve, job_of, target, *way) for label, way in ways.items()
+    }
+    with ExitStack() as stack:
+        made: dict[str, Elsewhere] = {}
+        for label, start in {**here, **others}.items():
+            made[label] = start()
+            stack.callback(made[label].end)
+        able = {label: each for label, each in made.items() if "failed" not in each.said}
+        found = summaries(in_turns(able, rounds=rounds, block=block, warm_up=WARM_UP))
+    return {**found, "said": {label: each.said for label, each in made.items() if each.said}}
 
 
 def until_decided(fast: Schedule, job: Job, at_most: int = sys.maxsize) -> int:
@@ -63,7 +108,7 @@ def _channels_last(value: Any) -> Any:
 
 def compiled_step(
     job: Job, update: bool, last: bool, mode: str | None = None, **backend: Any
-) -> tuple[Callable[[Any], Any] | None, dict[str, Any]]:
+) -> tuple[Step | None, dict[str, Any]]:
     """Return the job's step with its models (and their update) compiled, or None if that fails, and the compiler's
     report.
 

@@ -1,8 +1,7 @@
 """Whole training steps in JAX, ``jit`` of loss, gradients and update: what one could write in place of the torch step.
 
 `jax_step` trains one model, and `jax_peer` many small ones by ``vmap`` of the same. Both in a process beside torch's:
-their threads would get in each other's way in one. The process times its steps itself, some in a row: what a pipe takes
-is not part of a step, nor what JAX's threads, which fall asleep between two questions, take to wake up.
+their threads would get in each other's way in one (`benchmarks.turns.Elsewhere`, whose `loss` is the last one's).
 
 The models are the zoo's MLP and unrolled LSTM cells and transformers' GPT-2 without dropout; weights, batches and
 numbers of the optimizer are the torch job's own, so the losses are too, within rounding.
@@ -13,10 +12,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
-from statistics import fmean
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,11 +20,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from benchmarks.ranks import heard, started
+from benchmarks.turns import Elsewhere, answer
 from hocket.job import Job
 
-PATIENCE_S = 120.0  # for the first step, which is compiled
-IN_A_ROW = 4  # steps for each one that is asked for
 OPTIMIZERS = {torch.optim.SGD: "sgd", torch.optim.Adam: "adam", torch.optim.AdamW: "adamw"}
 OPTIONS = ("lr", "momentum", "betas", "eps", "weight_decay")
 
@@ -38,37 +32,13 @@ def jax_missing() -> str:
     return "" if importlib.util.find_spec("jax") else "jax: is not installed: pip install -e '.[jax]'"
 
 
-class JaxProcess:
-    """A process that trains by JAX and knows its last loss. `arguments` are those of `_serve`, which runs in it."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self._stack = ExitStack()
-        (self._pipe,) = self._stack.enter_context(started(_serve, [arguments], daemon=True))
-        self.loss = math.nan
-
-    def seconds(self, _: Any = None) -> float:
-        """Take training steps in a row on the next batches of its own, and return what one of them took there."""
-        self._pipe.send("step")
-        took_s, self.loss = heard(self._pipe, PATIENCE_S)
-        return float(took_s)
-
-    __call__ = seconds
-
-    def end(self) -> None:
-        """End the process."""
-        self._stack.close()
-
-
-def jax_step(name: str, job: Job, *, heads: int = 4, in_a_row: int = IN_A_ROW) -> JaxProcess:
-    """A process that takes the steps of a job (of `MODELS`, by SGD, Adam or AdamW) that has not been trained yet.
-
-    It takes `in_a_row` steps for each one that is asked for, and gives the mean of those behind the first.
-    """
+def jax_step(name: str, job: Job, *, heads: int = 4) -> Elsewhere:
+    """A process that takes the steps of a job (of `MODELS`, by SGD, Adam or AdamW) that has not been trained yet."""
     (model,), (optimizer,) = job.models, job.optimizers
     weights = {each: value.detach().numpy() for each, value in model.named_parameters()}
     batches = [tree_map_only(torch.Tensor, torch.Tensor.numpy, job.batch(number)) for number in range(4)]
     options = {option: value for option, value in optimizer.param_groups[0].items() if option in OPTIONS}
-    return JaxProcess(name, weights, batches, OPTIMIZERS[type(optimizer)], options, heads, in_a_row)
+    return Elsewhere(_serve, name, weights, batches, OPTIMIZERS[type(optimizer)], options, heads)
 
 
 def jax_peer(
@@ -77,7 +47,7 @@ def jax_peer(
     optimizer: str,
     rates: Sequence[float],
     decays: Sequence[float],
-) -> JaxProcess:
+) -> Elsewhere:
     """A process that trains B perceptrons, from the weights of these models, by a rate and a weight decay for each.
 
     Batches are for each step in turns, inputs ``(N, width)`` and labels ``(N,)`` for all models.
@@ -90,7 +60,7 @@ def jax_peer(
         **{"momentum": 0.9, "betas": (0.9, 0.999), "eps": 1e-8},
     }
     data = [tuple(map(np.asarray, each)) for each in batches]
-    return JaxProcess("mlp", stacked, data, optimizer, options, 1, IN_A_ROW)
+    return Elsewhere(_serve, "mlp", stacked, data, optimizer, options, 1)
 
 
 def _serve(
@@ -101,7 +71,6 @@ def _serve(
     kind: str,
     options: Mapping[str, Any],
     heads: int,
-    in_a_row: int,
 ) -> None:
     """Train one model, or as many as there are rates."""
     import jax
@@ -123,22 +92,13 @@ def _serve(
     weights = jax.tree.map(jnp.asarray, weights)
     states = {key: (jnp.zeros_like(value), jnp.zeros_like(value)) for key, value in weights.items()}
     given = [jax.tree.map(jnp.asarray, batch) for batch in batches]
-    count, found = 0, jnp.zeros(())
 
-    def once() -> None:
-        nonlocal weights, states, found, count
-        count += 1
-        weights, states, found = step(weights, states, float(count), rate, decay, given[(count - 1) % len(given)])
-        jax.block_until_ready((weights, found))
+    def once(number: int) -> Any:
+        nonlocal weights, states
+        weights, states, found = step(weights, states, number + 1.0, rate, decay, given[number % len(given)])
+        return jax.block_until_ready((found, weights))[0]
 
-    while True:
-        pipe.recv()
-        times_s = []
-        for _ in range(in_a_row):
-            begin = perf_counter()
-            once()
-            times_s.append(perf_counter() - begin)
-        pipe.send(((fmean(times_s[1:] or times_s), float(found.mean())), None))
+    answer(pipe, {}, once, lambda found: float(found.mean()))
 
 
 def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: dict[str, Any]) -> Any:

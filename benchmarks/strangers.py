@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from benchmarks.bench import Save, by_target, check_names, columns_of, table_of, unsaved
-from benchmarks.contenders import classifier_job, decided, language_job, verdicts_of
-from benchmarks.turns import in_turns, summaries, title
+from benchmarks.contenders import classifier_job, compared, eager_step, language_job, scheduled_step
+from benchmarks.turns import title
 from hocket.errors import InputError
 from hocket.job import Job
 
@@ -52,10 +52,8 @@ def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 8, block: int = 6, 
 
 
 def _measure(name: str, rounds: int, block: int) -> dict[str, Any]:
-    eager = job_of(name)
-    schedules = {numerics: decided(job_of(name), numerics) for numerics in NUMERICS}
-    found = in_turns({"eager": eager.step, **schedules}, eager.batch, rounds=rounds, block=block)
-    return {**summaries(found), "verdicts": verdicts_of(schedules)}
+    ways = {"eager": (eager_step,), **{numerics: (scheduled_step, numerics) for numerics in NUMERICS}}
+    return compared(ways, job_of, name, rounds, block)
 
 
 def job_of(name: str) -> Job:
@@ -96,5 +94,5 @@ def _language_job(name: str) -> Job:
 
 def tables(result: dict[str, Any]) -> Iterator[Any]:
     """Show the result."""
-    verdicts = {f"{numerics} is": f"{{verdicts[{numerics}][verdict]}}" for numerics in NUMERICS}
+    verdicts = {f"{numerics} is": f"{{said[{numerics}][verdict]}}" for numerics in NUMERICS}
     yield table_of(title(result), {"model": "{name}", **columns_of("speedup", NUMERICS), **verdicts}, result["targets"])

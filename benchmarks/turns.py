@@ -1,27 +1,78 @@
-"""Contenders in turns: every one gets blocks of steps, round after round, in one process.
+"""Contenders in turns: every one gets blocks of steps, round after round, in one process or each in its own.
 
 On a shared machine only ratios of what ran at nearly the same time mean anything, so contenders alternate, forth and
 back. A block is a few steps long, and its first steps are not counted: they find the caches, the threads and the heap
 as the one before left them, which a training run would not.
 
-After its block a contender's lanes are closed. libgomp counts the threads of all teams in the process, and where they
-are more than the cores its idle threads hardly spin any more, so one contender's teams would slow down all the others.
+libgomp counts the threads of all teams in a process, and where they are more than the cores its idle threads hardly
+spin any more, so the teams of several contenders slow each other down, eager most of all. Whole steps are therefore
+compared in a process for each, as a training has (`Elsewhere`). Of contenders that share a process the lanes are closed
+after each block.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from benchmarks.ranks import heard, started
+
+PATIENCE_S = 5.0
+
+
+class Elsewhere:
+    """A contender in a process of its own. `said` is what `answer` told about it there, `loss` that of its last step.
+
+    The function `serve` is called there with the arguments, behind an end of the pipe that it gives to `answer`.
+    """
+
+    def __init__(self, serve: Callable[..., None], *arguments: Any) -> None:
+        self._stack = ExitStack()
+        (self._pipe,) = self._stack.enter_context(started(serve, [arguments], daemon=True))
+        self.said: dict[str, Any] = heard(self._pipe)
+        self.loss: float | None = None
+
+    def times_s(self, count: int) -> list[float]:
+        """Make so many steps in a row, and return what each took there."""
+        self._pipe.send(count)
+        times_s, self.loss = heard(self._pipe)
+        return times_s
+
+    def end(self) -> None:
+        """End the process, which gives back what it shares with others, or is killed."""
+        self._pipe.send(None)
+        self._pipe.poll(PATIENCE_S)  # until its end is closed
+        self._stack.close()
+
+
+def answer(pipe: Any, said: Mapping[str, Any], step: Callable[[int], Any], loss_of: Callable[[Any], Any]) -> None:
+    """Say what is known about a contender, and then make the steps that are asked for.
+
+    Steps in a row are timed where they are made: what the pipe takes is no part of them, nor what it takes threads that
+    fell asleep between two questions to wake up.
+    """
+    os.dup2(2, 1)  # what others print would be in the middle of the bench's own output
+    pipe.send((dict(said), None))
+    number = 0
+    while (count := pipe.recv()) is not None:
+        times_s = []
+        for _ in range(count):
+            start = perf_counter()
+            result = step(number)
+            times_s.append(perf_counter() - start)
+            number += 1
+        pipe.send(((times_s, loss_of(result)), None))
+
 
 def in_turns(
-    contenders: Mapping[str, Callable[[Any], Any]],
+    contenders: Mapping[str, Any],
     batch: Callable[[int], Any] = lambda number: None,
     *,
     rounds: int,
@@ -32,8 +83,8 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Return the milliseconds of the counted steps of each contender, in `rounds` blocks of `block` steps.
 
-    A contender that runs in another process has a method `seconds`, which says what it took there. A method `close`
-    ends the lanes after a block. `settle` waits for what a step has begun.
+    A contender that runs `Elsewhere` has a method `times_s`. A method `close` ends the lanes after a block. `settle`
+    waits for what a step has begun.
     """
     found: dict[str, list[float]] = {label: [] for label in contenders}
     number = 0
@@ -41,16 +92,17 @@ def in_turns(
         for label in list(contenders)[:: -1 if turn % 2 else 1]:
             gc.collect()
             step = contenders[label]
-            elsewhere = getattr(step, "seconds", None)
+            if (elsewhere := getattr(step, "times_s", None)) is not None:
+                found[label] += [took_s * 1e3 for took_s in elsewhere(warm_up + block)[warm_up:]]
+                continue
             for position in range(-warm_up, block):
                 data = batch(number)
                 number += 1
                 start = clock()
-                took_s = elsewhere(data) if elsewhere else step(data)
+                step(data)
                 settle()
-                took_s = took_s if elsewhere else clock() - start
                 if position >= 0:
-                    found[label].append(took_s * 1e3)
+                    found[label].append((clock() - start) * 1e3)
             if (close := getattr(step, "close", None)) is not None:
                 close()
     return found

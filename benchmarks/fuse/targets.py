@@ -212,7 +212,7 @@ class Step:
     run: Callable[[], Any]
     arrays: tuple[Array, ...] = ()
     schedule: Schedule | None = None
-    seconds: Callable[..., float] | None = None
+    times_s: Callable[[int], list[float]] | None = None
 
     def __call__(self, _: Any = None) -> None:
         """Take the step."""
@@ -247,7 +247,7 @@ def step_of(name: str, target: Target, size: int, device: str, training: Trainin
         batches = pytree.tree_map_only(Tensor, lambda x: x.contiguous(**layout) if x.ndim == 4 else x, batches)
     if name == "jax":
         peer = jax_peer([model for (model,) in jobs], batches, training.optimizer, *training.rates(first, size))
-        return Step(peer.seconds, seconds=peer.seconds)
+        return Step(lambda: peer.times_s(1), times_s=peer.times_s)
     train = partial(_train, target.kind)
     if name in ("serial", "channels-last", "lanes"):
         loop = [[Net(model, training, n) for model in models] for n, models in zip(numbers, jobs, strict=True)]

@@ -118,8 +118,8 @@ def timed(in_turn: Mapping[str, Step], device: str, steps: int) -> dict[str, lis
     """Time steps in ms, in blocks that take turns, once all choices are made."""
     # First calls time what they choose from, so no other contender may start, compile or keep threads meanwhile.
     for step in in_turn.values():
-        if step.seconds is not None:
-            step.seconds()
+        if step.times_s is not None:
+            step.times_s(1)
         step.close()
     for _ in range(WARM_UP):
         turn_s = sum([took_s(step, device) for step in in_turn.values()])
@@ -135,8 +135,8 @@ def timed(in_turn: Mapping[str, Step], device: str, steps: int) -> dict[str, lis
 
 
 def took_s(step: Step, device: str) -> float:
-    if step.seconds is not None:
-        return step.seconds()
+    if step.times_s is not None:
+        return step.times_s(1)[0]
     start = perf_counter()
     step()
     settle(device)

@@ -5,8 +5,10 @@ And those of promises and of compiling.
 
 import pytest
 
+import forked
 from benchmarks import compiling, concurrency, promises
 from benchmarks.cli import main
+from benchmarks.contenders import compared, eager_step
 from hocket import native, zoo
 from hocket.errors import InputError
 from hocket.ir import Machine
@@ -35,6 +37,22 @@ def test_the_table_has_a_row_for_each_target_and_a_dash_for_what_was_left_out(mo
     words = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(("resnet20", "lenet"))]
     assert [line[0] for line in words] == ["resnet20/4", "resnet20/64", "lenet/3"]
     assert words[0][1:] == ["1.25", "-", "-", "-", "-", "1.25", "-", "1.25", "-", "-"]
+
+
+def tiny(target):
+    return zoo.load(target, depth=2, width=8)
+
+
+def refusing(job):
+    return None, {"failed": f"{job.name} cannot be compiled"}
+
+
+def test_a_contender_that_fails_says_why_and_the_others_are_timed(monkeypatch):
+    forked.in_place_of_spawn(monkeypatch)
+    row = compared({"eager": (eager_step,), "other": (refusing,)}, tiny, "mlp", rounds=2, block=3)
+    assert row["said"] == {"other": {"failed": "mlp cannot be compiled"}}
+    assert row["contenders"]["eager"]["steps"] == 6
+    assert row["speedup"] == {"eager": 1.0}
 
 
 @pytest.mark.parametrize("bench", [promises, compiling])
