@@ -30,7 +30,6 @@ from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 from hocket.tracing.compiling.folder import Compiling
 from hocket.tracing.compiling.process import CompilingProcess, niceness
-from hocket.tracing.rerecording import has_images
 from hocket.tracing.state import inventory
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of
 
@@ -147,7 +146,7 @@ def _to_compile(job: Job) -> Captured:
     places = inventory(job.model, job.optimizer)
     captured = capture_step(job.step, job.model, job.optimizer, batch, split=False)
     failure: CaptureError | None = None
-    for form in reversed(compiled_rewrites_of("", has_images=has_images(captured))):
+    for form in reversed(compiled_rewrites_of("", captured)):
         for source in compiled_from(form, places):
             try:
                 return rewritten(captured, source)

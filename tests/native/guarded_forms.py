@@ -23,8 +23,6 @@ from hocket.native import load
 from hocket.tracing.captured import Captured, relowered
 from hocket.tracing.capturing import capture_step
 from hocket.tracing.float64 import float64_step
-from hocket.tracing.rerecording import has_images
-from hocket.tracing.state import inventory
 from hocket.tracing.variants import native_ops_of, rewrites_of
 
 STEPS = 3
@@ -86,14 +84,13 @@ def forms(model: nn.Module, batch: Any, folder: Path) -> Iterator[tuple[str, Cap
     optimizer = torch.optim.Adam(model.parameters(), weight_decay=0.01)
     step = training_step(model, optimizer)
     step(batch)
-    places = inventory(model, optimizer)
 
     def captured(step: Callable[[Any], Any]) -> Captured:
         return capture_step(step, model, optimizer, batch, split=False)
 
     plain = captured(step)
     yield "", relowered(plain, split=True)
-    for form in rewrites_of("", places, has_images=has_images(plain)):
+    for form in rewrites_of("", plain):
         yield form, relowered(rewritten(plain, form), split=True, native_ops=native_ops_of(form))
     compiled = compiled_step(plain, folder, threads=2)
     yield "+compiled", compiled

@@ -22,7 +22,6 @@ from torch import nn
 from hocket.autotune.closeness import MAX_SAMPLES
 from hocket.autotune.rewriting import rewritten
 from hocket.tracing.capturing import capture_step
-from hocket.tracing.state import inventory
 from hocket.tracing.variants import rewrites_of
 from support.captures import closeness
 
@@ -57,7 +56,7 @@ def step(batch):
 for batch in batches[:2]:
     step(batch)
 plain = capture_step(step, model, optimizer, batches[0])
-forms = rewrites_of("", inventory(model, optimizer), has_images=True)
+forms = rewrites_of("", plain)
 print(torch.backends.cpu.get_cpu_capability(), *forms)
 for form in forms:
     seen = closeness(plain, rewritten(plain, form), step, batches[0], samples=MAX_SAMPLES, threads=1)

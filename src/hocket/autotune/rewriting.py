@@ -9,7 +9,7 @@ from typing import Any
 from hocket.autotune.compiling import FormCompiler
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured, relowered
-from hocket.tracing.rerecording import has_images, rerecorded
+from hocket.tracing.rerecording import rerecorded
 from hocket.tracing.variants import compiled_from, compiled_rewrites_of, native_ops_of, rewrites_in, rewrites_of
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def rewritten_forms(plain: tuple[str, Captured], compiler: FormCompiler | None) 
 
 def _rewritten(plain: str, captured: Captured) -> dict[str, Captured]:
     made: dict[str, Captured] = {}
-    for form in rewrites_of(plain, captured.trace.places, has_images=has_images(captured)):
+    for form in rewrites_of(plain, captured):
         try:
             other = rewritten(captured, form)
         except CaptureError as error:
@@ -52,7 +52,7 @@ def _compiled(
     plain: str, captured: Captured, known: Mapping[str, Captured], compiler: FormCompiler
 ) -> dict[str, Captured]:
     made: dict[str, Captured] = {}
-    for form in compiled_rewrites_of(plain, has_images=has_images(captured)):
+    for form in compiled_rewrites_of(plain, captured):
         failure: CaptureError | None = None
         for source in compiled_from(form, captured.trace.places):
             try:

@@ -111,7 +111,7 @@ def compiled_graph(
         fw_compiler=partial(parts.compiled, kind="forward"),
         bw_compiler=partial(parts.compiled, kind="backward"),
         inference_compiler=partial(parts.compiled, kind="inference"),
-        partition_fn=partitioned,
+        partition_fn=partial(partitioned, lays_out=asked.numerics == "close"),
         keep_inference_input_mutations=True,
     )
     # Both graphs now, and none that gives up what it has saved: a backward may run twice, as in eager.

@@ -20,6 +20,8 @@ from torch._functorch.partitioners import default_partition
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from hocket.dynamo.images import channels_last, norms_in_place
+
 # A graph of fewer ops leaves nothing to plan.
 MIN_OPS = 2
 _TORCHS_OPS = frozenset(("aten", "prim", "prims", "higher_order", "quantized"))
@@ -107,13 +109,18 @@ def computing(graph: fx.GraphModule) -> tuple[Callable[[list[Any]], Any], Output
 
 
 def partitioned(
-    joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **options: Any
+    joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, lays_out: bool = False, **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph as eager works: the forward keeps what eager's autograd would keep, and nothing is recomputed.
 
     Views are not kept beside their base but taken again in the backward: a model with linear layers would return a
     transposed view of each weight from each forward. Those that the forward returns in any case are read from there.
+    With `lays_out`, images may get their channels last.
     """
+    if not any("recompute" in node.meta for node in joint.graph.nodes):
+        norms_in_place(joint)
+        if lays_out:
+            channels_last(joint, num_fwd_outputs)
     nodes = list(joint.graph.nodes)
     tagged = (place for place, node in enumerate(nodes) if node.meta.get("partitioner_tag") == "is_forward")
     end = max(tagged, default=-1)

@@ -46,6 +46,7 @@ _FUSED_DTYPES = (torch.float32, torch.float64)
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
+FILTERS = {_aten.convolution.default: 1, _aten.convolution_backward.default: 2}  # position of the argument
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
 
 
@@ -150,9 +151,11 @@ class _Again:
             self.values[node] = copy
             self.ops.add_source(source, copy)
         if self.last:
+            calls = [node for node in self.trace.graph.nodes if node.target in FILTERS]
+            filters = {node.args[FILTERS[node.target]] for node in calls}  # a region's are part of its batch
             with self.ops:
                 for node, source in zip(nodes, self.trace.sources, strict=True):
-                    if isinstance(source, BatchLeaf):
+                    if isinstance(source, BatchLeaf) and node not in filters:
                         self.values[node] = _with_channels_last(self.values[node])
 
     def _call(self, node: fx.Node) -> None:

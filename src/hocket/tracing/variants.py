@@ -29,16 +29,19 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+from torch import fx
 
 from hocket import native
+from hocket.tracing.captured import Captured
 from hocket.tracing.lowering.lower import FUSED_NORM, NATIVE_OPS, WINOGRAD
 from hocket.tracing.lowering.winograd import tiles_filters
-from hocket.tracing.rerecording import CHANNELS_LAST, FUSED_UPDATE, has_fused_kernels
+from hocket.tracing.rerecording import CHANNELS_LAST, FILTERS, FUSED_UPDATE, has_fused_kernels, has_images
 from hocket.tracing.state import Inventory
 
 _Step = TypeVar("_Step")
 
 COMPILED = "compiled"
+_aten = torch.ops.aten
 
 
 def forms_of(places: Inventory) -> tuple[str, ...]:
@@ -47,17 +50,17 @@ def forms_of(places: Inventory) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named)) or ("",)
 
 
-def rewrites_of(form: str, places: Inventory, *, has_images: bool) -> tuple[str, ...]:
+def rewrites_of(form: str, captured: Captured) -> tuple[str, ...]:
     """The forms that a step in this one can be rewritten to, the one with fewer rewrites first."""
-    update = f"+{FUSED_UPDATE}" if any(map(has_fused_kernels, places.optimizers)) else ""
-    last = f"+{CHANNELS_LAST}" if has_images else ""
-    ops = "".join(f"+{op}" for op in _native_ops(places)) if last else ""
+    update = f"+{FUSED_UPDATE}" if any(map(has_fused_kernels, captured.trace.places.optimizers)) else ""
+    last = f"+{CHANNELS_LAST}" if has_images(captured) else ""
+    ops = "".join(f"+{op}" for op in _native_ops(captured.trace.graph)) if last else ""
     return tuple(form + each for each in dict.fromkeys((update, last + update, last + ops + update)) if each)
 
 
-def compiled_rewrites_of(form: str, *, has_images: bool) -> tuple[str, ...]:
+def compiled_rewrites_of(form: str, captured: Captured) -> tuple[str, ...]:
     """The forms that a step in this one can be compiled to: as it stands, and where there are images, channels last."""
-    last = (f"+{CHANNELS_LAST}+{COMPILED}",) if has_images else ()
+    last = (f"+{CHANNELS_LAST}+{COMPILED}",) if has_images(captured) else ()
     return tuple(form + each for each in (f"+{COMPILED}", *last))
 
 
@@ -112,10 +115,13 @@ def _with_forms(places: Inventory) -> list[Any]:
     return [module for module in places.modules if callable(getattr(type(module), "_hocket_forms", None))]
 
 
-def _native_ops(places: Inventory) -> Iterator[str]:
-    """The native ops that may have a place in a step of these modules and parameters."""
-    if any(isinstance(module, torch.nn.BatchNorm2d) for module in places.modules) and native.available():
+def _native_ops(graph: fx.Graph) -> Iterator[str]:
+    """The native ops that may have a place in a step of these ops."""
+    if not native.available():
+        return
+    targets = {node.target for node in graph.nodes}
+    if targets & {_aten.native_batch_norm.default, _aten.native_batch_norm_backward.default}:
         yield FUSED_NORM
-    filters = [p.shape for entry in places.parameters if (p := entry.get()) is not None and p.dim() == 4]
-    if any(map(tiles_filters, filters)) and native.available():
+    convolutions = [(n, FILTERS[n.target]) for n in graph.nodes if n.target in FILTERS]
+    if any(tiles_filters(node.args[at].meta["val"].shape) for node, at in convolutions):
         yield WINOGRAD

@@ -12,7 +12,6 @@ from hocket.autotune.rewriting import rewritten
 from hocket.native import available
 from hocket.tracing.captured import relowered
 from hocket.tracing.capturing import capture_step
-from hocket.tracing.state import inventory
 from hocket.tracing.variants import rewrites_of
 from support.captures import closeness, kernels
 from support.steps import training_step
@@ -50,8 +49,7 @@ def case(*convolutions: nn.Module, size: int = 12) -> tuple[Any, ...]:
     step = training_step(net, optimizer)
     step(batch)
     captured = capture_step(step, net, optimizer, batch, split=False)
-    places = inventory(net, optimizer)
-    assert rewrites_of("", places, has_images=True)[-1] == "+channels-last+winograd+fused-update"
+    assert rewrites_of("", captured)[-1] == "+channels-last+winograd+fused-update"
     return step, batch, captured, rewritten(captured, FORM)
 
 
