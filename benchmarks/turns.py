@@ -90,11 +90,11 @@ def in_turns(
     number = 0
     for turn in range(rounds):
         for label in list(contenders)[:: -1 if turn % 2 else 1]:
-            gc.collect()
             step = contenders[label]
             if (elsewhere := getattr(step, "times_s", None)) is not None:
                 found[label] += [took_s * 1e3 for took_s in elsewhere(warm_up + block)[warm_up:]]
                 continue
+            gc.collect()
             for position in range(-warm_up, block):
                 data = batch(number)
                 number += 1
