@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import hocket
 from equivalence.compare import assert_same, named_leaves
-from hocket import updates
 from hocket.errors import InputError
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -87,26 +86,6 @@ def test_updates_by_plan_have_the_bits_of_eager(optimizer: str, way: str) -> Non
     assert_same(Training(optimizer, way, by_plan=False).trained(), planned.trained())
     assert planned.fast is not None
     assert planned.fast.verdict == "planned", planned.fast.why
-
-
-@pytest.mark.parametrize(
-    ("planned_s", "verdict"), [(0.5, "planned"), (0.99, "planned"), (1.01, "eager"), (1.5, "eager")]
-)
-def test_the_loop_decides(monkeypatch: pytest.MonkeyPatch, planned_s: float, verdict: str) -> None:
-    """A loop takes a second with a plain update and another time with a planned one, by a clock of its own."""
-    planned, eager = Training("adam", "plain", by_plan=False), Training("adam", "plain", by_plan=False)
-    plain, now_s = planned.optimizer.step, [0.0]
-    fast = hocket.schedule(plain, [], planned.optimizer, guard=False, cache=False)
-    monkeypatch.setattr(updates, "perf_counter", lambda: now_s[0])
-    update = updates._Update(fast, plain, takes_turns=True)
-    for number in range(STEPS + 180):
-        planned.closure(number)
-        now_s[0] += planned_s if update.contender == "planned" else 1.0
-        update()
-        eager.step(number)
-    assert fast.verdict == verdict, fast.why
-    assert ("the loop is" in fast.why) == (verdict == "eager")
-    assert_same(planned.model.named_parameters(), eager.model.named_parameters())
 
 
 def test_closures_are_called_by_the_optimizer_where_hooks_come_first() -> None:
