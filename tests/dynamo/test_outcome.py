@@ -44,3 +44,17 @@ def test_gradients_under_autocast_are_those_of_a_backward_outside_of_it() -> Non
     with torch.autocast("cpu", torch.bfloat16):
         assert difference(lambda x: x * 2, lambda x: x * 2, [value], []) == ""
         assert difference(lambda x: x * 2, Rounded.apply, [value], []) == "a gradient (0)"
+
+
+def test_floats_may_differ_by_a_share_of_the_largest() -> None:
+    weight = torch.tensor([1.0, 1e-7], requires_grad=True)
+
+    def scaled(x: torch.Tensor, factors: tuple[float, float]) -> torch.Tensor:
+        return x * torch.tensor(factors)
+
+    def found(factors: tuple[float, float], tolerance: float) -> str:
+        return difference(lambda x: scaled(x, (1, 1)), lambda x: scaled(x, factors), [weight], [], tolerance)
+
+    assert found((1.01, 1), 0.02) == ""
+    assert found((1.01, 1), 0.0) == found((1.03, 1), 0.02) == "an output (0)"
+    assert found((1, 5), 0.02) == "a gradient (0)"

@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 MAX_CALLS = 64
 # Calls after which regions that are not final are no longer waited for: forms of "close" that are never compiled.
 MAX_SEARCHED = 500
+# Where bits need not be equal: an op that errs, in a layout that it does not know, is wrong by more.
+TOLERANCE = 0.02
 # Failed attempts to compare bits before the original stays.
 MAX_FAILED = 3
 
@@ -160,7 +162,8 @@ class Contest:
 
     def _compare_bits(self, args: Sequence[Any]) -> None:
         try:
-            where = difference(self._original, self._compiled, args, self._held)
+            tolerance = 0.0 if self._needs_equal_bits else TOLERANCE
+            where = difference(self._original, self._compiled, args, self._held, tolerance)
         except CaptureError as error:
             self._keep_original(f"it could not be compared with the graph as it stands ({error})")
         except Exception as error:  # an error of the user's comes from his own call
@@ -172,8 +175,9 @@ class Contest:
             self._stage = "searching"
             for region in self._made:
                 region.was_called = False  # the user's own backward may take another way
-            if where and self._needs_equal_bits:
-                reason = f"AOTAutograd computes other bits than eager: {where} differs"
+            if where:
+                what = "bits" if self._needs_equal_bits else "values"
+                reason = f"AOTAutograd computes other {what} than eager: {where} differs"
                 self._keep(Remembered("eager", reason))
                 self._keep_original(reason)
 

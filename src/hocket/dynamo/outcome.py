@@ -20,16 +20,24 @@ from hocket.errors import CaptureError
 from hocket.profiling.exact_widths import same_bits
 from hocket.tracing.saved_state import copies_of
 
+_NOISE = 1e-3  # what is smaller, such as the gradient of a bias before a norm, may be all rounding
+_MAX_ULPS = 16  # or by so many units in the last place, which are more in half precision
 _COPIED = (torch.Tensor, torch.nn.Parameter)
 
 
 def difference(
-    expected: Callable[..., Any], other: Callable[..., Any], args: Sequence[Any], held: Iterable[torch.Tensor]
+    expected: Callable[..., Any],
+    other: Callable[..., Any],
+    args: Sequence[Any],
+    held: Iterable[torch.Tensor],
+    tolerance: float = 0.0,
 ) -> str:
-    """Name the first value that differs in any bit between two callables on copies of `args`. Empty if there is none.
+    """Name the first value that differs between two callables on copies of `args`. Empty if there is none.
 
-    Both use the tensors in `held` beside their arguments. An error of `expected` is raised. A `CaptureError` says that
-    `other` raises, an argument cannot be copied, or a result is not dense.
+    Both use the tensors in `held` beside their arguments. With a `tolerance`, floats may differ by this share of the
+    largest magnitude in their tensor, and by a thousandth of it of the largest one in all results, or all gradients.
+    Without one, in no bit. An error of `expected` is raised. A `CaptureError` says that `other` raises, an argument
+    cannot be copied, or a result is not dense.
     """
     kept = [(tensor, tensor.detach().clone()) for tensor in held]
     random_state = torch.get_rng_state()
@@ -46,7 +54,15 @@ def difference(
         torch.set_rng_state(random_state)
     if first.keys() != second.keys():
         return min(first.keys() ^ second.keys())
-    return next((name for name in first if not _alike(first[name], second[name])), "")
+    largest: dict[str, float] = {}
+    for name, value in first.items() if tolerance else ():
+        kind = name.partition("(")[0]
+        largest[kind] = max(largest.get(kind, 0.0), _magnitude(value))
+    for name, value in first.items():
+        scale = max(_magnitude(value), _NOISE * largest[name.partition("(")[0]]) if tolerance else 0.0
+        if not _alike(value, second[name], scale * max(tolerance, _MAX_ULPS * _ulp(value))):
+            return name
+    return ""
 
 
 def _outcome(
@@ -111,7 +127,22 @@ def _plain(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return same_bits(one, other)
-    return type(one) is type(other) and bool(one == other)
+def _ulp(value: Any) -> float:
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return torch.finfo(value.dtype).eps if is_float else 0.0
+
+
+def _magnitude(value: Any) -> float:
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
+        return 0.0
+    return value.abs().nan_to_num(0.0, 0.0, 0.0).max().item()
+
+
+def _alike(one: Any, other: Any, allowed: float) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and bool(one == other)
+    if same_bits(one, other):
+        return True
+    if not allowed or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(one.double(), other.double(), rtol=0.0, atol=allowed, equal_nan=True)
