@@ -213,3 +213,28 @@ def weights_looked_at_before_an_update_that_changes_nothing_yet(model, optimizer
         optimizer.step()
 
     return Loop(step, model, optimizer, batches, lambda: {"seen": seen})
+
+
+@loop(planned=True)
+def sums_that_begin_as_tensors(model, optimizer, batches) -> Loop:
+    """Each step spells out a new tensor, adds to it in place, and hands it on."""
+    log, totals = [], {"loss": torch.tensor(0.0), "norm": torch.tensor(0.0)}
+
+    def step(batch):
+        loss, norm = torch.tensor(0.0), torch.as_tensor([0.0, 1.0])
+        for x, y in zip(batch[0].chunk(2), batch[1].chunk(2), strict=True):
+            loss += F.cross_entropy(model(x), y) / 2
+        for parameter in model.parameters():
+            norm[0] += parameter.norm() ** 2
+        optimizer.zero_grad()
+        (loss + 0.01 * norm[0] * norm[1]).backward()
+        optimizer.step()
+        log.append([len(log), loss.detach().numpy(), norm.detach()])
+        totals["loss"] += loss.item()
+        totals["norm"] += norm[0].item()
+        return loss.detach()
+
+    def after(n, result):
+        result.mul_(2)  # which is the loop's own
+
+    return Loop(step, model, optimizer, batches, lambda: {"log": log, **totals}, after)

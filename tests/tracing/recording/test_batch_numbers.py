@@ -18,6 +18,13 @@ def function_of(batch):
     return (weight**2 if weight > 0.1 else weight) / (1 + batch["count"].item())
 
 
+def added_up(batch):
+    total = torch.tensor(0.0)
+    for each in batch["mask"]:
+        total += each.sum() * batch["weight"]
+    return total
+
+
 def loss_and_weight(model, batch):
     loss = loss_of(model, batch)
     return nn.functional.huber_loss(model(batch["inputs"]), batch["targets"], delta=batch["weight"].item()) + loss
@@ -27,6 +34,7 @@ NUMBERS = {
     "a list of tensors": scaled(lambda batch: torch.tensor([batch["mask"].min(), 2.0, batch["weight"]]).sum()),
     "an item": scaled(lambda batch: batch["weight"].item()),
     "a function of items": scaled(function_of),
+    "a sum that begins as a tensor": scaled(added_up),
     "a tensor of an item": scaled(lambda batch: torch.tensor([batch["weight"].item(), 2.0]).sum()),
     "a divisor": scaled(lambda batch: 1 / batch["mask"].sum().item()),
     "an option of a loss": loss_and_weight,
