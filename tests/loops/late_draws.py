@@ -337,3 +337,32 @@ def rows_in_a_class_made_by_each_step(model, optimizer, batches) -> Loop:
         return update(optimizer, F.cross_entropy(model(chosen.x), chosen.y))
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def pool_of_states_at_drawn_rows() -> Loop:
+    """As a cellular automaton is trained: rows that numpy draws behind an op are kept, and written back at the end."""
+    rule = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    optimizer = torch.optim.Adam(rule.parameters(), lr=0.01)
+    pool, target = torch.randn(12, 4, 5, 5), torch.rand(4, 5, 5)
+    losses, visits = [], np.zeros(12, dtype=np.int64)
+
+    def step(seed):
+        with torch.no_grad():
+            begin = seed.clamp(0, 1)
+            rows = np.random.choice(len(pool), 4, replace=False)  # noqa: NPY002  # as people write
+            state = pool[rows]
+            state[:1] = begin
+        for _ in range(2):
+            state = state + rule(state) * (torch.rand(4, 1, 5, 5) < 0.5)
+        optimizer.zero_grad()
+        loss = F.mse_loss(state, target.expand_as(state))
+        loss.backward()
+        optimizer.step()
+        pool[rows] = state.detach()
+        visits[rows] += 1
+        losses.append(loss.item())
+        if len(losses) % 10 == 0:
+            print(f"{sum(losses[-10:]) / 10:.4f}", rows)
+
+    return Loop(step, rule, optimizer, lambda n: torch.ones(4, 5, 5) * (n % 3), lambda: {"p": pool, "v": visits})

@@ -141,8 +141,9 @@ class DrawnAhead:
             return self._listed(batch, own, kept, shapes), RETURNED
         self._turn = _Turn(known, _states(self._generators))
         setattr(self._count, NUM_DRAWN, 0)
+        self._turn.ahead = tuple(draw.again() for draw in known)
         args, kwargs = unpacked(own)
-        return packed(args, {**kwargs, DRAWN: tuple(draw.again() for draw in known)}), kept
+        return packed(args, {**kwargs, DRAWN: self._turn.ahead}), kept
 
     def alone(self, own: Any) -> Any:
         """Run the middle as eager does: it draws its own numbers."""
@@ -151,7 +152,7 @@ class DrawnAhead:
 
     def end(self, batch: Any, kept: tuple[Any, ...], live: tuple[Any, ...]) -> Any:
         """Run the last part with the result of the middle, and return the step's result."""
-        return self._inner.end(batch, kept, live)
+        return self._inner.end(batch, kept, _exchanged(live, _arrays(self._turn.ahead)))
 
     @property
     def holds(self) -> bool:
@@ -177,8 +178,9 @@ class DrawnAhead:
         turn.begin(kwargs.pop(DRAWN))
         with self._replaced(turn):
             found = self._inner.middle(*args, **kwargs)
-        turn.end()
-        return found
+        name_of = {id(each): name for name, each in _arrays(turn.end()).items()}
+        result: tuple[Any, ...] = _exchanged(found, name_of)
+        return result
 
     def _listed(self, batch: Any, own: Any, kept: tuple[Any, ...], shapes: Any) -> Any:
         """Run the whole step as it is, and list its draws."""
@@ -220,6 +222,7 @@ class _Turn:
 
     def __init__(self, known: tuple[Draw, ...], states: Sequence[tuple[Any, Any]] | None) -> None:
         self.known = known
+        self.ahead: tuple[Any, ...] = ()  # what they gave
         self.gives = states is not None  # numbers that were drawn ahead are given
         self.is_open = False  # the step runs. Methods that it has kept draw for themselves after it.
         self.was_left = False  # the step has drawn otherwise
@@ -234,10 +237,11 @@ class _Turn:
     def begin(self, drawn: Sequence[Any]) -> None:
         self._drawn, self._num, self.gives = drawn, 0, True
 
-    def end(self) -> None:
-        """The step has run."""
+    def end(self) -> Sequence[Any]:
+        """The step has run. Return the numbers that it was given."""
         if self.gives and self._num < len(self.known):
             self._leave()
+        return self._drawn
 
     def _leave(self) -> None:
         self.go_back(self._num)
@@ -273,6 +277,20 @@ class _Turn:
         self._num += 1
         setattr(count, NUM_DRAWN, self._num)
         return value
+
+
+def _arrays(drawn: Sequence[Any]) -> dict[Any, Any]:
+    """Arrays that were drawn, by the names that the middle returns in place of them, as no graph returns an array."""
+    return {f"{DRAWN}_{place}": each for place, each in enumerate(drawn) if isinstance(each, np.ndarray)}
+
+
+def _exchanged(value: Any, new: Mapping[Any, Any]) -> Any:
+    """`value` with others in place of some names, or of arrays by their addresses."""
+    if type(value) is tuple:
+        return tuple(_exchanged(each, new) for each in value)
+    if isinstance(value, np.ndarray):
+        return new.get(id(value), value)
+    return new.get(value, value) if type(value) is str else value
 
 
 def _states(generators: Iterable[Any]) -> list[tuple[Any, Any]]:
