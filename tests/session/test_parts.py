@@ -3,6 +3,7 @@
 That they end as in eager: tests/loops/parted.py.
 """
 
+import copy
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -150,3 +151,23 @@ def test_a_reason_says_nothing_about_the_middle_that_stands_in_it_already() -> N
         fast(torch.randn(3, 4))
     assert "tables[0] is a sqlite3.Connection" in fast.why
     assert "with that left out" not in fast.why
+
+
+def test_a_reason_about_the_middle_is_not_what_another_part_gives_it() -> None:
+    """The lists that are made first are part of the middle's batch in one way to divide the step, and grow in it."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        sizes, losses = list[int](), list[torch.Tensor]()
+        for part in x.chunk(2):
+            sizes.append(len(part))
+            loss = F.mse_loss(model(part), copy.deepcopy(part[:, :2] + 1))
+            losses.append(update(optimizer, loss).detach())
+        print(sizes)
+
+    fast = hocket.schedule(step, model, optimizer, guard=False, cache=False)
+    for _ in range(40):
+        fast(torch.randn(64, 4))
+    assert "takes a tensor out of torch's sight" in fast.why
+    assert "into its batch" not in fast.why

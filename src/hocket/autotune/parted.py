@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _VALUES = re.compile(r"\([^()]* -> [^()]*\)")  # which differ in each step, where the reason is the same
 
-_OF_BATCH = re.compile(r"tensor (\d+) of its batch")
+_OF_BATCH = re.compile(r"tensor (\d+) of its batch|other values into its batch")  # the whole says the latter, too
 
 _Parts = StepParts | DrawnAhead
 # Variants of one signature; where there are more, a middle may need fewer.
@@ -241,7 +241,7 @@ class PartedPool:
         if why:
             log.info("hocket: not so: %s", why)
             num_given = len(tree_flatten(batch)[0])  # what the first part gives comes behind them
-            if refused and all(int(place) < num_given for place in _OF_BATCH.findall(why)):
+            if refused and all(place and int(place) < num_given for place in _OF_BATCH.findall(why)):
                 self._why_not = why
             if parts.was_left:
                 self._ways[:0] = parts.anew()
