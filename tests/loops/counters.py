@@ -264,3 +264,23 @@ def weight_that_ramps_up_by_numpy(model, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches, lambda: {**seen, "epoch": optimizer.epoch, "images": images})
+
+
+@loop(planned=True)
+def divisions_that_raise_for_a_while(model, optimizer, batches) -> Loop:
+    """What is caught of numbers that the step reads is a branch, too."""
+    state = {"n": 0}
+
+    def share(one, other):
+        try:
+            return one / other
+        except ZeroDivisionError:
+            return 0.0
+
+    def step(batch):
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss = update(optimizer, loss * (1 + share(1, state["n"] % 5) + share(2, max(state["n"] - 30, 0))))
+        state["n"] += 1
+        return loss
+
+    return Loop(step, model, optimizer, batches, lambda: dict(state))

@@ -22,7 +22,7 @@ from torch.nn.modules import batchnorm
 
 from hocket.pystate.exchange import as_float
 from hocket.pystate.places import ABSENT
-from hocket.tracing.scalars.live import Late, Live, plain_of, plain_tree
+from hocket.tracing.scalars.live import Late, Live, computed, plain_tree
 
 # It multiplies what it is given, as Python does, and so needs no help.
 _FOLLOWS_ALREADY = ("prod",)
@@ -84,7 +84,7 @@ def _followed(function: Callable[..., Any], asks: bool) -> Callable[..., Any]:
             tape = max(numbers, key=lambda each: isinstance(each, Late)).tape
             if asks:
                 return tape.guard(function, *operands)
-            if isinstance(function(*map(plain_of, operands)), (int, float)):
+            if isinstance(computed(function, operands), (int, float)):
                 return tape.apply(function, *operands)
         # Any other function (of a list of numbers, or with a pair as its result) gets their plain values.
         return function(*plain_tree(operands), **plain_tree(options))

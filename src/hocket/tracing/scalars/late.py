@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from hocket.tracing.scalars.live import METHODS_OF_FLOAT, METHODS_OF_WHOLE, Late, Live, PlainNode, plain_of, plain_tree
+from hocket.tracing.scalars.live import METHODS_OF_FLOAT, METHODS_OF_WHOLE, Late, Live, PlainNode, computed, plain_tree
 from hocket.tracing.scalars.tape import Tape, TapeRef
 
 _TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, float, max, min)
@@ -71,7 +71,7 @@ class LateTape:
 
         A result is plain that later steps could not compute so, or might raise in computing.
         """
-        result = function(*map(plain_of, operands))
+        result = computed(function, operands)
         is_followed = self.follows and type(result) in (int, float) and all(map(_is_number, operands))
         if not (is_followed and self._is_total(function, operands)):
             plain_tree(operands)

@@ -141,6 +141,17 @@ def plain_of(value: Any) -> Any:
     return value.plain if isinstance(value, (Live, Late)) else value
 
 
+def computed(
+    function: Callable[..., Any], operands: Sequence[Any], value_of: Callable[[Any], Any] | None = None
+) -> Any:
+    """The result of a function for the plain values of numbers. Where it raises, they are settled: others may not."""
+    try:
+        return function(*map(value_of or plain_of, operands))
+    except Exception:
+        plain_tree(tuple(operands))
+        raise
+
+
 def plain_tree(value: Any, plain: Callable[[Any], Any] | None = None) -> Any:
     """`value` with every live or late number in its lists, tuples, dicts and slices settled: see `Tape.settle`.
 

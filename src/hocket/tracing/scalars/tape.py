@@ -26,7 +26,7 @@ from typing import Any
 
 from hocket.pystate.origins import user_line
 from hocket.tracing.reasons import Reasons
-from hocket.tracing.scalars.live import Live, wrap
+from hocket.tracing.scalars.live import Live, computed, wrap
 from hocket.tracing.scalars.plain import replace_by_plain
 from hocket.tracing.sources import ItemOf
 
@@ -88,7 +88,7 @@ class Tape:
 
         A result that is no int or float is plain, and later steps must have the same operands.
         """
-        result = function(*[self._value(operand) for operand in operands])
+        result = computed(function, operands, self._value)
         if result is NotImplemented or self.closed:
             return result
         if type(result) is bool or not isinstance(result, (int, float)):
@@ -100,7 +100,7 @@ class Tape:
 
     def guard(self, function: Callable[..., Any], *operands: Any) -> Any:
         """Apply `function` now. Later steps must find the same outcome."""
-        outcome = function(*[self._value(operand) for operand in operands])
+        outcome = computed(function, operands, self._value)
         if outcome is not NotImplemented and not self.closed:
             self._guard(self._note(function, operands, outcome), outcome)
         return outcome
