@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import CHANGE, Loop, loop, mlp, task, update
+from loops.loop import CHANGE, Loop, classifier, loop, mlp, task, update
 
 
 class Mean:
@@ -325,3 +325,46 @@ def row_found_by_a_count(model, optimizer, batches) -> Loop:
         return found
 
     return Loop(step, model, optimizer, batches)
+
+
+@loop(planned=True)
+def gradients_clipped_by_floats(model, optimizer, batches) -> Loop:
+    """The norm of all gradients and what they are scaled by are floats of Python's."""
+    norms = []
+
+    def clip(parameters, max_norm):
+        norm = sum(p.grad.data.norm(2).item() ** 2 for p in parameters) ** 0.5
+        scale = min(1.0, max_norm / (norm + 1e-6))
+        for p in parameters:
+            p.grad.data.mul_(scale)
+        return norm
+
+    def step(batch):
+        loss = classifier(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(clip(list(model.parameters()), 0.5))
+        optimizer.step()
+        return loss.item()
+
+    return Loop(step, model, optimizer, batches, lambda: {"norms": norms})
+
+
+@loop(planned=True)
+def losses_shown_by_logarithms(model, optimizer, batches) -> Loop:
+    """Some losses have no logarithm: their steps are eager's."""
+    shown, state = [], {"low": 0}
+
+    def show(loss):
+        shown.append((math.exp(loss), -10 * math.log10(loss * loss), math.sqrt(loss)))
+        try:
+            shown.append(math.log2(loss - 0.1))
+        except ValueError:
+            state["low"] += 1
+
+    def step(batch):
+        loss = classifier(model, batch)
+        show(loss.item())
+        return update(optimizer, loss)
+
+    return Loop(step, model, optimizer, batches, lambda: {"shown": shown, **state})

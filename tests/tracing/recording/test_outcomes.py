@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import operator
+import random
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from torch import nn
 import hocket
 from hocket.errors import CaptureError
 from hocket.tracing import capture
+from hocket.tracing.recording.outcomes import _ARITHMETIC
 from support.refusals import fails
 from support.steps import update
 from support.twins import Program, ran
@@ -35,6 +39,8 @@ QUESTIONS = {
     "a number": lambda loss: loss.item() < 1e6,
     "a number on the right": lambda loss: loss.item() < 1e6 and 2.5 > -loss.item(),  # noqa: SIM300
     "a number computed": lambda loss: abs(-loss.item() * 2 + 1) / 4 < 1e6,
+    "a power": lambda loss: max(loss.item() ** 2, 0.5) ** 0.5 < 1e6,
+    "a root": lambda loss: min(math.sqrt(abs(loss.item())), 2.0) <= 2,
     "a number of two": lambda loss: loss.item() == loss.item(),
     "math": lambda loss: math.isfinite(loss.item()),
     "math isnan": lambda loss: not (math.isnan(loss.item()) or math.isinf(loss.item())),
@@ -102,6 +108,14 @@ def test_the_branch_that_was_recorded_may_be_the_rare_one(num_rare):
     """It is recorded again, also where no step of the other one was verified, and then planned for the other one."""
     fast = ran(lambda: asking(QUESTIONS["isfinite"]), batches(range(num_rare)), STEPS, planner="serial")
     assert fast.verdict == "planned", fast.why
+
+
+@pytest.mark.parametrize("function", [operator.pow, max, min, math.sqrt])
+def test_an_op_has_the_bits_of_python_s_function(function):
+    numbers = [0.0, math.inf, *(math.exp(random.uniform(-40, 40)) for _ in range(500))]
+    for operands in itertools.product(numbers, *[[0.5, 1.5, 2.0]] * (function is not math.sqrt)):
+        found = _ARITHMETIC[function](*(torch.tensor(each, dtype=torch.float64) for each in operands))
+        assert found.item() == function(*operands), operands
 
 
 def test_a_branch_that_changes_all_the_time_ends_eager():

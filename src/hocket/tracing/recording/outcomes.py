@@ -17,6 +17,7 @@ after the update of a larger model stays what it was, a reason not to capture th
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
@@ -46,9 +47,28 @@ MAX_KEPT_BYTES = 2**20
 _MAX_WHOLE = 2**53
 _COMPARISONS = {getattr(operator, name): getattr(torch, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 _PREDICATES = {math.isfinite: torch.isfinite, math.isnan: torch.isnan, math.isinf: torch.isinf, bool: torch.Tensor.bool}
+
+
+def _chosen(is_better: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`max` or `min` of tensors of no dimensions: as Python's, the first of those that no other one is better than."""
+    return lambda *values: functools.reduce(lambda a, b: torch.where(is_better(b, a), b, a), values)
+
+
+def _root(number: torch.Tensor) -> torch.Tensor:
+    """`math.sqrt`, as whose result that of `torch.sqrt` is not rounded, and that of complex numbers is."""
+    return number.to(torch.complex128).sqrt().real
+
+
+# Functions of tensors in float64 that have the bits of Python's.
 _ARITHMETIC: dict[Any, Callable[..., torch.Tensor]] = {
-    getattr(operator, name): getattr(torch, name) for name in ("add", "sub", "mul", "neg", "abs")
-} | {operator.truediv: torch.true_divide, operator.pos: torch.positive, float: torch.positive}
+    **{getattr(operator, name): getattr(torch, name) for name in ("add", "sub", "mul", "neg", "abs", "pow")},
+    operator.truediv: torch.true_divide,
+    operator.pos: torch.positive,
+    float: torch.positive,
+    max: _chosen(torch.gt),
+    min: _chosen(torch.lt),
+    math.sqrt: _root,
+}
 
 
 class Outcomes:
@@ -94,13 +114,16 @@ class Outcomes:
         self._assert(tensor, outcome)
         return outcome
 
-    def asked(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> bool | None:
-        """The outcome of a comparison or a predicate of late numbers, or None where it cannot be followed."""
+    def asked(self, function: Callable[..., Any], operands: tuple[Any, ...], *, early: bool = False) -> bool | None:
+        """The outcome of a comparison or a predicate of late numbers, or None where it cannot be followed.
+
+        With `early` nor behind a write into a parameter, which would have to be kept in each step.
+        """
         compute = _COMPARISONS.get(function) or _PREDICATES.get(function)
         if compute is None or not all(self._is_followed(operand) for operand in operands):
             return None
         outcome = bool(function(*map(plain_of, operands)))
-        if not self._can_be_undone():
+        if not self._can_be_undone() or (early and any(each.kind == "parameter" for each in self._written)):
             return None
         with torch.no_grad():
             found = [self._as_tensor(operand) for operand in operands]
@@ -199,7 +222,7 @@ class Outcomes:
         function, operands = self.late.entries[operand.index]
         if function is None:
             return isinstance(self.late.inputs[operands], int)
-        return function not in (operator.truediv, float) and all(map(self._is_whole, operands))
+        return function not in (operator.truediv, float, math.sqrt) and all(map(self._is_whole, operands))
 
     def _exact(self, tensor: torch.Tensor, is_whole: bool) -> torch.Tensor | None:
         """The tensor. A whole number has to be one that a float holds, in later steps as well."""

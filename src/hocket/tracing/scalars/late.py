@@ -9,10 +9,10 @@ after the ops in the same Python numbers::
     len(batch) ----------------------.            v
                        loss.item() ---> * ------> + ---> state["total"]
 
-Only arithmetic that cannot raise is followed, so that a planned step ends as the eager one does: no `math.exp`. Powers
-and roots cannot where the numbers are small enough by their type, and not negative by how they were made: a number of
-float32 has 128 bits before its point at the most, its square 256, and a float of Python's has room for 1024. A
-comparison is a branch on data, and so is a division by such a number (see `hocket.tracing.recording.outcomes`).
+Only arithmetic that cannot raise is followed, so that a planned step ends as the eager one does. Powers and roots
+cannot where the numbers are small enough by their type, and not negative by how they were made: a number of float32 has
+128 bits before its point at the most, its square 256, and a float of Python's has room for 1024. A comparison is a
+branch on data, and so is a division by such a number, or a logarithm (see `hocket.tracing.recording.outcomes`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ from hocket.tracing.scalars.tape import Tape, TapeRef
 
 _TOTAL = (operator.add, operator.sub, operator.mul, operator.neg, operator.pos, operator.abs, float, max, min)
 _ROOTS = (operator.pow, math.sqrt)
+# Functions that raise for other numbers, with the comparison that theirs pass.
+_RAISING: dict[Any, tuple[Callable[..., Any], int]] = {
+    math.exp: (operator.le, 709),
+    math.sqrt: (operator.ge, 0),
+    **dict.fromkeys((math.log, math.log2, math.log10), (operator.gt, 0)),
+}
 _MAX_BITS = 1023  # before the point of a float
 # By the type of a tensor, those of its finite numbers.
 _BITS = {torch.float32: 128, torch.bfloat16: 128, torch.float16: 16, torch.int64: 64, torch.int32: 32}
@@ -50,9 +56,7 @@ class LateTape:
     inputs: list[Any] = field(default_factory=list, repr=False)  # numbers read from tensors, and live ones
     # outcome of a comparison or a predicate of such numbers, which every later step must find. None where it cannot be
     # followed.
-    asked: Callable[[Callable[..., Any], tuple[Any, ...]], bool | None] = field(
-        default=lambda function, operands: None, repr=False, compare=False
-    )
+    asked: Callable[..., bool | None] = field(default=lambda *_, **__: None, repr=False, compare=False)
     # a tensor in float64 of no dimensions that computes such a number as Python does, or None
     operand: Callable[[Late], Any] = field(default=lambda number: None, repr=False, compare=False)
     _known: dict[int, TapeRef] = field(default_factory=dict, repr=False)
@@ -115,7 +119,12 @@ class LateTape:
             return type(divisor) in (int, float) and divisor != 0
         if function is round:
             return len(operands) == 2 and type(operands[1]) is int and operands[1] >= 0
-        return function in _TOTAL or (function in _ROOTS and _range(function, operands)[0] <= _MAX_BITS)
+        if function in _TOTAL or (function in _ROOTS and _range(function, operands)[0] <= _MAX_BITS):
+            return True
+        if function not in _RAISING or len(operands) > 1:
+            return False
+        passes, bound = _RAISING[function]
+        return self.asked(passes, (*operands, bound), early=True) is True
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         values: list[Any] = []
