@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,6 +130,36 @@ def words_that_there_are_not() -> Loop:
         return update(optimizer, F.cross_entropy(out, labels))
 
     return Loop(step, model, optimizer, lambda n: words[n % 5] + 8 * (n > 6 and n % 6 == 1))
+
+
+def _with_words(is_wrong: Callable[[int], bool]) -> Loop:
+    """A step that goes on without a table where it has no such words."""
+    table = nn.Embedding(8, 6)
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    words, batches = torch.randint(8, (5, 6)), torch.randn(5, 6, 6)
+
+    def step(batch):
+        optimizer.zero_grad()
+        x, found = batch
+        try:
+            x = x + table(found).detach()
+        except IndexError:
+            x = 2 * x
+        return update(optimizer, model(x).square().mean())
+
+    return Loop(step, model, optimizer, lambda n: (batches[n % 5], words[n % 5] + 8 * is_wrong(n)))
+
+
+@loop(word="catches what aten.embedding.default raises in the recorded steps")
+def words_that_there_are_not_at_first() -> Loop:
+    """The step catches the error in the steps that are recorded, and later ones have none."""
+    return _with_words(lambda n: n < 25 or n % 11 == 1)
+
+
+@loop(word="catches what its ops raise in many of its steps")
+def words_that_there_are_not_in_many_batches() -> Loop:
+    return _with_words(lambda n: n > 3 and n % 3 != 1)
 
 
 @loop(planned=True)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from loops.loop import Loop, labelled, loop, mlp, ordinary, train, update
+from loops.loop import CHANGE, Loop, labelled, loop, mlp, ordinary, train, update
 
 
 class Shy(nn.Module):
@@ -71,3 +71,21 @@ def step_under_a_lock(model, optimizer, batches) -> Loop:
         return loss
 
     return Loop(step, model, optimizer, batches)
+
+
+class Scale:
+    factor = 2.0
+
+
+@loop(word="whose object may go at any time")
+def object_by_a_weak_reference(model, optimizer, batches) -> Loop:
+    """It goes when the loop drops it: what looks at the step does not keep it."""
+    held = [Scale()]
+    reference = weakref.ref(held[0])
+
+    def step(batch):
+        scale = reference()
+        factor = 0.5 if scale is None else scale.factor
+        return update(optimizer, factor * F.cross_entropy(model(batch[0]), batch[1]))
+
+    return Loop(step, model, optimizer, batches, after=lambda n, result: held.clear() if n == CHANGE else None)

@@ -131,7 +131,7 @@ def _judged(config: TunerConfig, seen: Watched, recorder: StepRecorder) -> Recor
             seen.result,
             guards,
             reason=f"it could not be captured: {reason}",
-            is_settled=not recorded.makes_state and not are_new,
+            is_settled=not recorded.makes_state and not are_new and reason.kind != "goes on after an error",
             is_idle=reason.kind == "runs no ops",
         )
     if watch.executed.reads_text:

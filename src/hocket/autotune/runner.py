@@ -188,6 +188,8 @@ class StepRunner:
         self.failed = False
         if is_other_branch(failure.args) or self._is_caught(executor):
             raise StaleCaptureError(str(failure))  # nothing was timed
+        found = f"it catches what its ops raise in many of its steps ({failure})"
+        raise RefusedError(f"{found}: check the values, before the first op")
 
     def _first_planned(self, executor: Executor, form: str, batch: Any) -> float:
         """The first step of a plan, or one in which a number has a value that was never compared with eager."""

@@ -89,7 +89,7 @@ class ExecutedCode(CodeNames):
         self.divided = divided  # code of which the watched step is a part, which counts only if it runs
         # clocks, files and the like that the last watched step asked, with the user's line
         self.world: dict[str, None] = {}
-        # objects that code met in two watched steps running, and so outlive a step
+        # objects that code met in two watched steps running, and so outlive a step, or weak references to them
         self.persistent: dict[int, Any] = {}
         self.num_new = 0  # pieces of code that the last watched step ran for the first time
         self.calls_sinks = False  # a watched step has called a sink
@@ -131,11 +131,14 @@ class ExecutedCode(CodeNames):
         self._skipped = None
         self.lines.outside = None
         self.num_new = len(self.codes) - num_known
-        for address, held in self._met.items():
-            value = held() if type(held) is weakref.ref and id(held) != address else held
-            if value is not None and self.met_before.get(address) is held:
-                self.persistent[address] = value
+        self.persistent |= {at: held for at, held in self._met.items() if self.met_before.get(at) is held}
         self.met_before, self._met = self._met, {}
+
+    def outliving(self) -> list[Any]:
+        """The objects that code met in two watched steps running. Others may hold them weakly: they may go, too."""
+        found = self.persistent.items()
+        values = [held() if type(held) is weakref.ref and id(held) != at else held for at, held in found]
+        return [value for value in values if value is not None]
 
     def _free_hook(self) -> tuple[Callable[[Any], None], Callable[..., Any]]:
         if sys.getprofile() is None:

@@ -101,8 +101,9 @@ class Walk(ABC):
             self.todo += [(vars(module)[hooks], (None, "", f"{module.__name__}.{hooks}")) for hooks in tables]
         self._settings()
         # Last what has no better name.
-        unnamed = list(self.executed.persistent.values())
         if self._drain():
+            held_weakly = {id(target) for target, _ in self.weakly}  # and by nothing else, where it is not done
+            unnamed = [value for value in self.executed.outliving() if id(value) not in held_weakly]
             self.todo.extend((value, (None, "", f"a {type(value).__name__} that the step uses")) for value in unnamed)
             for table, _ in list(self.executed.torchs_names.values()):
                 if id(table) not in self.done and (own := self.torchs_own(table)):

@@ -14,6 +14,8 @@ not take::
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hocket.errors import CaptureError
@@ -65,6 +67,10 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "catches an error": (
         "the step at {line} may catch what an op raises, after it has written or drawn more than is kept in each step",
+        "check the values, before the first op, in place of catching the error",
+    ),
+    "goes on after an error": (
+        "the step at {line} catches what {subject} raises in the recorded steps, and may not raise in others",
         "check the values, before the first op, in place of catching the error",
     ),
     "computes unseen": (
@@ -184,6 +190,17 @@ class Reasons:
 
     def __bool__(self) -> bool:
         return self.first is not None
+
+    @contextmanager
+    def of_error(self, op: object) -> Iterator[None]:
+        """Note a reason if the op that the block runs raises for its values: the step may catch that, and go on."""
+        try:
+            yield
+        except NotImplementedError:
+            raise  # it has no such kernel: it raises in every step
+        except Exception:
+            self.add("goes on after an error", op)
+            raise
 
     def add(self, kind: str, subject: object = "", line: str | None = None) -> None:
         """Note a reason, at the user's line that is running unless another is given."""

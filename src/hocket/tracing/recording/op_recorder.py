@@ -240,7 +240,8 @@ class OpRecorder(TorchDispatchMode):
         can_raise = not is_torchs or may_raise(func.__name__.partition(".")[0])
         is_undone = is_other_branch(args) or (can_raise and self.may_undo())
         effects = self._effects_now() if can_raise and not is_undone else {}
-        with nullcontext() if is_torchs else self._plain_numbers():  # which a kernel of the user's reads in every step
+        plain = nullcontext() if is_torchs else self._plain_numbers()  # a kernel of the user's reads them in every step
+        with plain, self.reasons.of_error(func) if can_raise else nullcontext():
             result = func(*args, **kwargs)
         if random:
             self._random_state = self._random_states()
