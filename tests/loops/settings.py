@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -87,3 +88,42 @@ def scales_of_images_changed() -> Loop:
 
     batches = [(torch.randn(6, 1, 6, 6), torch.randint(4, (6,))) for _ in range(5)]
     return Loop(step, model, optimizer, batches, lambda: dict(scale), after)
+
+
+@loop(planned=True)
+def array_that_gets_another_shape(model, optimizer, batches) -> Loop:
+    """Its content stays, and so does the array. The gradients are emptied as torch once did it."""
+    weights = np.arange(4, dtype=np.float32)
+
+    def step(batch):
+        scale = 1.0 if weights.ndim == 1 else 0.5
+        return update(optimizer, scale * F.cross_entropy(model(batch[0]), batch[1], torch.from_numpy(weights).view(-1)))
+
+    def after(n, _):
+        for parameter in model.parameters():
+            parameter.grad.detach_().zero_()
+        if n == CHANGE:
+            weights.shape = (2, 2)
+
+    return Loop(step, model, optimizer, batches, after=after)
+
+
+@loop(planned=True)
+def switch_of_torchs_python() -> Loop:
+    """The fast path of attention rounds otherwise."""
+    switch = torch.backends.mha.set_fastpath_enabled
+    model = nn.ModuleDict({"own": nn.Linear(8, 8), "of": nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)})
+    optimizer = torch.optim.SGD(model["own"].parameters(), lr=0.05)
+    model["of"].eval()
+
+    def step(batch):
+        with torch.no_grad():
+            found = model["of"](batch[None])
+        return update(optimizer, (model["own"](batch) * found).square().mean())
+
+    def after(n, _):
+        if n == CHANGE:
+            switch(False)
+
+    switch(True)
+    return Loop(step, model, optimizer, torch.randn(5, 6, 8), after=after, close=lambda: switch(True))

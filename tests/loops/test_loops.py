@@ -43,7 +43,7 @@ BROAD = {
     *("mask_that_selects", "mixed_precision", "noise_on_gradients", "nothing_for_a_batch_now_and_then"),
     *("flag_raised_before_every_other_step", "functions_of_torch_exchanged", "module_imported_in_the_step"),
     *("numbers_of_objects_that_convert", "object_by_a_weak_reference", "words_that_there_are_not_at_first"),
-    "words_that_there_are_not_in_many_batches",
+    *("array_that_gets_another_shape", "switch_of_torchs_python", "words_that_there_are_not_in_many_batches"),
     *("numbers_read_before_their_tensors_are_written", "weights_found_by_computed_names"),
     *("order_by_numpy", "partial", "q_learning", "quasi_newton", "raises_before_the_middle"),
     *("several_sinks_in_order", "smoothing_chosen_at_random", "step_of_an_optimizer_that_is_left_out"),

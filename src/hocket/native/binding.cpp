@@ -155,7 +155,10 @@ class Binding : public hocket::Places, public hocket::BoundStep {
   const at::Tensor& gradient_of(int parameter) const { return tensor_at(parameter).unsafeGetTensorImpl()->grad(); }
 
   // Programs leave `detach` out, so that what was made of a parameter by it is the parameter itself, or a view of it.
-  static at::Tensor detached(const at::Tensor& tensor) { return tensor.requires_grad() ? tensor.detach() : tensor; }
+  // A gradient of autograd's is no view: `p.grad.detach_()` raises for one.
+  static at::Tensor detached(const at::Tensor& tensor) {
+    return tensor.requires_grad() || tensor.is_view() ? tensor.detach() : tensor;
+  }
 
   // First of all, since it is what may call Python: what is read after it stands until the step begins.
   bool read_numbers(const py::list& of_batch) {

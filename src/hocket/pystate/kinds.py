@@ -209,6 +209,7 @@ class Kinds(TorchKinds):
             self.add("sequence", value, path, range(len(items)), items, "[]")
         else:
             self.add("buffer", value, path, ("",), (plain.tobytes(),))
+            self.setting(value, path, functools.partial(_header, value))
 
     def buffer(self, value: Any, path: Path) -> None:
         with memoryview(value) as view:
@@ -276,6 +277,12 @@ class Kinds(TorchKinds):
     def opaque(self, value: Any, path: Path) -> None:
         kind = type(value)
         self.refuse(path, f"is a {kind.__module__}.{kind.__name__}, whose state cannot be seen")
+
+
+def _header(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    """Properties of an array that may be set in place, beside its content."""
+    plain = np.ndarray.view(array, np.ndarray)
+    return plain.dtype, plain.shape, plain.strides
 
 
 def _or_data(one: Callable[[str], bool], other: Callable[[str], bool], table: dict[str, Any]) -> Callable[[str], bool]:

@@ -223,9 +223,9 @@ class Walk(ABC):
         return lambda key: (wide or key in names or key in always) and key not in never
 
     def torchs_own(self, table: dict[str, Any]) -> frozenset[str]:
-        """The names of a module that torch's own code calls."""
+        """The names of a module that torch's own code calls, and its switches (`torch.backends.mha` has one)."""
         _, names = self.executed.torchs_names.get(id(table), (table, ()))
-        return frozenset(name for name in names if callable(table.get(name, callable)))
+        return frozenset(name for name in names if callable(found := table.get(name, callable)) or type(found) is bool)
 
     def _globals(self, namespace: dict[str, Any], names: set[str]) -> None:
         self.done.add(id(namespace))

@@ -365,8 +365,8 @@ def relowered(captured: Captured, *, split: bool, native_ops: Any = None) -> Cap
 
 
 def _detached(value: torch.Tensor) -> torch.Tensor:
-    """The value, which is tied to a parameter where the program has left out a `detach` of it."""
-    return value.detach() if value.requires_grad else value
+    """The value, tied to no parameter of which the program has left out a `detach`, and no view, as gradients are."""
+    return value.detach() if value.requires_grad or value._is_view() else value
 
 
 def _read(leaf: Any, batch: list[Any], of_batch: list[Any]) -> Any:
