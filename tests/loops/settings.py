@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -127,3 +129,22 @@ def switch_of_torchs_python() -> Loop:
 
     switch(True)
     return Loop(step, model, optimizer, torch.randn(5, 6, 8), after=after, close=lambda: switch(True))
+
+
+@loop(word="not dense")
+def padding_as_nested_tensors() -> Loop:
+    """A teacher in evaluation makes a nested tensor of its mask."""
+    layer = nn.TransformerEncoderLayer(8, 2, 12, 0.0, batch_first=True)
+    model = nn.ModuleDict({"own": nn.Linear(8, 8), "of": nn.TransformerEncoder(layer, 1)})
+    optimizer = torch.optim.SGD(model["own"].parameters(), lr=0.05)
+    model["of"].eval()
+    padding = torch.tensor([[False, False, False], [False, False, True]])
+    with warnings.catch_warnings(action="ignore"):  # once in a process, that nested tensors are a prototype
+        torch.nested.nested_tensor([torch.zeros(1)])
+
+    def step(batch):
+        with torch.no_grad():
+            found = model["of"](batch, src_key_padding_mask=padding)
+        return update(optimizer, (model["own"](batch) * found).square().mean())
+
+    return Loop(step, model, optimizer, torch.randn(5, 2, 3, 8))

@@ -164,8 +164,9 @@ def _longest(lengths: torch.Tensor) -> int:
     return int(lengths.max()) if lengths.numel() else 0
 
 
-def _shapes(func: Any, *args: Any, **kwargs: Any) -> list[torch.Size]:
-    return [value.shape for value in tree_leaves(func(*args, **kwargs)) if isinstance(value, torch.Tensor)]
+def _shapes(func: Any, *args: Any, **kwargs: Any) -> list[Any]:
+    found = [value for value in tree_leaves(func(*args, **kwargs)) if isinstance(value, torch.Tensor)]
+    return [value._nested_tensor_size().tolist() if value.is_nested else value.shape for value in found]
 
 
 def tensors_read(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
