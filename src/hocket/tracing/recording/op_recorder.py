@@ -247,8 +247,7 @@ class OpRecorder(TorchDispatchMode):
             self._random_state = self._random_states()
         if phase == "forward":
             self.where.ran(layer)
-        single = [result] if isinstance(result, torch.Tensor) else []
-        made = list(result) if isinstance(result, (list, tuple)) else single
+        made = list(result) if isinstance(result, (list, tuple)) else [result] * isinstance(result, torch.Tensor)
         returns = tuple(self._returned(value) for value in made)
         if self.reasons:
             return result
