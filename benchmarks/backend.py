@@ -43,8 +43,8 @@ TARGETS = ("mlp", "gpt2", "resnet20/4", "lstm-cells/20", "convmixer")
 BLOCK = 8
 # Steps after which a region that has not decided is timed as it is.
 MAX_SEARCHED = 400
-# Steps in which graphs with a plan take turns with those without, at the most.
-MAX_TURNS = (2 * NUM_ROUNDS * MAX_ATTEMPTS + 1) * BLOCK_OF_TURNS
+# Steps in which graphs with a plan take turns with those without, at the most: once more when forms are compiled.
+MAX_TURNS = 2 * (2 * NUM_ROUNDS * MAX_ATTEMPTS + 1) * BLOCK_OF_TURNS
 
 
 def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 12, save: Save = unsaved) -> dict[str, Any]:
