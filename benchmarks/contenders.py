@@ -24,7 +24,9 @@ from hocket.session import Schedule, schedule
 Step: TypeAlias = Callable[[Any], Any]
 WARM_UP = 4  # steps of a block that are not counted
 
-# What is beyond the limit would run eagerly.
+# Of one function of Python: `critical_path` compiles steps of several networks, sizes and modes in one process. What
+# is beyond the limit would run eagerly, which is an error here.
+torch._dynamo.config.recompile_limit = 64
 torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
@@ -60,7 +62,7 @@ def serve(pipe: Any, job_of: Callable[[str], Job], target: str, step_of: Callabl
     """
     job = job_of(target)
     step, said = step_of(job, *way)
-    answer(pipe, said, lambda number: step(job.batch(number)), lambda _: None)
+    answer(pipe, said, step, job.batch)
 
 
 def compared(

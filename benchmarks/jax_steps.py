@@ -98,7 +98,7 @@ def _serve(
         weights, states, found = step(weights, states, number + 1.0, rate, decay, given[number % len(given)])
         return jax.block_until_ready((found, weights))[0]
 
-    answer(pipe, {}, once, lambda found: float(found.mean()))
+    answer(pipe, {}, once, lambda number: number, lambda found: float(found.mean()))
 
 
 def _sgd(weight: Any, gradient: Any, state: Any, count: Any, rate: Any, options: dict[str, Any]) -> Any:

@@ -34,7 +34,10 @@ def heard(pipe: Connection, timeout_s: float | None = None) -> Any:
     """Return the value that a process sent, or raise the error in place of one, or `InputError` if it took longer."""
     if not pipe.poll(timeout_s):
         raise InputError(f"bench: a process did not answer within {timeout_s:.0f} s")
-    value, error = pipe.recv()
+    try:
+        value, error = pipe.recv()
+    except EOFError as ended:
+        raise InputError("bench: a process has ended without an answer") from ended
     if error is not None:
         raise error
     return value

@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.ranks import heard, started
 
-PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # for a process to end by itself
 
 
 class Elsewhere:
@@ -40,19 +40,26 @@ class Elsewhere:
         self.loss: float | None = None
 
     def times_s(self, count: int) -> list[float]:
-        """Make so many steps in a row, and return what each took there."""
+        """Make `count` steps in a row, and return what each took there."""
         self._pipe.send(count)
         times_s, self.loss = heard(self._pipe)
         return times_s
 
     def end(self) -> None:
         """End the process, which gives back what it shares with others, or is killed."""
-        self._pipe.send(None)
-        self._pipe.poll(PATIENCE_S)  # until its end is closed
+        with suppress(BrokenPipeError):  # it has ended
+            self._pipe.send(None)
+            self._pipe.poll(PATIENCE_S)  # until its end is closed
         self._stack.close()
 
 
-def answer(pipe: Any, said: Mapping[str, Any], step: Callable[[int], Any], loss_of: Callable[[Any], Any]) -> None:
+def answer(
+    pipe: Any,
+    said: Mapping[str, Any],
+    step: Callable[[Any], Any],
+    batch: Callable[[int], Any],
+    loss_of: Callable[[Any], Any] = lambda result: None,
+) -> None:
     """Say what is known about a contender, and then make the steps that are asked for.
 
     Steps in a row are timed where they are made: what the pipe takes is no part of them, nor what it takes threads that
@@ -64,8 +71,9 @@ def answer(pipe: Any, said: Mapping[str, Any], step: Callable[[int], Any], loss_
     while (count := pipe.recv()) is not None:
         times_s = []
         for _ in range(count):
+            data = batch(number)
             start = perf_counter()
-            result = step(number)
+            result = step(data)
             times_s.append(perf_counter() - start)
             number += 1
         pipe.send(((times_s, loss_of(result)), None))
