@@ -17,11 +17,11 @@ import torch
 from torch import fx
 
 from hocket.tracing.lowering.winograd import tiles_filters
+from hocket.tracing.rerecording import CONVOLUTIONS
 
 _aten = torch.ops.aten
 _NORM, _NORM_BACKWARD = _aten.native_batch_norm.default, _aten.native_batch_norm_backward.default
 _NEW_AVERAGES = {3: 3, 4: 4}  # of a functional batch norm: position among its results, and among its arguments
-_CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
 # Ops that ask how a tensor lies in memory, or say how another one does.
 _ODD = {
@@ -92,7 +92,7 @@ def channels_last(joint: fx.GraphModule, num_fwd_outputs: int) -> None:
 
 def _images_of_convolutions(graph: fx.Graph) -> Iterator[fx.Node]:
     for node in graph.nodes:
-        for position in _CONVOLUTIONS.get(node.target, ()):
+        for position in CONVOLUTIONS.get(node.target, ()):
             if _is_image(node.args[position]):
                 yield node.args[position]
 

@@ -21,7 +21,7 @@ from hocket.profiling.exact_widths import same_bits
 from hocket.tracing.saved_state import copies_of
 
 _NOISE = 1e-3  # what is smaller, such as the gradient of a bias before a norm, may be all rounding
-_MAX_ULPS = 16  # or by so many units in the last place, which are more in half precision
+_MAX_ULPS = 16  # units in the last place that floats may differ by, too: in half precision they are more than the share
 _COPIED = (torch.Tensor, torch.nn.Parameter)
 
 

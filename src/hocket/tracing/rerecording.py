@@ -45,14 +45,14 @@ _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adag
 _FUSED_DTYPES = (torch.float32, torch.float64)
 
 _aten = torch.ops.aten
-_CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}
+CONVOLUTIONS = {_aten.convolution.default: (0,), _aten.convolution_backward.default: (0, 1)}  # positions of images
 FILTERS = {_aten.convolution.default: 1, _aten.convolution_backward.default: 2}  # position of the argument
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default, _aten._reshape_alias.default)
 
 
 def has_images(captured: Captured) -> bool:
     """True if a convolution of the step reads images, so that their layout matters."""
-    found = (node for node in captured.trace.graph.nodes if node.target in _CONVOLUTIONS)
+    found = (node for node in captured.trace.graph.nodes if node.target in CONVOLUTIONS)
     return any(node.args[0].meta["val"].dim() == 4 for node in found)
 
 
@@ -190,7 +190,7 @@ class _Again:
     def _changed(self, node: fx.Node, args: Any, kwargs: Any) -> tuple[Any, Any]:
         func: Any = node.target
         args = list(args)
-        for position in _CONVOLUTIONS.get(func, ()):
+        for position in CONVOLUTIONS.get(func, ()):
             args[position] = self._image(node.args[position], args[position])
         if func in _VIEWS and not _can_view(args[0], args[1]):
             args[0] = args[0].contiguous()
