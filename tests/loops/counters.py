@@ -268,7 +268,7 @@ def weight_that_ramps_up_by_numpy(model, batches) -> Loop:
 
 @loop(planned=True)
 def divisions_that_raise_for_a_while(model, optimizer, batches) -> Loop:
-    """What is caught of numbers that the step reads is a branch, too."""
+    """An error that is caught of numbers which the step reads is a branch, too."""
     state = {"n": 0}
 
     def share(one, other):

@@ -270,16 +270,6 @@ def calls_a_sink_cured(p, batch):
     return loss
 
 
-def sets_a_value(p, batch):
-    loss = p.train(p.loss(batch))
-    p.table["loss"] = loss.item() if p.table.get("loss") is None else None  # here
-    return loss
-
-
-def sets_a_value_cured(p, batch):
-    return p.train(p.loss(batch)).item()
-
-
 COUNTED: dict[str, Any] = {"n": 0}
 
 
