@@ -43,3 +43,7 @@ def test_a_long_line_is_cut():
     why = build.cause(RuntimeError(BEGINNING + "core.cpp:1:1: error: " + "no matching function " * 100))
     assert why.startswith("core.cpp:1:1: error: no matching")
     assert len(why) <= 200
+
+
+def test_every_source_is_compiled():
+    assert sorted(build._SOURCES) == sorted(build._FOLDER.glob("*.cpp"))

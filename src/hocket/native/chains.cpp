@@ -7,7 +7,7 @@
 // those of its library are not IEEE's: what they are taken of is gathered from all tensors, for one call.
 
 #include "clones.h"
-#include "widths.h"
+#include "ops.h"
 
 #include <torch/custom_class.h>
 #include <torch/library.h>
@@ -24,9 +24,10 @@
 
 namespace {
 
+using namespace hocket;
+
 constexpr int64_t kBlock = 512;          // elements
 constexpr int64_t kMaxMade = 8;          // values between the instructions of a part
-constexpr int64_t kGrainValues = 32768;  // for one thread at least, and for one call of the root
 
 // The order is that of `OPS` in chains.py. Those behind `kNumExact` contract a multiplication and an addition where the
 // processor has an instruction for both.
@@ -107,19 +108,19 @@ struct Instruction {
 };
 
 // Instructions on tensors of one number of elements. Those behind a root are another stage.
-struct Part {
+struct ChainPart {
   int64_t first_tensor = 0, num_tensors = 0;
   std::vector<std::vector<Instruction>> stages{1};
 };
 
 // Some elements of a part. Those of its roots begin at `root` in a buffer for all spans of one call.
 struct Span {
-  const Part* part;
+  const ChainPart* part;
   int64_t begin, end, root;
 };
 
 struct Chain : torch::CustomClassHolder {
-  std::vector<Part> parts;
+  std::vector<ChainPart> parts;
   std::vector<int64_t> written;  // tensors
   int64_t num_tensors = 0, num_numbers = 0;
   size_t num_stages = 1;
@@ -128,7 +129,7 @@ struct Chain : torch::CustomClassHolder {
   explicit Chain(const std::vector<int64_t>& program) {
     for (size_t at = 0; at < program.size();) {
       TORCH_CHECK(at + 2 <= program.size(), "a chain ends within a part");
-      Part part;
+      ChainPart part;
       part.first_tensor = num_tensors, part.num_tensors = program[at];
       TORCH_CHECK(part.num_tensors > 0, "a part of a chain has no tensors");
       const int64_t count = program[at + 1];
@@ -173,7 +174,7 @@ struct Run {
     }
   }
 
-  void make_stage(const Part& part, size_t stage, int64_t begin, int64_t end, T* roots) const {
+  void make_stage(const ChainPart& part, size_t stage, int64_t begin, int64_t end, T* roots) const {
     alignas(64) T made[kMaxMade][kBlock];
     const Instruction* next = stage + 1 < part.stages.size() ? &part.stages[stage + 1].front() : nullptr;
     for (int64_t at = begin; at < end; at += kBlock) {
@@ -208,7 +209,7 @@ void run_chain(const Chain& chain, at::TensorList tensors, at::ArrayRef<double> 
   }
   std::vector<Span> small;
   int64_t num_small = 0;
-  for (const Part& part : chain.parts) {
+  for (const ChainPart& part : chain.parts) {
     const at::Tensor& first = tensors[part.first_tensor];
     const int64_t size = first.numel();
     for (int64_t n = 1; n < part.num_tensors; ++n) {
@@ -236,7 +237,7 @@ void update_chain(const c10::intrusive_ptr<Chain>& chain, at::TensorList tensors
               " tensors was given ", tensors.size());
   TORCH_CHECK(static_cast<int64_t>(numbers.size()) >= chain->num_numbers, "a chain lacks numbers");
   if (tensors.empty()) return;
-  hocket::keep_width();
+  keep_width();
   const auto type = tensors[0].scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kDouble, "a chain takes tensors of float32 or float64");
   (type == at::kFloat ? run_chain<float> : run_chain<double>)(*chain, tensors, numbers);

@@ -11,7 +11,6 @@
 // Who waits for whom, and how a step is left in the middle: steps.h. Words of channel ops are set from outside (`arrived`).
 
 #include <torch/csrc/utils/pybind.h>
-#include <torch/extension.h>
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>

@@ -7,7 +7,7 @@
 // added up in double.
 
 #include "clones.h"
-#include "widths.h"
+#include "ops.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -26,8 +26,9 @@
 
 namespace {
 
+using namespace hocket;
+
 constexpr int64_t kBlockRows = 64;       // summed in float
-constexpr int64_t kGrainValues = 32768;  // for one thread at least
 
 HOCKET_INLINE float widened(float value) { return value; }
 HOCKET_INLINE float widened(c10::BFloat16 value) {
@@ -190,7 +191,7 @@ void in_parallel(int64_t rows, int64_t channels, const Work& work) {
 // Of each channel two sums over all rows: what `work(first, last, own, sums, others)` adds.
 template <typename Work>
 std::vector<double> summed(int64_t rows, int64_t channels, const Work& work) {
-  hocket::keep_width();
+  keep_width();
   const int64_t threads = std::max(1, at::get_num_threads());
   std::vector<double> parts(threads * 2 * channels, 0.0);
   in_parallel(rows, channels, [&](int64_t first, int64_t last) {
@@ -203,8 +204,6 @@ std::vector<double> summed(int64_t rows, int64_t channels, const Work& work) {
   parts.resize(2 * channels);
   return parts;
 }
-
-at::Tensor last(const at::Tensor& image) { return image.contiguous(at::MemoryFormat::ChannelsLast); }
 
 template <typename T>
 const T* data_of(const std::optional<at::Tensor>& tensor) {
@@ -287,16 +286,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
   return {dx, dw, db, kept};
 }
 
-std::optional<at::Tensor> last(const std::optional<at::Tensor>& image) {
-  return image ? std::optional<at::Tensor>(last(*image)) : std::nullopt;
-}
-
 std::tuple<at::Tensor, at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& weight,
                                                             const at::Tensor& bias, at::Tensor running_mean,
                                                             at::Tensor running_var, double momentum, double eps,
                                                             bool relu, const std::optional<at::Tensor>& added) {
   const auto run = x.scalar_type() == at::kBFloat16 ? &forward<c10::BFloat16> : &forward<float>;
-  return run(last(x), weight, bias, running_mean, running_var, momentum, eps, relu, last(added));
+  return run(to_channels_last(x), weight, bias, running_mean, running_var, momentum, eps, relu, to_channels_last(added));
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_backward(
@@ -304,7 +299,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> norm_backward(
     const at::Tensor& x, const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& invstd, bool keep) {
   TORCH_CHECK(result || !(keep || second), "norm_backward: only a gradient that a ReLU masks is added up or kept");
   const auto run = x.scalar_type() == at::kBFloat16 ? &backward<c10::BFloat16> : &backward<float>;
-  return run(last(gradient), last(second), last(result), last(x), weight, mean, invstd, keep);
+  return run(to_channels_last(gradient), to_channels_last(second), to_channels_last(result), to_channels_last(x), weight, mean,
+             invstd, keep);
 }
 
 }  // namespace

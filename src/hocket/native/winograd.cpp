@@ -7,7 +7,7 @@
 // Of the gradient of the filters each part (of some channels of both images) is summed up over all tiles; where there
 // are few parts, threads share the tiles.
 
-#include "widths.h"
+#include "ops.h"
 #include "winograd_blocks.h"
 
 #include <ATen/Version.h>
@@ -23,6 +23,7 @@
 
 namespace {
 
+using namespace hocket;
 using namespace hocket::winograd;
 
 constexpr int64_t kMinChannels = 8;       // a vector that begins in a pixel ends in the next one
@@ -78,8 +79,6 @@ const Kernels& kernels(bool strided) {
 const Kernels& kernels(bool strided) { return strided ? kAnyTwoTaps : kAnyThreeTaps; }
 #endif
 #undef HOCKET_KERNELS
-
-at::Tensor last(const at::Tensor& image) { return image.contiguous(at::MemoryFormat::ChannelsLast); }
 
 // Kernels only read where an image is given.
 Image image_of(const at::Tensor& x) {
@@ -216,12 +215,12 @@ at::Tensor winograd_convolution(const at::Tensor& image, const at::Tensor& weigh
   const bool strided = expect_filters(weight.size(2), weight.size(3), w.made, w.summed);
   expect_bias(bias, w.made);
   TORCH_CHECK(image.size(1) == w.summed, "winograd: ", image.sizes(), " is no image for these filters");
-  const auto x = last(image);
+  const auto x = to_channels_last(image);
   expect_size(x, strided);
   const auto made = [&](int64_t size, int64_t pad) { return (size + 2 * pad - 2) / (strided ? 2 : 1); };
   auto y = image_like(x, w.made, made(x.size(2), padding[0]), made(x.size(3), padding[1]));
   if (!y.numel()) return y;
-  hocket::keep_width();
+  keep_width();
   std::vector<Source> sources;
   std::vector<Filters> filters;
   if (!strided) sources.push_back({image_of(x), padding[0], padding[1]}), filters.push_back(w);
@@ -241,11 +240,11 @@ at::Tensor winograd_input_gradient(const at::Tensor& gradient, const at::Tensor&
   const bool strided = expect_filters(weight.size(2), weight.size(3), w.made, w.summed);
   expect_bias(bias, w.summed);
   TORCH_CHECK(gradient.size(1) == w.made, "winograd: ", gradient.sizes(), " is no image for these filters");
-  const auto dy = last(gradient);
+  const auto dy = to_channels_last(gradient);
   const auto read = [&](int64_t size, int64_t pad) { return strided ? 2 * size + 2 - 2 * pad : size + 2 - 2 * pad; };
   auto dx = image_like(dy, w.summed, read(dy.size(2), padding[0]), read(dy.size(3), padding[1]));
   if (!dx.numel()) return dx;
-  hocket::keep_width();
+  keep_width();
   const auto& kernel = kernels(strided);
   if (!strided) {
     convolve({{image_of(dy), 2 - padding[0], 2 - padding[1]}}, {turned(w, 3)}, image_of(dx), bias, kernel,
@@ -262,7 +261,7 @@ at::Tensor winograd_input_gradient(const at::Tensor& gradient, const at::Tensor&
 at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor& input, at::IntArrayRef padding,
                                     int64_t taps, bool channels_last) {
   expect(gradient, input, padding, "winograd_weight_gradient");
-  const auto x = last(input), dy = last(gradient);
+  const auto x = to_channels_last(input), dy = to_channels_last(gradient);
   const bool strided = expect_filters(taps, taps, dy.size(1), x.size(1));
   expect_size(x, strided);
   for (int64_t i = 0; i < 2; ++i) {
@@ -273,7 +272,7 @@ at::Tensor winograd_weight_gradient(const at::Tensor& gradient, const at::Tensor
   auto made = at::empty({dy.size(1), x.size(1), taps, taps}, x.options(),
                         channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   if (!x.numel()) return made.zero_();
-  hocket::keep_width();
+  keep_width();
   const auto& kernel = kernels(strided);
   const auto s = made.strides();
   float* to = made.mutable_data_ptr<float>();

@@ -86,11 +86,13 @@ class _Step:
     raising: Sequence[int]  # positions of the calls that may raise
 
 
-@cache
 def exact_ops() -> Mapping[str, int]:
     """The ops whose bits a chain can give, each with the number of the instruction that gives them."""
-    if not native.available():
-        return {}
+    return _tried_ops() if native.available() else {}
+
+
+@cache
+def _tried_ops() -> Mapping[str, int]:
     numbers = torch.Generator("cpu").manual_seed(0)
     with torch.no_grad():
         same = {name: [way for way in ways if _gives(way, own, numbers)] for name, (ways, own) in _WAYS.items()}
