@@ -1,4 +1,4 @@
-// What a lane runs: operators of the dispatcher, and how their arguments are put together.
+// The actions of a lane: operators of the dispatcher, and the recipes of their arguments.
 
 #pragma once
 
@@ -20,7 +20,7 @@ namespace hocket {
 
 using c10::IValue;
 
-// How one argument of an operator is put together.
+// The recipe of one argument of an operator.
 struct Argument {
   enum class Kind { constant, slot, number, list } kind = Kind::constant;
   IValue constant;                 // constant; for a list: an empty list of the right type
@@ -46,12 +46,12 @@ struct Action {
   bool grad_mode = false;
   std::vector<int> sleeps;                      // words of ops that use its cores before it
   std::vector<int> waits;                       // words
-  int word = -1;                                // its own, if anybody waits for it
-  std::vector<int> frees;                       // slots whose last reader it is
-  std::vector<std::pair<int, int>> shared;      // counter, slot: freed by whoever comes last
+  int word = -1;                                // its own, if any other action waits for it
+  std::vector<int> frees;                       // slots that it reads last
+  std::vector<std::pair<int, int>> shared;      // counter, slot: the last of several readers frees it
 };
 
-// What one thread runs: a lane, or several that share a core.
+// The work of one thread: a lane, or several that share a core.
 struct Worker {
   std::vector<Action> actions;
   std::vector<int64_t> times;  // start and end of each action of the last step
@@ -64,7 +64,7 @@ inline c10::TypePtr unwrapped(const c10::TypePtr& type) {
 
 inline bool is_tensor(const c10::TypePtr& type) { return unwrapped(type)->kind() == c10::TypeKind::TensorType; }
 
-// A Python number beside a tensor does not take part in type promotion as a tensor would.
+// A wrapped number: unlike a tensor, it does not change the type of a tensor beside it.
 inline IValue wrapped(const IValue& number) { return at::native::wrapped_scalar_tensor(number.toScalar()); }
 
 // `given` is ("c", value), ("s", slot), ("n", number) or ("l", [the same for each element]).

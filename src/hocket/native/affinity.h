@@ -13,8 +13,8 @@
 
 namespace hocket {
 
-// The calling thread stays on `cpus`; teams that it begins inherit that. A system call of several microseconds, so only
-// where it is not there already (`current`).
+// Pin the calling thread to `cpus`; OpenMP teams that it starts inherit them. The system call takes several
+// microseconds, so it is made only if the thread is pinned otherwise (`current`).
 inline void pin(const std::vector<int>& cpus, cpu_set_t& current) {
   if (cpus.empty()) return;
   cpu_set_t set;
@@ -25,8 +25,8 @@ inline void pin(const std::vector<int>& cpus, cpu_set_t& current) {
   current = set;
 }
 
-// The caller gets back what a step may change: the cores it may use, and the number of threads for its ops, which new
-// threads of torch's begin with, too, whichever thread of the step has set it (`retuned`).
+// Restore the caller's cores and its number of threads after a step. Torch's new threads start with the latter, so it is
+// also restored if another thread of the step has set it (`retuned`).
 class Usual {
  public:
   explicit Usual(std::atomic<bool>& retuned) : width_(at::get_num_threads()), retuned_(retuned) {

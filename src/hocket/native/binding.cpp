@@ -1,7 +1,7 @@
-// Bindings: what a planned step reads of Python before its first op, and puts back after the last.
+// Bindings: the reads of Python state before the first op of a planned step, and the writes after the last.
 //
-// `Captured.begin` and `Captured.finish` do the same in Python and are what this is measured by: where anything is not as
-// it was when the binding was made, `begin` says no, has changed nothing, and the step goes the way of those two.
+// `Captured.begin` and `Captured.finish` are the reference in Python. If anything differs from the state in which the
+// binding was made, `begin` returns false, has changed nothing, and these two run instead.
 //
 //   begin    batch, places, gradients --> slots      numbers at places --> tape --> numbers of the ops
 //            gradients that no op reads are dropped, so that their memory is free during the step
@@ -51,8 +51,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     return found;
   }
 
-  // Inputs of one `memory` are tensors that share it; others must not. What is no tensor of the batch has to be of the
-  // kind that it is now.
+  // Inputs with one `memory` share it, all others must not. A tensor from outside of the batch must keep its kind.
   void add_batch_input(int slot, int leaf, int memory) {
     batch_inputs_.emplace_back(slot, leaf);
     memory_.add(memory);
@@ -65,14 +64,14 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     gradient_inputs_.push_back({slot, parameter, hocket::Meta(gradient_of(parameter))});
     memory_.add(memory);
   }
-  // These places hold one tensor.
+  // These places hold the same tensor.
   void add_twins(int place, int other) { twins_.emplace_back(place, other); }
   void add_unread_gradient(int parameter) { unread_.push_back(parameter); }
-  // After the step; slot -1: there is none.
+  // After the step; slot -1: no gradient.
   void add_gradient(int parameter, int slot) { gradients_.emplace_back(parameter, slot); }
 
-  // Where the next leaf of the tape is: 'p' a number at a place, 'i' the number in the tensor there, 'b' a leaf of the
-  // batch, 'g' one of those that guards have read of the batch.
+  // The source of the next leaf of the tape: 'p' a number at a place, 'i' the number in the tensor there, 'b' a leaf of
+  // the batch, 'g' a number that guards have read of the batch.
   void add_number(char kind, int index, const py::object& found) {
     const auto number = Number::of_leaf(found.ptr());
     if (!number) throw py::type_error("a number that is no float and no small int");
@@ -86,8 +85,8 @@ class Binding : public hocket::Places, public hocket::BoundStep {
 
   void expect_numbers(std::vector<size_t> leaves) { tape_.expect(std::move(leaves)); }
 
-  // What `finish` hands back: 't' the tensor in a slot, 'd' the same detached, 'g' with a graph that is used up, 'l' as a
-  // leaf that requires a gradient, 'i' the number in it, 'n' one of the tape.
+  // A result of `finish`: 't' the tensor in a slot, 'd' the same detached, 'g' with a freed graph, 'l' as a leaf that
+  // requires a gradient, 'i' the number in it, 'n' a number of the tape.
   void add_result(char kind, int index, std::string name, std::string message) {
     results_.push_back({kind, index, std::move(name), std::move(message)});
   }
@@ -95,7 +94,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
   bool begin(PyObject* batch) override { return slots_->is_free() && begin(batch, py::list()); }
   void run() override { slots_->run_begun(); }
 
-  // Read everything. `of_batch`: the numbers that guards have read of the batch. False: nothing was changed.
+  // Read all inputs. `of_batch`: the numbers that guards have read of the batch. False: nothing was changed.
   bool begin(PyObject* batch, const py::list& of_batch) {
     if (!pattern_.read(batch, leaves_) || !read_numbers(of_batch) || !read()) return false;
     for (const auto& [place, other] : twins_)
@@ -140,7 +139,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
           gradient.device() == tensor.device()) {
         tensor.mutable_grad() = std::move(gradient);
       } else {
-        py::handle(at(parameter)).attr("grad") = py::cast(gradient);  // which says what is wrong
+        py::handle(at(parameter)).attr("grad") = py::cast(gradient);  // raises torch's own error
       }
     }
     py::list found(results_.size());
@@ -154,13 +153,13 @@ class Binding : public hocket::Places, public hocket::BoundStep {
 
   const at::Tensor& gradient_of(int parameter) const { return tensor_at(parameter).unsafeGetTensorImpl()->grad(); }
 
-  // Programs leave `detach` out, so that what was made of a parameter by it is the parameter itself, or a view of it.
-  // A gradient of autograd's is no view: `p.grad.detach_()` raises for one.
+  // Programs leave `detach` out, so a detached parameter is the parameter itself, or a view of it here. Autograd's
+  // gradients are no views: `p.grad.detach_()` raises for a view.
   static at::Tensor detached(const at::Tensor& tensor) {
     return tensor.requires_grad() || tensor.is_view() ? tensor.detach() : tensor;
   }
 
-  // First of all, since it is what may call Python: what is read after it stands until the step begins.
+  // First, since only this may call Python: values that are read later are valid until the step begins.
   bool read_numbers(const py::list& of_batch) {
     if (sources_.empty()) {
       slots_->numbers_.clear();
@@ -218,7 +217,7 @@ class Binding : public hocket::Places, public hocket::BoundStep {
     if (result.kind == 'n') return tape_.value(place).boxed();
     const auto& tensor = slots_->slots_[place].toTensor();
     if (result.kind == 't') return py::cast(detached(tensor));
-    // One that is in no other hands needs no other face, but a view of a tensor that requires a gradient does too.
+    // A tensor with no other reference needs no new object, unless it is a view of a tensor that requires a gradient.
     const bool is_own = tensor.use_count() == 1 && result.kind != 'i' && !tensor.requires_grad();
     auto own = is_own ? tensor : tensor.detach();
     if (result.kind == 'g') hocket::give_spent_graph(own, result.name, result.message);
@@ -243,8 +242,8 @@ class Binding : public hocket::Places, public hocket::BoundStep {
 
 namespace hocket {
 
-// A number as ops take it. None where it is none, or too large: the outcome of a guard, or a part of a longer
-// computation; an op that reads it fails.
+// A number as an IValue for ops. None if it is no number or too large, such as the outcome of a guard or an intermediate
+// value; an op that reads it fails.
 IValue as_number(PyObject* value) {
   if (PyBool_Check(value)) return value == Py_True;
   if (PyUnicode_Check(value)) return {};

@@ -1,4 +1,4 @@
-// What the parts of the native core know of one another.
+// The interfaces between the parts of the native core.
 
 #pragma once
 
@@ -12,13 +12,13 @@ void bind_guards(pybind11::module& module);
 void bind_interrupts(pybind11::module& module);
 void bind_signature(pybind11::module& module);
 
-// What has to hold of a call, and of the Python state that it meets, for a planned step to stand for it.
+// Conditions on a call and on Python state, under which a planned step may replace it.
 struct Condition {
   virtual ~Condition() = default;
   virtual bool holds(PyObject* batch) = 0;
 };
 
-// A planned step: `begin` has changed nothing where it says no; after it `run`, then `finish`.
+// A planned step: `begin`, then `run`, then `finish`. If `begin` returns false, nothing has changed.
 struct BoundStep {
   virtual ~BoundStep() = default;
   virtual bool begin(PyObject* batch) = 0;

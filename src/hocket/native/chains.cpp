@@ -1,10 +1,10 @@
-// Elementwise ops of an optimizer's update as one op, with the bits of torch's own (see
+// Elementwise ops of an optimizer's update as one op, with the bits of torch's kernels (see
 // hocket/tracing/lowering/chains.py).
 //
-// An update of Adam is eight ops for each parameter, and of a small one each takes less time than its way through the
-// dispatcher. A chain makes them block by block, while a block is in the cache. Each instruction rounds where torch's
-// kernel does: nothing is contracted, and a fused multiplication is an instruction of its own. Roots are torch's, since
-// those of its library are not IEEE's: what they are taken of is gathered from all tensors, for one call.
+// An update of Adam is eight ops for each parameter, and for small parameters each takes less time than the dispatcher. A
+// chain runs them block by block, while a block is in the cache. Each instruction rounds where torch's kernel does: no
+// multiplication and addition are contracted, and a fused one is a separate instruction. Square roots are torch's, whose
+// library does not round as IEEE does: their operands are gathered from all tensors, for one call.
 
 #include "clones.h"
 #include "ops.h"
@@ -107,13 +107,13 @@ struct Instruction {
   int64_t op, to, a, b, c, number;
 };
 
-// Instructions on tensors of one number of elements. Those behind a root are another stage.
+// Instructions on tensors with one number of elements. A new stage begins after each square root.
 struct ChainPart {
   int64_t first_tensor = 0, num_tensors = 0;
   std::vector<std::vector<Instruction>> stages{1};
 };
 
-// Some elements of a part. Those of its roots begin at `root` in a buffer for all spans of one call.
+// Some elements of a part. Its roots begin at `root` in a buffer for all spans of one call.
 struct Span {
   const ChainPart* part;
   int64_t begin, end, root;

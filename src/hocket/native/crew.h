@@ -33,7 +33,7 @@
 
 namespace hocket {
 
-// A plan whose steps are run by a crew.
+// A plan whose steps a crew runs.
 struct CrewTask {
   virtual ~CrewTask() = default;
 

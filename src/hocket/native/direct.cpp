@@ -1,9 +1,8 @@
-// A call of a planned step that needs nothing of Python but its arguments: conditions, begin, ops, finish in one go.
+// A call of a planned step that needs only its arguments from Python: conditions, begin, ops, and finish in one call.
 //
-// After a step hardly any of the interpreter's own code and data is left in the caches, and a dozen Python frames around
-// one step cost more than all that they ask. Anything out of the ordinary answers NotImplemented, with nothing changed:
-// then the call goes the usual way, which knows what to do. So does every call after `num_calls`, since audits and the
-// watch for drift are Python's.
+// After a step, hardly any code and data of the interpreter are in the caches, and a dozen Python frames around a step
+// cost more than their work. In exceptional cases the call returns NotImplemented, with nothing changed, and the caller
+// runs the step from Python. So does every call after `num_calls`, since audits and the watch for drift are in Python.
 
 #include "bindings.h"
 
@@ -22,7 +21,7 @@ namespace py = pybind11;
 
 class DirectCall {
  public:
-  // `returned` makes the step's result of what `finish` gives; without one that is the result's only leaf.
+  // `returned` makes the step's result from the values of `finish`; without it, the only value is the result.
   DirectCall(const std::vector<py::object>& conditions, py::object step, py::object returned, int num_calls)
       : step_(step.cast<hocket::BoundStep*>()), returned_(std::move(returned)), left_(num_calls), pid_(getpid()) {
     for (const auto& condition : conditions) conditions_.push_back(condition.cast<hocket::Condition*>());
@@ -45,7 +44,7 @@ class DirectCall {
     return result;
   }
 
-  // What the calls so far took.
+  // The times of the calls so far.
   const std::vector<double>& times_ms() const { return times_ms_; }
 
  private:
@@ -61,10 +60,10 @@ class DirectCall {
 };
 
 // A call of a region: the same with a list of inputs, which is emptied before the ops run, so that each input is freed
-// after its last use. The result is put together of computed values, inputs and constants.
+// after its last use. The result consists of computed values, inputs and constants.
 class BoxedCall {
  public:
-  // `order`: of each output its place among the computed values, then the inputs at `passed`, then the constants.
+  // `order`: the place of each output among the computed values, the inputs at `passed`, and the constants, in this order.
   BoxedCall(py::object condition, py::object step, std::vector<Py_ssize_t> passed, const py::list& constants,
             std::vector<size_t> order, int num_calls)
       : condition_(condition.cast<hocket::Condition*>()), step_(step.cast<hocket::BoundStep*>()),

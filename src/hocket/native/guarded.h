@@ -1,4 +1,4 @@
-// What a guard compares: one struct for each kind of thing that a step can read, with the test whether it is as it was.
+// Guarded places: one struct for each kind of object that a step can read, with the comparison against its old state.
 
 #pragma once
 
@@ -13,13 +13,13 @@ namespace hocket::guarded {
 
 namespace py = pybind11;
 
-// How a value is compared: the same object; equal and of one type; a number of one type; a tensor of one kind; a tuple,
+// Ways to compare a value: the same object; equal and of one type; a number of one type; a tensor of one kind; a tuple,
 // list or dict of such tensors and of equal values; no value; such a tree with numbers of one type.
 enum Kind : int { kIdentity = 0, kEqual, kNumber, kTensor, kTree, kAbsent, kTreeOfNumbers };
 
 constexpr size_t kAhead = 16;
 
-// Hooks of a tensor: the dict that holds them and its tag; a dict without hooks is as good as none.
+// Hooks of a tensor: their dict and its version tag. An empty dict counts as none.
 struct Hooks {
   PyObject* dict = nullptr;
   uint64_t tag = 0;
@@ -39,7 +39,7 @@ struct Value {
   Kind kind;
   std::vector<Meta> meta;   // of a tensor of which only the kind is guarded
   std::vector<Value> parts;  // of a tree
-  std::vector<py::object> keys;  // of a tree that is a dict, as it was: it may be written later
+  std::vector<py::object> keys;  // of a tree that is a dict: a copy, since the dict may be written later
 
   Value(py::object value, int how) : then(std::move(value)), kind(static_cast<Kind>(how)) {
     if (is_tree() && THPVariable_Check(then.ptr())) kind = kTensor;
@@ -106,7 +106,7 @@ struct Dict {
   std::vector<py::object> keys;
   std::vector<Value> values;
   Py_ssize_t size;
-  bool whole;    // no key may come, go or change its place
+  bool whole;    // keys and their order are compared, too
   bool ordered;  // an OrderedDict: moving a key to its end changes no tag
   int group;
 
@@ -184,7 +184,7 @@ struct Slot {
   }
 };
 
-// The class of an object, and of a class its bases.
+// The class of an object, and the bases of a class.
 struct Typed {
   PyObject* object;
   PyTypeObject* type;
@@ -223,7 +223,7 @@ struct Tensor {
   }
 };
 
-// Plain members only: a member that is an object of the user's could run his code when it is looked up.
+// Plain members only: looking up an object of the user's class could run user code.
 struct Set {
   py::object set;
   std::vector<py::object> members;

@@ -1,18 +1,18 @@
-// Guards: does the Python state that a captured step reads still hold what it held at the capture?
+// Guards: the Python state that a captured step reads must be as it was at the capture.
 //
 // The table is checked before every planned step, so its common case has to cost nanoseconds. CPython (before 3.13)
-// gives each dict a version tag that every write changes: while the tag stands, no value of the dict is looked at. When
-// it has moved, the values are compared, and if they hold the new tag is the one to expect: a write of the same value,
-// or of a value that no guard is about, costs one comparison and no more.
+// gives each dict a version tag that every write changes: while the tag is the same, no value of the dict is read. When
+// it has changed, the values are compared, and if they are equal, the new tag is the expected one: a write of the same
+// value, or of a value without a guard, costs one comparison.
 //
 //   dicts (instances, modules, globals, classes)   tag, else size and values
 //   cells, lists, slots, functions                 values
 //   classes of objects, bases of classes           addresses
 //   tensors                                        dtype, device, sizes, strides, requires_grad, hooks
 //   buffers (small numpy arrays, bytearrays)       bytes
-//   tests                                          a Python callable that says whether it holds
+//   tests                                          a Python callable that returns a bool
 //
-// The table holds references to all that it compares with, so an address that is met again is the same object.
+// The table holds references to all expected objects, so an equal address is the same object.
 
 #include "bindings.h"
 #include "guarded.h"
@@ -37,7 +37,7 @@ class Table : public hocket::Condition {
     for (const auto& key : keys) made.keys.push_back(py::reinterpret_borrow<py::object>(key));
     tagged_.push_back({dict.ptr(), 0});  // no dict's tag: the step may have written since the values were read
     for (const auto& value : made.values)
-      if (value.is_tree()) {  // may be written in place, which leaves the tag of this dict as it is
+      if (value.is_tree()) {  // may be written in place, which does not change the tag of this dict
         trees_.push_back(dicts_.size());
         break;
       }
@@ -102,11 +102,11 @@ class Table : public hocket::Condition {
     return groups_++;
   }
 
-  // The number of the first group that does not hold; -1 if all do.
+  // The number of the first group with a difference; -1 if there is none.
   int check() {
     const size_t num_dicts = tagged_.size();
     for (size_t i = 0; i < num_dicts; i++) {
-      // After a step hardly any of this lies in the caches.
+      // After a step, hardly any of this is in the caches.
       if (i + kAhead < num_dicts) __builtin_prefetch(&reinterpret_cast<PyDictObject*>(tagged_[i + kAhead].dict)->ma_used);
       auto& seen = tagged_[i];
       if (kTags && tag_of(seen.dict) == seen.tag) continue;
@@ -135,7 +135,7 @@ class Table : public hocket::Condition {
   }
   bool holds(PyObject*) override { return check() == -1; }
 
-  // What a dict holds now is what to expect from now on.
+  // Expect the present values of a dict from now on.
   void accept(int group) {
     for (auto& dict : dicts_) {
       if (dict.group != group) continue;
@@ -156,9 +156,9 @@ class Table : public hocket::Condition {
   }
 
   int groups_ = 0;
-  std::vector<Tagged> tagged_;  // in step with dicts_: what the common case reads lies together
+  std::vector<Tagged> tagged_;  // parallel to dicts_: the data of the common case is contiguous
   std::vector<Dict> dicts_;
-  std::vector<py::object> types_;  // and objects, which have to stay
+  std::vector<py::object> types_;  // and objects, to keep them alive
   std::vector<Typed> typed_;
   std::vector<Cell> cells_;
   std::vector<List> lists_;

@@ -1,9 +1,9 @@
-// Ctrl-C held back while a step is not whole.
+// Ctrl-C is delayed while a step is incomplete.
 //
-// Between the first op of a planned step and the last gradient that it puts in its place, a KeyboardInterrupt would
-// leave a state that no step ends in. While a hold lasts, SIGINT is only noted; the release raises it again. A second
-// SIGINT within one hold goes through at once: the user means it. Two system calls a hold, under a microsecond; Python's
-// `signal.signal` takes six, and only in the main thread.
+// Between the first op of a planned step and its last written gradient, a KeyboardInterrupt would leave a state that is
+// neither before nor after a step. During a hold, SIGINT is only recorded; the release raises it again. A second SIGINT
+// within one hold is passed on at once. A hold takes two system calls, under a microsecond; Python's `signal.signal` takes
+// six, and works only in the main thread.
 
 #include "bindings.h"
 
@@ -31,7 +31,7 @@ void note(int number, siginfo_t* info, void* context) {
 
 void release();
 
-// False where SIGINT is ignored or ends the process without a word: then there is nothing to hold back.
+// False if SIGINT is ignored or has the default action: then there is nothing to delay.
 bool hold_unchecked() {
   const std::lock_guard<std::mutex> guard(lock);
   if (holds == 0) {
@@ -54,14 +54,14 @@ void release() {
   const std::lock_guard<std::mutex> guard(lock);
   if (holds == 0 || --holds > 0) return;
   struct sigaction now {};
-  // Whoever has set a handler of his own meanwhile keeps it.
+  // A handler that was set meanwhile stays.
   if (sigaction(SIGINT, nullptr, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == note)
     sigaction(SIGINT, &usual, nullptr);
   if (noted != 0) raise(SIGINT);
   noted = 0;
 }
 
-// A SIGINT that came just before the hold is raised here, and nothing is held then: what a caller holds, it knows of.
+// A SIGINT just before the hold is raised here, and then nothing is held.
 bool hold() {
   const bool held = hold_unchecked();
   if (PyErr_CheckSignals() != 0) {

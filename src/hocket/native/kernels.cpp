@@ -20,7 +20,7 @@
 
 namespace {
 
-// Of the addresses of its arguments.
+// It takes the addresses of its arguments.
 using Entry = void (*)(void**);
 
 struct Layout {
@@ -35,7 +35,7 @@ struct Layout {
     return true;
   }
 
-  // Where its last element is, counted from its first one.
+  // The offset of its last element from its first one.
   int64_t last() const {
     int64_t found = 0;
     for (size_t i = 0; i < size.size(); ++i)
@@ -55,7 +55,7 @@ std::vector<Layout> layouts_of(const std::vector<LayoutText>& texts) {
   return found;
 }
 
-// Layouts that tensors are to have.
+// The expected layouts of tensors.
 struct Layouts : torch::CustomClassHolder {
   std::vector<Layout> layouts;
 
@@ -74,8 +74,8 @@ struct Kernel : torch::CustomClassHolder {
   Entry function = nullptr;
   Layouts given;
   std::vector<Layout> made;
-  std::vector<int64_t> order;    // of each argument its place in `given`, or -1 - its place in `made`
-  std::vector<int64_t> offsets;  // and where it begins, in bytes behind that tensor's first element
+  std::vector<int64_t> order;    // by argument: its place in `given`, or -1 - its place in `made`
+  std::vector<int64_t> offsets;  // by argument: its offset in that tensor, in bytes
   std::vector<int64_t> written;  // places in `given`
 
   Kernel(const std::string& path, std::string name, std::vector<int64_t> arguments, std::vector<int64_t> behind,
@@ -93,7 +93,7 @@ struct Kernel : torch::CustomClassHolder {
     }
     for (const int64_t place : written)
       TORCH_CHECK(place >= 0 && place < static_cast<int64_t>(read.size()), symbol, ": there is no tensor ", place);
-    // Loaded once for all kernels of a step, and until the last of them goes.
+    // Loaded once for all kernels of a step, and unloaded with the last of them.
     void* loaded = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     TORCH_CHECK(loaded, "a library of kernels cannot be loaded: ", dlerror());
     library.reset(loaded, dlclose);
@@ -121,7 +121,7 @@ std::vector<at::Tensor> kernel(const c10::intrusive_ptr<Kernel>& kernel, at::Ten
   return kernel->run(given);
 }
 
-// The numbers of a step as one vector, once all that it is given has the layout that it was compiled for.
+// The numbers of a step as one vector, after a check that all tensors have the layout that was compiled for.
 at::Tensor checked_numbers(const c10::intrusive_ptr<Layouts>& layouts, at::TensorList given, at::ArrayRef<double> numbers) {
   layouts->expect("the compiled step", given);
   auto made = at::empty({static_cast<int64_t>(numbers.size())}, at::kDouble);
@@ -129,7 +129,7 @@ at::Tensor checked_numbers(const c10::intrusive_ptr<Layouts>& layouts, at::Tenso
   return made;
 }
 
-// A view that begins `offset` elements behind its base.
+// A view at an offset of `offset` elements from its base.
 at::Tensor part(const at::Tensor& base, at::IntArrayRef size, at::IntArrayRef stride, int64_t offset) {
   return at::as_strided(base, size, stride, base.storage_offset() + offset);
 }
@@ -147,7 +147,7 @@ TORCH_LIBRARY_FRAGMENT(hocket, library) {
   library.def("part(Tensor(a) base, int[] size, int[] stride, int offset) -> Tensor(a)");
 }
 
-// Not only for the CPU's key: there may be no tensor that an op is given.
+// Not only for the CPU's key: an op may have no tensor among its arguments.
 TORCH_LIBRARY_IMPL(hocket, CompositeImplicitAutograd, library) {
   library.impl("kernel", kernel);
   library.impl("checked_numbers", checked_numbers);

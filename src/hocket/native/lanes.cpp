@@ -1,14 +1,14 @@
 // Native lanes: a plan's ops called through the dispatcher, without the interpreter and its lock.
 //
-// Python hands over, once, for each lane its actions: the operators, how their arguments are put together from
-// constants, slots and numbers, which other actions they wait for, and what they may free. A step then is one call:
-// inputs into slots, all workers let go, kept slots back. The first worker is the caller's own thread; see
-// execution/native/thread_assignment.py for who runs which lanes.
+// Python passes the actions of each lane once: the operators, the recipes of their arguments from constants, slots and
+// numbers, the actions that they wait for, and the slots that they free. Then a step is one call: inputs go into slots,
+// all workers start, and the kept slots are returned. The first worker is the caller's own thread; see
+// execution/native/thread_assignment.py for the threads of the lanes.
 //
 //   caller  ---run---> worker 0 ............................ join ---> kept slots
 //                 \--> worker 1 (a thread of the process's crew) /
 //
-// Who waits for whom, and how a step is left in the middle: steps.h. Words of channel ops are set from outside (`arrived`).
+// See steps.h for waits, and for steps that are left in the middle. Words of channel ops are set from outside (`arrived`).
 
 #include <torch/csrc/utils/pybind.h>
 
@@ -39,7 +39,7 @@ namespace {
 
 using namespace hocket;
 
-// Warnings of ops, on any thread, are Python's: its filters show them, and an error that one makes of them ends the step.
+// Warnings of ops on any thread go through Python's filters. A filter that makes one an error ends the step.
 struct PythonWarnings : c10::WarningHandler {
   void process(const c10::Warning& warning) override {
     py::gil_scoped_acquire locked;
@@ -92,14 +92,14 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     workers_.back()->actions.back().calls.push_back(call_of(name, overload, arguments, std::move(outs)));
   }
 
-  // The last call is a view of the tensor in slot `base`, and has the same shape in each step.
+  // The last call is a view of the tensor in slot `base` with the same shape in each step.
   void stands(int base) {
     Call& call = workers_.back()->actions.back().calls.back();
     call.view = static_cast<int>(views_.size());
     views_.emplace_back(base, call.outs.at(0).second);
   }
 
-  // Finds the threads for each worker but the first, which is the caller's.
+  // Find the threads of each worker except the first, which is the caller's.
   void start() {
     for (size_t i = 1; i < workers_.size(); ++i) {
       const auto& actions = workers_[i]->actions;
@@ -116,21 +116,21 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     abort("the lanes were closed");
   }
 
-  // Sleeps until an action of a step is done; false if the step was left.
+  // Sleep until an action of a step has completed; false if the step was left.
   bool await(int word, uint32_t epoch) {
     py::gil_scoped_release unlocked;
     return steps_.await(word, epoch);
   }
 
-  // A channel op of a step has arrived: who waits for it may go on, and what it was the last to need is freed. Under
-  // the interpreter's lock, as `clear` is: a step may be left at this moment.
+  // A channel op of a step has arrived: wake the actions that wait for it, and free the slots that it reads last. Called
+  // with the interpreter's lock, as `clear` is: a step may be left at this moment.
   void arrived(int word, uint32_t epoch, const std::vector<int>& frees, const std::vector<std::pair<int, int>>& shared) {
     for (int slot : frees) slots_[slot] = IValue();
     steps_.done(word, epoch);
     for (auto [counter, slot] : shared) count_off(counter, slot);
   }
 
-  // Leaves the step in progress, from outside; no further one is run.
+  // Leave the step in progress, from outside; no further step runs.
   void abort(const std::string& why) { steps_.abort(std::make_exception_ptr(std::runtime_error(why))); }
 
   at::Tensor slot(int number) const { return slots_[number].toTensor(); }
@@ -143,7 +143,7 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     return take(kept);
   }
 
-  // The parts of `run`, for steps with channels: these may look into the slots until they are told that a step was left.
+  // The parts of `run`, for steps with channels, which may read the slots until they learn that a step was left.
 
   void fill(const py::list& values, const py::list& numbers, const std::vector<int>& inputs) {
     is_taken_ = true;
@@ -196,19 +196,19 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
   std::pair<int, int> failed() const { return failed_; }
 
  private:
-  // Before anything of a step begins: a transfer may be over before the first op.
+  // Before any action of a step begins, since a transfer may complete before the first op.
   void reset_counters() {
     for (size_t i = 0; i < users_.size(); ++i) counters_[i].store(users_[i], std::memory_order_relaxed);
   }
 
-  // Of the users of a slot one is done; who comes last frees it.
+  // One reader of a slot is done; the last one frees it.
   void count_off(int counter, int slot) {
     if (counters_[counter].fetch_sub(1, std::memory_order_acq_rel) == 1) slots_[slot] = IValue();
   }
 
   void run_step() {
     Usual usual(is_retuned_);
-    const int64_t spin_ns = workers_[0]->actions.size() > 1 ? kSpinNs : 0;  // who only waits needs no core
+    const int64_t spin_ns = workers_[0]->actions.size() > 1 ? kSpinNs : 0;  // a caller that only waits needs no core
     RECORD_USER_SCOPE("hocket step");
     const bool is_profiled = at::hasThreadLocalCallbacks() || at::hasGlobalCallbacks();
     profiled_ = is_profiled ? std::make_unique<at::ThreadLocalState>() : nullptr;
@@ -225,7 +225,7 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     members_.clear();
     try {
       for (size_t i = 1; i < workers_.size(); ++i) members_.push_back(&workers_[i]->group->claim());
-    } catch (...) {  // no thread can be begun
+    } catch (...) {  // a thread cannot be started
       for (auto* member : members_) member->release();
       throw;
     }
@@ -258,7 +258,7 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
         for (int word : action.waits) wait(word, epoch, {kSpinNs}, on_caller);
         if (steps_.is_left(epoch)) return;
         if (action.moves) {
-          // Asking makes torch initialise a new thread, whose first op would undo the setting otherwise.
+          // The query makes torch initialise a new thread, whose first op would otherwise undo the setting.
           if (at::get_num_threads() != action.width) {
             at::set_num_threads(action.width);
             is_retuned_ = true;
@@ -309,7 +309,7 @@ class Core : public hocket::Slots, public hocket::CrewTask, public std::enable_s
     });
   }
 
-  // Python runs its signal handlers only where we let it: on the caller's thread, now and then.
+  // Let Python run its signal handlers, now and then and on the caller's thread.
   void poll(uint32_t epoch, int64_t time_ns) {
     if (time_ns - last_poll_ns_ < kPollNs || steps_.is_left(epoch)) return;
     last_poll_ns_ = time_ns;

@@ -1,8 +1,8 @@
 // Large blocks of the lanes' memory: best fit, split and joined again.
 //
-// In size classes a block serves only requests of about its own size, and what each class holds at its own worst moment
-// adds up: a ResNet's step held half as much again as its tensors take. So large blocks are cut to measure from the
-// smallest free piece that is large enough, and a piece that is given back joins its free neighbours:
+// With size classes, a block serves only requests of about its own size, and the peaks of all classes add up: a step of a
+// ResNet held 1.5 times the memory of its tensors. So a large block is cut from the smallest free piece that is large
+// enough, and a freed piece is joined with its free neighbours:
 //
 //   | used | free 3 | used | free 5 |        take 2 -->  | used | used 2 | free 1 | used | free 5 |
 //   | used | free 3 | used | free 5 |        give back the second used one -->  | used |      free      |
@@ -84,7 +84,7 @@ class LargeBlocks {
     free_.insert({piece->size_bytes, piece});
   }
 
-  // Gives the pages of free pieces back to the system, but the one that holds the tag.
+  // Return the pages of free pieces to the system, except the page with the tag.
   void release() {
     const std::lock_guard<std::mutex> locked(guard_);
     for (const auto& [size_bytes, piece] : free_) {

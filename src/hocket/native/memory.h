@@ -2,16 +2,16 @@
 //
 // The system's allocator returns large blocks to the kernel at each free, and every page of them faults in again in the
 // next step: up to a quarter of a step. Since all steps of a plan want the same sizes, blocks are kept here instead. They
-// are cut from one range of addresses, reserved once and backed by huge pages where the kernel has them; by its address a
-// block is told from the usual allocator's, whoever frees it and whenever.
+// are cut from one range of addresses, reserved once and backed by huge pages where the kernel has them. The address of a
+// block says at any free, on any thread, which allocator it came from.
 //
 //   lane    allocate(n), large  --> the smallest free piece that is large enough (large_blocks.h)
 //           allocate(n), medium --> list of n's size class --> next larger classes --> a new block from the range
 //   any thread    free          --> where it came from
 //   all others    allocate(n)   --> the allocator that was there before
 //
-// Only threads that run a lane, while they do, are served from here; small blocks and everybody else go where they always
-// went. When an executor is closed, the pages of all free blocks go back to the system.
+// Only threads that run a lane allocate here, and only while they run it. Small blocks and all other threads use the
+// allocator that was there before. When an executor is closed, the pages of all free blocks go back to the system.
 
 #pragma once
 
@@ -34,13 +34,13 @@ namespace hocket {
 
 class KeptMemory final : public c10::Allocator {
  public:
-  // The one of this process, which is installed in front of the usual allocator when it is first asked for.
+  // The instance of this process. The first call installs it in front of the usual allocator.
   static KeptMemory& instance() {
     static KeptMemory* made = install();
     return *made;
   }
 
-  // While one lives, its thread allocates here.
+  // During its lifetime, its thread allocates here.
   class Use {
    public:
     Use() : before_(used_) { used_ = true; }
@@ -64,7 +64,7 @@ class KeptMemory final : public c10::Allocator {
     default_copy_data(to, from, size_bytes);
   }
 
-  // Whoever is still there will find their pages again after one more step.
+  // Executors that are still open fault their pages in again in their next step.
   void close() {
     release();
     large_.release();
@@ -80,7 +80,7 @@ class KeptMemory final : public c10::Allocator {
   static constexpr size_t kHeader = 64;  // before each block: its class; blocks stay aligned for vector loads
   static constexpr int kSteps = 8;       // classes per doubling, so at most an eighth of a block is unused
   static constexpr int kClasses = 20 * kSteps;
-  static constexpr int kLarger = 4;      // so many larger classes may serve a request: up to half as large again
+  static constexpr int kLarger = 4;      // larger classes that may serve a request: up to 1.5 times its size
 
   struct alignas(64) List {
     std::mutex guard;

@@ -1,10 +1,10 @@
-// Batch norm of images that have their channels last, with its neighbours: forward with an addition and a ReLU, backward
-// with the ReLU's mask and the sum of two gradients. Torch runs these as three or four passes over memory each.
+// Batch norm of channels-last images, fused with its neighbours: forward with an addition and a ReLU, backward with the
+// ReLU's mask and the sum of two gradients. Torch makes three or four passes over memory for each.
 //
 // A tensor is a matrix of rows (pixels) and channels, read row by row in the order of memory: several rows at a time, or
-// some channels of many rows, take up to twice as long where they do not lie in the cache. Sums over rows are taken in
-// float over blocks of rows, of values less the channel's first one (so that no variance is lost to a large mean), and
-// added up in double.
+// some channels of many rows, take up to twice as long for tensors larger than the cache. Sums over rows are in float
+// within blocks of rows and in double over blocks; the channel's first value is subtracted before, so that no variance is
+// lost to a large mean.
 
 #include "clones.h"
 #include "ops.h"
@@ -36,13 +36,13 @@ HOCKET_INLINE float widened(c10::BFloat16 value) {
 }
 
 HOCKET_INLINE void put(float value, float& to) { to = value; }
-HOCKET_INLINE void put(float value, c10::BFloat16& to) {  // to the nearest, of two to the even one
+HOCKET_INLINE void put(float value, c10::BFloat16& to) {  // round to nearest, ties to even
   const auto bits = __builtin_bit_cast(uint32_t, value);
   to.x = value != value ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// The gradient of the norm's result: the sum of up to two, where the ReLU let the value through. Without a branch, which
-// half of the values would be mispredicted at.
+// The gradient of the norm's result: the sum of up to two, times the ReLU's mask. Without a branch, which would be
+// mispredicted for half of the values.
 template <typename T, bool kAdds, bool kMasks>
 struct Gradient {
   const T *first, *second, *result;
@@ -107,7 +107,7 @@ HOCKET_INLINE void scale_rows(const T* x, const T* added, const float* scale, co
       const int64_t i = row * channels + c;
       float value = widened(x[i]) * scale[c] + shift[c];
       if constexpr (kAdds) value += widened(added[i]);
-      if constexpr (kRelu) value = value < 0.f ? 0.f : value;  // a NaN stays one
+      if constexpr (kRelu) value = value < 0.f ? 0.f : value;  // keeps NaN
       put(value, y[i]);
     }
   }
@@ -132,14 +132,14 @@ HOCKET_INLINE void combine_rows(G gradient, const T* x, const float* a, const fl
   }
 }
 
-// What a backward is given, by pointers; null: there is none. There is a second gradient only beside a result.
+// The pointers of a backward; null: not given. A second gradient comes only with a result.
 template <typename T>
 struct Given {
   const T *first, *second, *result;
 
   Given from(int64_t i) const { return {first + i, second ? second + i : nullptr, result ? result + i : nullptr}; }
 
-  // Calls `work` with the gradient of that kind.
+  // Call `work` with the gradient of that kind.
   template <typename Work>
   HOCKET_INLINE void as_gradient(const Work& work) const {
     if (second) work(Gradient<T, true, true>{first, second, result});
@@ -148,8 +148,8 @@ struct Given {
   }
 };
 
-// The same for each dtype, compiled for several kinds of vector units. A function that one of them calls is inlined, or
-// it would be compiled for the oldest unit.
+// The passes for each dtype, compiled for several instruction sets. The functions that they call are inlined, since they
+// would be compiled for the oldest set otherwise.
 #define HOCKET_KERNELS(T)                                                                                            \
   HOCKET_CLONES void moments_of(const T* x, const float* shift, int64_t rows, int64_t channels, float* own,          \
                                 double* sums, double* squares) {                                                     \
@@ -182,13 +182,13 @@ HOCKET_KERNELS(float)
 HOCKET_KERNELS(c10::BFloat16)
 #undef HOCKET_KERNELS
 
-// In parallel: `work(first, last)` of rows.
+// Run `work(first, last)` on ranges of rows in parallel.
 template <typename Work>
 void in_parallel(int64_t rows, int64_t channels, const Work& work) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kGrainValues / channels), work);
 }
 
-// Of each channel two sums over all rows: what `work(first, last, own, sums, others)` adds.
+// Two sums over all rows for each channel, of the values that `work(first, last, own, sums, others)` adds.
 template <typename Work>
 std::vector<double> summed(int64_t rows, int64_t channels, const Work& work) {
   keep_width();
@@ -259,7 +259,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> backward(
   const float *m = mean.const_data_ptr<float>(), *s = invstd.const_data_ptr<float>(), *w = weight.const_data_ptr<float>();
   T* copy = keeps ? kept.mutable_data_ptr<T>() : nullptr;
   const auto sums = summed(rows, channels, [&](int64_t first, int64_t last, float* own, double* sum, double* product) {
-    // Kept block by block, while it is in the cache: reading and writing in one loop would not be vectorized.
+    // Copied block by block, while it is in the cache: one loop that reads and writes would not be vectorized.
     for (int64_t from = first; from < last; from += kBlockRows) {
       const int64_t block = std::min(kBlockRows, last - from), at = from * channels;
       if (copy) keep(given.from(at), block * channels, copy + at);

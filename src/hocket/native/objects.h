@@ -1,4 +1,4 @@
-// How values of Python's are compared, and read again and again from where they stand.
+// Comparison of Python values, and repeated reads of their places.
 //
 // A place is an item of a dict, a list or a tuple, or a cell's content; the container may itself stand at another place
 // (``vars(optimizer)["state"][parameter]["exp_avg"]``). CPython (before 3.13) gives each dict a version tag that every
@@ -20,7 +20,7 @@ namespace hocket {
 namespace py = pybind11;
 
 constexpr bool kTags = PY_VERSION_HEX < 0x030D0000;
-constexpr size_t kAhead = 8;  // how many places ahead memory is asked for
+constexpr size_t kAhead = 8;  // places that are prefetched
 
 inline uint64_t tag_of(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030D0000
@@ -33,8 +33,7 @@ inline uint64_t tag_of(PyObject* dict) {
 #endif
 }
 
-// Whether two scalars of numpy's have the same bits. Larger ones than a double (a long double) have bits without a
-// meaning.
+// True if two numpy scalars have the same bits. A long double has padding bits, so it is never equal here.
 inline bool bits_equal(PyObject* now, PyObject* then, bool& known) {
   Py_buffer a, b;
   known = PyObject_GetBuffer(now, &a, PyBUF_SIMPLE) == 0;
@@ -53,7 +52,7 @@ inline bool bits_equal(PyObject* now, PyObject* then, bool& known) {
   return same;
 }
 
-// Of one type, and numbers by their bits: -0.0 is not 0.0, and NaN is the same NaN.
+// True for one type and equal values. Numbers are compared by their bits: -0.0 differs from 0.0, NaN equals itself.
 inline bool equal(PyObject* now, PyObject* then) {
   if (now == then) return true;
   if (Py_TYPE(now) != Py_TYPE(then)) return false;
@@ -81,7 +80,7 @@ inline bool equal(PyObject* now, PyObject* then) {
   return same == 1;
 }
 
-// What kind of tensor one is.
+// The kind of a tensor.
 struct Meta {
   c10::ScalarType dtype;
   c10::Device device;
@@ -105,13 +104,13 @@ struct Meta {
 
 class Places {
  public:
-  // An object that stays; what stands there can be asked for like all others.
+  // A fixed object, with the interface of a place.
   int add_object(py::object value) {
     nodes_.push_back({Kind::object, -1, 0, nullptr, Py_TYPE(value.ptr()), 0, nullptr, value.ptr(), nullptr});
     kept_.push_back(std::move(value));
     return static_cast<int>(nodes_.size()) - 1;
   }
-  // What stands under `key` (in a list or tuple: at that position) of the container at `parent`.
+  // The item `key` (for lists and tuples a position) of the container at `parent`.
   int add_item(int parent, py::object key) {
     PyObject* container = nodes_.at(static_cast<size_t>(parent)).value;
     Node node{Kind::dict, parent, 0, Py_TYPE(container), nullptr, 0, nullptr, nullptr, key.ptr()};
@@ -130,15 +129,15 @@ class Places {
     if (!PyCell_Check(container)) throw py::type_error("expected a cell");
     return add({Kind::cell, parent, 0, Py_TYPE(container), nullptr, 0, nullptr, nullptr, nullptr});
   }
-  // What stood there at the last `read`.
+  // The value at the last `read`.
   PyObject* at(int number) const { return nodes_[static_cast<size_t>(number)].value; }
 
-  // Look at every place; false where one is gone or has something of another type. Valid until Python code runs.
+  // Read all places; false if one is gone or has a value of another type. Values are valid until Python code runs.
   bool read() {
-    // A key of the user's may run his code when it is looked up: then once more, when nothing has to be looked up.
+    // Looking up a key of a user's class may run user code: then read again, when all versions are known.
     bool ran_code = false;
     for (size_t i = 0; i < nodes_.size(); i++) {
-      // After a step hardly any of this lies in the caches.
+      // After a step, hardly any of this is in the caches.
       if (i + kAhead < nodes_.size()) __builtin_prefetch(nodes_[i + kAhead].container);
       if (!look(nodes_[i], ran_code)) return false;
     }
@@ -195,7 +194,7 @@ class Places {
     }
     if (node.type == nullptr) node.type = Py_TYPE(value);
     if (Py_TYPE(value) != node.type) {
-      node.container = nullptr;  // the tag stands for a value of this type only
+      node.container = nullptr;  // the tag covers only a value of this type
       return false;
     }
     node.value = value;
@@ -210,12 +209,12 @@ class Places {
   std::vector<py::object> kept_;
 };
 
-// The leaves of a batch in the order of torch's pytree, where it is put together of lists, tuples and dicts.
+// The leaves of a batch of lists, tuples and dicts, in the order of torch's pytree.
 class BatchPattern {
  public:
   explicit BatchPattern(PyObject* batch) { add(batch); }
 
-  // False where a batch is put together otherwise, or a leaf is of another type.
+  // False if the batch has another structure, or a leaf another type.
   bool read(PyObject* batch, std::vector<PyObject*>& leaves) const {
     leaves.clear();
     size_t part = 0;
@@ -237,7 +236,7 @@ class BatchPattern {
       part.is_dict = true;
       PyObject *key, *item;
       for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item);) {
-        // Comparing any other could run code of the user's.
+        // Comparing keys of other types could run user code.
         if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) throw py::type_error("expected plain keys");
         part.keys.push_back(py::reinterpret_borrow<py::object>(key));
         items.push_back(item);

@@ -14,9 +14,9 @@ namespace hocket {
 
 constexpr int64_t kGrainValues = 32768;  // for one thread at least
 
-// A thread's first `parallel_for` sets its width to the process's, as torch does with every new thread; but whether it is
-// new says a variable of which this library has a copy of its own, so it would happen to a lane in the middle of a step,
-// after there was made room for as many threads as it has. Here it happens at once, and the width is put back.
+// The first `parallel_for` of a thread sets its number of threads to the process's. The flag for "first" is a variable of
+// which each library has its own copy, so for our ops this would happen on a lane in the middle of a step, after the lane
+// has set its width. Here it happens before, and the width is restored.
 inline void keep_width() {
   const int width = at::get_num_threads();
   at::internal::lazy_init_num_threads();

@@ -1,8 +1,8 @@
-// Which inputs of a step share memory: a plan orders ops by it, so the pattern has to be that of the recording.
+// Inputs of a step that share memory: a plan orders ops by this pattern, so it must be that of the recording.
 //
-// Each input has a class; two inputs share a storage if and only if they are of one class. Most storages are the same in
-// every step (parameters, state), and comparing their addresses is all that they cost. Those that change (the batch, what
-// the step binds anew) are looked up among them.
+// Each input has a class; two inputs share a storage if and only if their class is the same. Most storages are the same in
+// every step (parameters, state) and cost one comparison of addresses. Those that change (the batch, tensors that the step
+// binds anew) are looked up in a table.
 
 #pragma once
 
@@ -13,10 +13,10 @@
 
 namespace hocket {
 
-// Addresses with the class of each. It is not emptied: an entry of an earlier round has another number.
+// Map addresses to classes. It is not cleared: entries of earlier rounds have another number.
 class AddressTable {
  public:
-  // A round begins, with room for this many addresses.
+  // Begin a round, with room for this many addresses.
   void start(size_t num_addresses) {
     while (size_t{1} << bits_ < 2 * num_addresses) bits_++;
     if (entries_.size() != size_t{1} << bits_) entries_.assign(size_t{1} << bits_, {});
@@ -27,7 +27,7 @@ class AddressTable {
     const auto& entry = entries_[place_of(address)];
     return entry.round == round_ ? entry.memory : -1;
   }
-  // The class of an address, which is this one if it had none.
+  // The class of an address; a new address gets the given class.
   int add(const void* address, int memory) {
     auto& entry = entries_[place_of(address)];
     if (entry.round != round_) entry = {address, round_, memory};
@@ -59,7 +59,7 @@ class SharedMemory {
     inputs_.push_back({nullptr, memory, true});
   }
 
-  // Before the tensors of a step are given, in the order in which they were added.
+  // Begin a step. Its tensors follow in the order in which they were added.
   void start() { at_ = 0; }
 
   // False for a tensor without a storage.
@@ -73,8 +73,8 @@ class SharedMemory {
     return true;
   }
 
-  // Whether the storages of this step share memory as those of the recording did: equal addresses have equal classes, and
-  // the other way round. A backward reads hundreds of activations, each with another address in every step.
+  // True if equal addresses have equal classes and vice versa, as in the recording. A backward reads hundreds of
+  // activations, each with another address in every step.
   bool holds() {
     if (!is_known_ && !learn()) return false;
     fresh_.start(inputs_.size());
@@ -116,7 +116,7 @@ class SharedMemory {
 
   std::vector<Input> inputs_;
   size_t at_ = 0;
-  bool is_known_ = false;  // the steady ones are in their table
+  bool is_known_ = false;  // the steady inputs are in their table
   AddressTable steady_, fresh_;  // inputs of one address in every step; the others, anew in each
   std::vector<char> is_steady_class_;
   std::vector<const void*> address_of_;  // by class

@@ -1,9 +1,9 @@
-// Signatures: is a call of the same signature as an earlier one?
+// Signatures: compare a call's signature with that of an earlier call.
 //
-// `hocket.tracing.signature.signature_of` describes a call in Python objects, which takes some tens of microseconds. One
-// of these is made where a signature was met, and says of later calls in one pass whether they have the same: the leaves
-// of the batch, the modes of the modules, which parameters require a gradient and have one, and torch's own modes. It may
-// say no where the description is the same (then that is made, and compared); where it says yes, it is.
+// `hocket.tracing.signature.signature_of` describes a call in Python objects, which takes some tens of microseconds. This
+// is made once for a signature and compares later calls in one pass: the leaves of the batch, the modes of the modules,
+// the parameters that require a gradient and have one, and torch's modes. True means that the signature is the same.
+// False means that the description in Python has to decide.
 
 #include "bindings.h"
 #include "objects.h"
@@ -35,8 +35,8 @@ namespace {
 
 namespace py = pybind11;
 
-// Torch's switches that change which kernels run, in which order they add, or which Python code sees the ops: what
-// `hocket.tracing.switches` tells, and the threads' own.
+// Torch's switches that change which kernels run, in which order they add, or which Python code sees the ops: those of
+// `hocket.tracing.switches`, and those of the thread.
 struct Switches {
   std::array<uint64_t, 13> words;
 
@@ -61,7 +61,7 @@ struct Switches {
              word(at::get_num_threads()), word(at::SavedTensorDefaultHooks::get_tls_state().stack.size()),
              word(context.qEngine()), keys.included_.raw_repr(), keys.excluded_.raw_repr(), denormals()}};
   }
-  // The precisions of float32 that kernels ask for. Torch's own `float32MatmulPrecision` raises where they differ.
+  // The precisions of float32 that kernels read. Torch's own `float32MatmulPrecision` raises if they differ.
   static uint64_t precisions(const at::Context& context) {
     uint64_t found = 0;
     for (const auto backend : {at::Float32Backend::MKLDNN, at::Float32Backend::CUDA})
@@ -69,7 +69,7 @@ struct Switches {
         found = found << 8 | static_cast<uint64_t>(context.float32Precision(backend, op));
     return found;
   }
-  // Whether this thread takes denormal numbers for zero.
+  // True if this thread flushes denormal numbers to zero.
   static uint64_t denormals() {
 #if defined(__SSE3__) || defined(__x86_64__)
     return _mm_getcsr() & 0x8040;
@@ -96,7 +96,7 @@ bool are_function_modes(const std::vector<py::object>& modes) {  // as many as t
   return true;
 }
 
-// What a tensor of the batch holds besides its elements: attributes of its own, a gradient, a graph of autograd.
+// The extras of a tensor of the batch: Python attributes, a gradient, a graph of autograd.
 class Held {
  public:
   explicit Held(PyObject* tensor) : gradients_(gradients_of(tensor)) {
@@ -139,8 +139,7 @@ class Held {
 
 class Signature : public hocket::Places, public hocket::Condition {
  public:
-  // The value of leaf `i` does not count where `free[i]`; its type does. What tensors hold besides elements counts where
-  // `looks`.
+  // If `free[i]`, only the type of leaf `i` is compared, not its value. If `looks`, extras of tensors are compared.
   Signature(const py::object& batch, const std::vector<bool>& free, bool looks)
       : pattern_(batch.ptr()), switches_(Switches::now()), modes_(function_modes()) {
     if (!pattern_.read(batch.ptr(), now_) || free.size() != now_.size()) throw py::value_error("not this batch");
@@ -164,10 +163,10 @@ class Signature : public hocket::Places, public hocket::Condition {
     return found;
   }
 
-  // What stands at a place counts.
+  // The value at a place is compared.
   void expect(int place) { expected_.push_back({place, py::reinterpret_borrow<py::object>(at(place))}); }
 
-  // Of a parameter it counts whether it requires a gradient, and has one.
+  // A parameter is compared by whether it requires a gradient, and whether it has one.
   void expect_parameter(int place) {
     if (!THPVariable_Check(at(place))) throw py::type_error("expected a tensor");
     parameters_.push_back({place, state_of(at(place))});
@@ -193,7 +192,7 @@ class Signature : public hocket::Places, public hocket::Condition {
   struct Leaf {
     std::optional<hocket::Meta> meta;  // of a tensor
     std::optional<Held> held;
-    py::object value;                  // of what is none; empty where it does not count
+    py::object value;                  // of other leaves; empty if it is not compared
     int first = 0;                     // the first place of this tensor
   };
 
@@ -202,7 +201,7 @@ class Signature : public hocket::Places, public hocket::Condition {
     return 2 * impl->requires_grad() + impl->grad().defined();
   }
 
-  // Whether each tensor that stands twice does so at the places at which it did: it is one tensor to the step.
+  // True if each tensor that occurs several times does so at the same places as before.
   bool places_hold() {
     seen_.start(now_.size());
     for (size_t i = 0; i < now_.size(); i++)

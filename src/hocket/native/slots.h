@@ -15,9 +15,9 @@ namespace hocket {
 struct Slots {
   virtual ~Slots() = default;
 
-  // A step on what is in the slots.
+  // Run a step on the values in the slots.
   virtual void run_begun() = 0;
-  // Between its begin and its end a step owns the slots; closed lanes run none.
+  // A step owns the slots from its begin to its end. Closed lanes run no steps.
   bool is_free() const { return !is_taken_ && !is_closed_; }
 
   bool is_taken_ = false;  // read and written under the interpreter's lock
@@ -33,7 +33,7 @@ struct Slots {
   }
 };
 
-// A number as ops take it; None where it is none, or too large.
+// A number as an IValue for ops; None if the value is no number, or too large.
 c10::IValue as_number(PyObject* value);
 
 }  // namespace hocket

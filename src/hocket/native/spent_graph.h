@@ -1,4 +1,4 @@
-// A tensor that requires a gradient, and whose graph was used up by a backward of the step: a second one raises.
+// A tensor that requires a gradient, with a graph that the step's backward has freed: a second backward raises.
 
 #pragma once
 

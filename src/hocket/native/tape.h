@@ -1,9 +1,9 @@
 // The numbers of a step, computed before it as eager Python computes them: float for float, int for int.
 //
 // Arithmetic that Python does in one IEEE operation is done here. All else (a power, a rounding, a guard of the user's) is
-// asked of the Python function itself, once a step for the same operands: a hundred parameters of Adam have the same step
-// count. Where anything is out of the ordinary (an integer that overflows, a division by zero) there is no result here,
-// and the caller goes the way of `hocket.tracing.program.compile_tape`.
+// computed by the Python function itself, once a step for equal operands: a hundred parameters of Adam have one step
+// count. In exceptional cases (an integer that overflows, a division by zero) there is no result here, and the caller
+// uses `hocket.tracing.program.compile_tape` instead.
 
 #pragma once
 
@@ -38,7 +38,7 @@ struct Number {
   explicit Number(int64_t value) : whole(value) {}
   explicit Number(bool value) : kind(Kind::truth), whole(value) {}
 
-  // None for an int that is too large, and for what is neither a float nor an int.
+  // None for an int that is too large, and for all other types.
   static std::optional<Number> of(PyObject* value) {
     if (PyFloat_CheckExact(value)) return Number(PyFloat_AS_DOUBLE(value));
     if (Py_TYPE(value) == scalar_class()) {
@@ -52,7 +52,7 @@ struct Number {
     if (overflow) return {};
     return Number(whole);
   }
-  // Of a leaf of the batch, which may be text and is held by the caller.
+  // The value of a leaf of the batch, which may be text. The caller holds it.
   static std::optional<Number> of_leaf(PyObject* value) {
     if (!PyUnicode_CheckExact(value)) return of(value);
     Number found(int64_t{0});
@@ -84,13 +84,13 @@ struct Number {
 
 class Tape {
  public:
-  // `found`: its value when the step was recorded; later steps have one of the same type.
+  // `found`: its value at the recording; later steps have a value of the same type.
   void add_leaf(int leaf, const Number& found) {
     if (found.kind == Number::Kind::object) kept_.push_back(found.boxed());
     entries_.push_back({'x', nullptr, {{true, leaf}}});
     found_.push_back(found);
   }
-  // These leaves must have the very value that they were recorded with.
+  // These leaves must have the value that they were recorded with.
   void expect(std::vector<size_t> leaves) { unproven_ = std::move(leaves); }
 
   // `sign`: + - * /, or a space for any other function. An operand is ("n", entry) or ("c", value).
@@ -118,7 +118,7 @@ class Tape {
 
   void add_guard(int entry, py::object outcome) { guards_.emplace_back(entry, std::move(outcome)); }
 
-  // Compute all entries from these leaves; false where that could not be done here, or a guard fails.
+  // Compute all entries from these leaves; false if that is impossible here, or a guard fails.
   bool evaluate(const std::vector<Number>& leaves) {
     for (size_t i = 0; i < leaves.size(); i++)
       if (leaves[i].kind != found_[i].kind) return false;
@@ -184,8 +184,8 @@ class Tape {
     }
   }
 
-  // A hundred parameters of Adam have one step count: leaves that have had the same value so far are one leaf, and what
-  // is computed of them is computed once.
+  // A hundred parameters of Adam have one step count: leaves with the same value in all steps so far are one leaf, and
+  // their entries are computed once.
   bool stand_for_one_another(const std::vector<Number>& leaves) const {
     if (like_.size() != leaves.size() || same_as_.size() != entries_.size()) return false;
     for (size_t i = 0; i < leaves.size(); i++)
@@ -193,7 +193,7 @@ class Tape {
     return true;
   }
 
-  // Leaves that differ once are never one again, so this is done a few times at most.
+  // Leaves that have differed once stay separate, so this happens a few times at most.
   void divide(const std::vector<Number>& leaves) {
     const auto before = like_.size() == leaves.size() ? like_ : std::vector<size_t>(leaves.size(), 0);
     like_.resize(leaves.size());
@@ -263,7 +263,7 @@ class Tape {
   std::vector<std::pair<int, py::object>> guards_;
   std::vector<py::object> kept_;
   std::vector<Number> values_;
-  std::vector<size_t> like_;  // of each leaf the first that has had the same value in every step
+  std::vector<size_t> like_;  // by leaf: the first leaf with the same value in every step
   std::vector<uint32_t> same_as_;
   std::vector<size_t> distinct_;
   std::vector<py::object> made_;

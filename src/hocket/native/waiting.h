@@ -1,7 +1,7 @@
 // Words that threads wait for. No torch here, so that the waiting can be tested by itself.
 //
-// A wait is one 32-bit word: the waiter spins for a while and then sleeps on it (futex). Beside the word stands how many
-// sleep: mostly nobody, and then waking takes no system call.
+// A wait is on one 32-bit word: the waiter spins for a while and then sleeps (futex). The number of sleeping threads is
+// beside the word: it is mostly 0, and then waking takes no system call.
 
 #pragma once
 
@@ -25,11 +25,11 @@ struct Word {
 };
 
 // Waking a sleeper takes the waker 13 us and the sleeper 38 in a virtual machine, each time.
-constexpr int64_t kSpinNs = 1'000'000;     // inside a step: nobody of it wants the core
+constexpr int64_t kSpinNs = 1'000'000;     // inside a step, while no op needs the core
 constexpr int64_t kYieldNs = 300'000;      // inside a step, while an op has the core
-constexpr int64_t kIdleSpinNs = 20'000;    // between steps: the core may be wanted by somebody else,
-constexpr int64_t kShortGapNs = 200'000;   // but where the last step came so soon, the next one does
-constexpr int64_t kPollNs = 20'000'000;    // how often a long step looks for Ctrl-C
+constexpr int64_t kIdleSpinNs = 20'000;    // between steps: other programs may need the core,
+constexpr int64_t kShortGapNs = 200'000;   // unless the last step came this soon after its predecessor
+constexpr int64_t kPollNs = 20'000'000;    // between looks for Ctrl-C in a long step
 
 inline int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -44,13 +44,13 @@ inline void pause_cpu() {
 #endif
 }
 
-// How long to look at a word before sleeping on it, and whether others of the step want the core meanwhile.
+// The time to spin on a word before sleeping, and whether other threads of the step need the core meanwhile.
 struct Spin {
   int64_t limit_ns;
   bool gives_way = false;
 };
 
-// Spins until it is over; false if it takes longer than that.
+// Spin until the condition holds; false after the time to spin.
 template <typename IsOver>
 bool spin(Spin how, const IsOver& is_over) {
   int64_t until_ns = 0;
@@ -70,10 +70,10 @@ bool spin(Spin how, const IsOver& is_over) {
   return is_over();
 }
 
-// Whether a word that counts steps has come to this one; it may be one ahead. The counts may wrap around.
+// True if a word that counts steps has reached this number; it may be one ahead. The counts may wrap around.
 inline bool reached(uint32_t seen, uint32_t epoch) { return static_cast<int32_t>(seen - epoch) >= 0; }
 
-// Returns when the word may have changed from `seen`, or after `timeout_ns` (0: no limit).
+// Sleep until the word may have changed from `seen`, or for `timeout_ns` (0: no limit).
 inline void sleep_on(Word& word, uint32_t seen, int64_t timeout_ns) {
   timespec limit{static_cast<time_t>(timeout_ns / 1'000'000'000), static_cast<long>(timeout_ns % 1'000'000'000)};
   word.sleepers.fetch_add(1);

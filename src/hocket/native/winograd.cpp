@@ -1,11 +1,11 @@
-// Convolutions by Winograd's algorithm, and their gradients, for float32 images that have their channels last: filters
-// of 3 x 3 with stride 1, and of 4 x 4 with stride 2. They round otherwise than torch's, not more.
+// Convolutions by Winograd's algorithm, and their gradients, for channels-last images of float32: filters of 3 x 3 with
+// stride 1, and of 4 x 4 with stride 2. Their rounding differs from torch's, and is not larger.
 //
 // A convolution of 4 x 4 with stride 2 is the sum of four of 2 x 2 with stride 1: of the even and odd rows and columns
 // of the image, by those of the filters. Transposed convolutions are the gradients of the input of others.
 //
-// Of the gradient of the filters each part (of some channels of both images) is summed up over all tiles; where there
-// are few parts, threads share the tiles.
+// The gradient of the filters has parts (of some channels of both images), each summed over all tiles. If there are few
+// parts, threads share the tiles.
 
 #include "ops.h"
 #include "winograd_blocks.h"
@@ -68,7 +68,7 @@ HOCKET_KERNELS(Avx512, Wide, ThreeTaps, HOCKET_AVX512)
 HOCKET_KERNELS(Avx512, Wide, TwoTaps, HOCKET_AVX512)
 
 const Kernels& kernels(bool strided) {
-  // What torch's own kernels may use: ATEN_CPU_CAPABILITY holds for these, too.
+  // The instruction set that torch's kernels may use: ATEN_CPU_CAPABILITY applies here, too.
   static const std::string torchs = at::get_cpu_capability();
   static const bool wide = torchs == "AVX512" && __builtin_cpu_supports("avx512f");
   static const bool narrow = torchs != "DEFAULT" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -92,14 +92,14 @@ Filters filters_of(const at::Tensor& weight) {
   return {weight.const_data_ptr<float>(), weight.size(0), weight.size(1), s[0], s[1], s[2], s[3]};
 }
 
-// Of the input's gradient: what was made is summed over, by filters turned by half a turn.
+// For the input's gradient: the sum is over output channels, with filters rotated by 180 degrees.
 Filters turned(const Filters& w, int64_t taps) {
   return {w.data + (taps - 1) * (w.row_stride + w.column_stride), w.summed, w.made, w.summed_stride, w.made_stride,
           -w.row_stride, -w.column_stride};
 }
 
-// Of a convolution with stride 2 and this padding: rows (or columns) 2 (y + tap) + parity - padding are read for result
-// y, which are rows y + tap - padding' of the half that begins with row `first`.
+// For a convolution with stride 2 and this padding: result y reads rows (or columns) 2 (y + tap) + parity - padding,
+// which are rows y + tap - padding' of the half that begins with row `first`.
 struct Half {
   int64_t parity, first, padding;
   Half(int64_t parity, int64_t given)
@@ -143,7 +143,7 @@ void convolve(const std::vector<Source>& sources, const std::vector<Filters>& fi
 void sum_products(const Source& source, const Image& dy, float* gradient, at::IntArrayRef strides,
                   const Kernels& kernel, const at::TensorOptions& options) {
   const int64_t channels = source.x.channels, made = dy.channels;
-  // As many vectors of channels as fit; more of one image where the other has few.
+  // As many vectors of channels as fit; more of one image if the other has few.
   const auto most_beside = [](int64_t others) {
     return kPartSums / padded(std::min<int64_t>(others, 64)) / kLanes * kLanes;
   };
@@ -184,8 +184,8 @@ void expect(const at::Tensor& image, const at::Tensor& other, at::IntArrayRef pa
               who, ": there is padding by 0, 1 and 2, not ", padding);
 }
 
-// Whether it is a convolution of 4 x 4 with stride 2, as the size of the filters tells. The vectors of an image's half
-// end with a pixel, so there are no other channels behind it.
+// True for a convolution of 4 x 4 with stride 2, by the size of the filters. The vectors of an image's half end with a
+// pixel, so no other channels follow.
 bool expect_filters(int64_t rows, int64_t columns, int64_t made, int64_t summed) {
   TORCH_CHECK(rows == columns && (rows == 3 || rows == 4), "winograd: filters are 3 x 3 or 4 x 4, not ", rows, " x ",
               columns);

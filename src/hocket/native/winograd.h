@@ -32,7 +32,7 @@ struct Unaligned {
   typedef T Type __attribute__((aligned(alignof(float)), may_alias));
 };
 
-// A vector as two, or a half of one.
+// A pair of vectors, or of halves of one.
 template <typename Part>
 struct Pair {
   Part low, high;
@@ -134,7 +134,7 @@ struct Image {
   HOCKET_INLINE float* pixel(int64_t n, int64_t y, int64_t x) const {
     return data + n * image_stride + y * row_stride + x * pixel_stride;
   }
-  // Every second row and column, from these on.
+  // Every second row and column, from these.
   Image half(int64_t y, int64_t x) const {
     return {pixel(0, y, x),   images,         (height - y + 1) / 2, (width - x + 1) / 2, channels, image_stride,
             2 * row_stride, 2 * pixel_stride};
@@ -146,7 +146,7 @@ struct Panel {
   int64_t first, count;
 };
 
-// Where a block of transformed tiles lies: [place][tile][channel].
+// A block of transformed tiles in memory: [place][tile][channel].
 struct Block {
   float* data;
   int64_t tile_stride, place_stride;
@@ -223,7 +223,7 @@ HOCKET_INLINE void transform_input(const Image& x, const Border& border, Tile ti
   constexpr int kSide = Scheme::kSide;
   for (int64_t t = 0; t < count; ++t, tile.next()) {
     const int64_t top = 2 * tile.row - pad_y, left = 2 * tile.column - pad_x;
-    // Of a tile that ends before the last column the image's last pixel is none.
+    // A tile that ends before the last column does not hold the image's last pixel.
     if (top >= 0 && left >= 0 && top + kSide <= x.height && left + kSide < x.width) {
       const float* corner = x.pixel(tile.image, top, left) + panel.first;
       const auto read = [=](int i, int j, int64_t c) __attribute__((always_inline)) {
@@ -340,8 +340,8 @@ HOCKET_INLINE void transform_filter_gradient(const Read& read, typename Scheme::
   for (int i = 0; i < kTaps; ++i) Scheme::filter_gradient(t[i], g[i]);
 }
 
-// Of left[r][i] * right[i][k] the sums over i, for kRows and kVectors vectors of k, in registers. They are added to
-// what is there, or put in its place: a long sum is made of short ones, which round less.
+// The sums over i of left[r][i] * right[i][k], for kRows and kVectors vectors of k, in registers. They replace the values
+// in memory or are added to them: a long sum is made of short ones, which round less.
 struct Rows {
   const float* data;
   int64_t row_stride, stride;

@@ -1,5 +1,5 @@
-// What a thread does of a convolution by Winograd's algorithm, or of its gradients: blocks of tiles are taken through
-// all steps while they lie in the second-level cache.
+// The part of one thread in a convolution by Winograd's algorithm, or in its gradients: each block of tiles goes through
+// all steps while it is in the second-level cache.
 
 #pragma once
 
@@ -18,7 +18,7 @@ constexpr int64_t kMaxVectors = 2;          // of a panel
 constexpr int64_t kMaxParts = 4;            // of an image that is read: its halves, by rows and by columns
 constexpr int64_t kPartSums = 64 * 64;      // for each place: they fill a quarter of that cache
 
-// What a vector is, and how many rows and vectors of results a product has in registers.
+// The type of a vector, and the rows and vectors of a product's results in registers.
 struct Wide {
   using Vector = Whole;
   static constexpr int kTiles = 14, kVectors = kMaxVectors, kChannels = 8;
@@ -32,8 +32,7 @@ struct Other {
   static constexpr int kTiles = 2, kVectors = 1, kChannels = 2;
 };
 
-// Filters as they are read: strides of the channels that they make, of those that they sum over, and of their rows and
-// columns.
+// Filters in memory: the strides of their output channels, of their input channels, and of rows and columns.
 struct Filters {
   const float* data;
   int64_t made, summed, made_stride, summed_stride, row_stride, column_stride;
@@ -67,7 +66,7 @@ struct Scratch {
   int64_t block_size(int64_t width) const { return places * (tiles * width + kLanes); }
 };
 
-// What a convolution is summed over: an image, with so much padding before it.
+// An input of a convolution: an image, with the padding before it.
 struct Source {
   Image x;
   int64_t pad_y, pad_x;
@@ -82,8 +81,8 @@ struct Convolution {
   int64_t channels() const { return sources.size() * sources[0].x.channels; }
 };
 
-// Of the channels that are made, panels of one or more vectors. The last one may begin with channels of the one before,
-// so that it ends with the last channel.
+// Panels of one or more vectors of output channels. The last one may overlap the one before it, so that it ends with the
+// last channel.
 template <typename Unit>
 std::vector<Panel> panels_of(int64_t channels) {
   std::vector<Panel> panels;
