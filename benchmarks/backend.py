@@ -22,8 +22,7 @@ import hocket
 from benchmarks.bench import Save, by_target, check_names, columns_of, table_of, unsaved
 from benchmarks.contenders import Step, compared, compiled_step, eager_step, job_of, scheduled_step
 from benchmarks.turns import title
-from hocket.autotune.turns import BLOCK as BLOCK_OF_TURNS
-from hocket.autotune.turns import MAX_ATTEMPTS, NUM_ROUNDS
+from hocket.autotune.comparison import MAX_ATTEMPTS, NUM_ROUNDS, STEPS_IN_A_ROW
 from hocket.dynamo import regions
 from hocket.job import Job
 
@@ -44,7 +43,7 @@ BLOCK = 8
 # Steps after which a region that has not decided is timed as it is.
 MAX_SEARCHED = 400
 # Steps in which graphs with a plan take turns with those without, at the most: once more when forms are compiled.
-MAX_TURNS = 2 * (2 * NUM_ROUNDS * MAX_ATTEMPTS + 1) * BLOCK_OF_TURNS
+MAX_TURNS = 2 * (2 * NUM_ROUNDS * MAX_ATTEMPTS + 1) * STEPS_IN_A_ROW
 
 
 def run(targets: tuple[str, ...] = TARGETS, *, rounds: int = 12, save: Save = unsaved) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 from benchmarks.bench import Save, by_target, table_of, unsaved
 from benchmarks.contenders import job_of, until_decided
 from benchmarks.ranks import in_process
-from hocket.autotune.rewriting import rewritten
+from hocket.autotune.forms import rewritten
 from hocket.errors import CaptureError, HocketError
 from hocket.job import Job
 from hocket.session import Schedule

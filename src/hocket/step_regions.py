@@ -30,10 +30,9 @@ import torch
 from torch import nn
 
 from hocket.autotune.candidate import TunerConfig
-from hocket.autotune.comparison import expected_interval, speedup_text
+from hocket.autotune.comparison import Turns, expected_interval, speedup_text
 from hocket.autotune.decision import Decision
 from hocket.autotune.pool import VariantPool
-from hocket.autotune.turns import Turns
 from hocket.pystate.origins import TORCH, origin
 from hocket.pystate.watch import PurityWatch
 from hocket.reporting import lower_quartile

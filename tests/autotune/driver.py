@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import hocket
+from hocket.autotune.candidate import Item, TimedStep
 from hocket.autotune.decision import Decision
-from hocket.autotune.items import Item, TimedStep
 from hocket.autotune.runner import StepRunner
 from hocket.autotune.store import DecisionStore
 from hocket.autotune.tuner import Tuner

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import hocket
 from equivalence.compare import assert_same
 from hocket.autotune import closeness
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness, Distance, sample
-from hocket.autotune.rewriting import rewritten
+from hocket.autotune.forms import rewritten
+from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
 from hocket.tracing.float64 import Left, float64_step
@@ -21,7 +23,7 @@ from hocket.tracing.saved_state import Saved
 from hocket.tracing.variants import rewrites_of
 from support.captures import closeness as closeness_of
 from support.captures import one_lane
-from support.steps import training_step
+from support.steps import training_step, update
 
 aten = torch.ops.aten
 
@@ -279,7 +281,7 @@ def test_memory_that_is_kept_is_given_back_before_each_float64_step(monkeypatch:
         return float64_step(*args, **options)
 
     monkeypatch.setattr(closeness, "float64_step", noted)
-    monkeypatch.setattr("hocket.autotune.room.trim_heap", lambda: order.append("heap"))
+    monkeypatch.setattr("hocket.autotune.verification.trim_heap", lambda: order.append("heap"))
     monkeypatch.setattr("hocket.native.release_kept_memory", lambda: order.append("lanes"))
     sample(found.plain, found.step, {"form": found.step}, found.batch, wide={"form": wide})
     kept, step = ["lanes", "heap"], ["float64"]
@@ -327,3 +329,40 @@ def test_what_a_flipped_relu_does_to_eager_in_one_audit_is_allowed_in_all() -> N
     assert not judged(steps, audited=False)
     assert not judged(wrong, audited=True)
     assert not judged([step(1e-7, 9e-6)] * MAX_SAMPLES, audited=True), "eager met none"
+
+
+@pytest.fixture(scope="module")
+def squared() -> Captured:
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch: Any) -> torch.Tensor:
+        return update(optimizer, model(batch).square().mean())
+
+    return capture_step(step, model, optimizer, torch.randn(64, 64), split=False)
+
+
+def test_a_float64_step_takes_twice_what_float32_takes(squared: Captured) -> None:
+    """Weight and batch, and at least the activation and a gradient, of 64 x 64 elements of 8 bytes each."""
+    assert 4 * 64 * 64 * 8 <= closeness.float64_peak_bytes(squared) <= 8 * 64 * 64 * 8
+
+
+def test_without_room_forms_are_refused_and_nothing_is_run(squared: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: Any) -> Any:
+        raise AssertionError("a step was made")
+
+    needed = closeness.float64_peak_bytes(squared)
+    monkeypatch.setattr(closeness, "available_bytes", lambda: int(needed * 1.9))
+    with pytest.raises(CaptureError, match=r"a step in float64 to compare with would take 0 MiB, and 0 MiB are free"):
+        sample(squared, run, {"form": run}, torch.randn(64, 64), 0)
+    monkeypatch.setattr(closeness, "available_bytes", lambda: int(needed * 2.1))
+    closeness.expect_room(squared)
+
+
+def test_free_memory_is_what_the_system_says(tmp_path: Path) -> None:
+    said = tmp_path / "meminfo"
+    said.write_text("MemTotal:       100 kB\nMemAvailable:     7 kB\n")
+    assert closeness.available_bytes(said) == 7 * 1024
+    said.write_text("MemTotal:       100 kB\n")
+    assert closeness.available_bytes(said) is None
+    assert closeness.available_bytes(tmp_path / "nowhere") is None

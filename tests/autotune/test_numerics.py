@@ -11,7 +11,7 @@ from torch import nn
 import hocket
 from autotune.driver import searched
 from hocket.autotune.audit import Auditor
-from hocket.autotune.items import SampledForms, TimedStep
+from hocket.autotune.candidate import SampledForms, TimedStep
 from hocket.autotune.runner import RefusedError
 from hocket.backends import CpuBackend
 from hocket.errors import CaptureError, InputError

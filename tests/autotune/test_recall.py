@@ -15,7 +15,7 @@ from autotune.driver import searched, stages
 from hocket import zoo
 from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import RefusedError
-from hocket.autotune.items import TimedStep
+from hocket.autotune.candidate import TimedStep
 from hocket.autotune.verification import Difference
 from hocket.ir import Plan
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import hocket
 from hocket.autotune import runner, verification
-from hocket.autotune.items import TimedStep
+from hocket.autotune.candidate import TimedStep
 from hocket.autotune.runner import InexactError, StepRunner
 from hocket.autotune.verification import verify
 from hocket.backends import CpuBackend

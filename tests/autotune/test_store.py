@@ -11,8 +11,7 @@ import torch
 
 import forked
 from hocket.autotune import store as store_module
-from hocket.autotune.remembered import Remembered, RememberedPlan
-from hocket.autotune.store import DecisionStore, user_folder
+from hocket.autotune.store import DecisionStore, Remembered, RememberedPlan, user_folder
 from hocket.errors import InputError
 from hocket.ir import Costs
 from hocket.ir.costs import Share

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from hocket.autotune import tuner, turns
+from hocket.autotune import comparison, tuner
 from hocket.dynamo import region
 from support.regions import made_regions
 
@@ -73,12 +73,12 @@ def trained(outcome: str, folder: str) -> dict[str, Any]:
     logger.setLevel(logging.INFO)
     try:
         with (
-            made_regions(guard=not has_plan) as made,
-            mock.patch.object(turns, "NUM_ROUNDS", 2),
-            mock.patch.object(turns, "_speedup", return_value=OUTCOMES[outcome]),
+            made_regions(guard=not has_plan, takes_turns=True) as made,
+            mock.patch.object(comparison, "NUM_ROUNDS", 2),
+            mock.patch.object(comparison, "speedup_of", return_value=OUTCOMES[outcome]),
             mock.patch.multiple(tuner, **limits) if limits else mock.patch.object(region, "PAUSE", 1),
             _counted(tuner.Tuner, "search_again", counts),
-            _counted(turns, "_turns", counts),
+            _counted(comparison, "speedup_of", counts),
         ):
             for number in range(NUM_CALLS):
                 x = torch.randn(4, 8, generator=torch.Generator().manual_seed(number))

@@ -1,13 +1,11 @@
 """Compiled forms of regions: what Inductor makes of the graphs of a compiled model, next to the other forms."""
 
 import copy
-from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
-from hocket.autotune import turns
 from support.regions import made_regions
 
 
@@ -31,7 +29,7 @@ def test_regions_are_compiled_and_train_on_close_to_eager() -> None:
             losses.append(loss.item())
         return losses
 
-    with made_regions(guard=True) as regions, mock.patch.object(turns, "NUM_ROUNDS", 0):
+    with made_regions(guard=True, takes_turns=False) as regions:
         compiled = torch.compile(model, backend="hocket", options={"numerics": "close"})
         losses = train(compiled, model, 160)
         called = [region for region in regions if region.was_called]

@@ -7,13 +7,13 @@ from unittest import mock
 import pytest
 import torch
 
-from hocket.autotune import turns
-from hocket.autotune.remembered import Remembered
+from hocket.autotune import comparison
+from hocket.autotune.store import Remembered
 from hocket.dynamo import contest
 from hocket.dynamo.contest import Contest
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
-MANY = 2 * turns.MAX_ATTEMPTS * turns.NUM_ROUNDS * turns.BLOCK + 10
+MANY = 2 * comparison.MAX_ATTEMPTS * comparison.NUM_ROUNDS * comparison.STEPS_IN_A_ROW + 10
 
 
 class _Clock:

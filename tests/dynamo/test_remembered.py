@@ -9,12 +9,12 @@ import torch
 
 import forked
 from dynamo.remembering import OUTCOMES, trained
-from hocket.autotune import turns
+from hocket.autotune import comparison
 from hocket.dynamo import region
 from support.regions import made_regions
 
 pytestmark = pytest.mark.filterwarnings("ignore:::torch")
-NOTHING_DONE = {"search_again": 0, "_turns": 0}
+NOTHING_DONE = {"search_again": 0, "speedup_of": 0}
 
 
 def _by_process(outcome: str, folder: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def _by_process(outcome: str, folder: str) -> dict[str, Any]:
 def test_a_final_verdict_is_recalled(outcome: str, tmp_path: Path) -> None:
     first, second = trained(outcome, str(tmp_path)), trained(outcome, str(tmp_path))
     assert first["counts"]["search_again"] >= (outcome != "other bits")
-    assert first["counts"]["_turns"] == (outcome in ("faster", "slower"))
+    assert first["counts"]["speedup_of"] == (outcome in ("faster", "slower"))
     assert second["counts"] == NOTHING_DONE
     assert second["bits"] == first["bits"]
     assert any("remembered" in line for line in second["log"])
@@ -37,13 +37,13 @@ def test_a_final_verdict_is_recalled(outcome: str, tmp_path: Path) -> None:
 
 def test_what_load_left_open_is_searched_again(tmp_path: Path) -> None:
     first, second = trained("unclear", str(tmp_path)), trained("unclear", str(tmp_path))
-    assert first["counts"]["_turns"] == second["counts"]["_turns"] == turns.MAX_ATTEMPTS
+    assert first["counts"]["speedup_of"] == second["counts"]["speedup_of"] == comparison.MAX_ATTEMPTS
     assert second["counts"]["search_again"] == 0  # the regions' own decisions were clear
 
 
 def test_another_process_recalls(tmp_path: Path) -> None:
     first, second = _by_process("faster", str(tmp_path)), _by_process("faster", str(tmp_path))
-    assert first["counts"]["_turns"] == 1
+    assert first["counts"]["speedup_of"] == 1
     assert second["counts"] == NOTHING_DONE
     assert second["bits"] == first["bits"]
 

@@ -16,7 +16,7 @@ from tests.support.captures import compiled_step
 from tests.support.steps import training_step
 from torch import nn
 
-from hocket.autotune.rewriting import rewritten
+from hocket.autotune.forms import rewritten
 from hocket.execution.native import NativeLanes
 from hocket.ir import Lane, Plan
 from hocket.native import load

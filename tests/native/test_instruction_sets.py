@@ -20,7 +20,7 @@ PROGRAM = """
 import torch
 from torch import nn
 from hocket.autotune.closeness import MAX_SAMPLES
-from hocket.autotune.rewriting import rewritten
+from hocket.autotune.forms import rewritten
 from hocket.tracing.capturing import capture_step
 from hocket.tracing.variants import rewrites_of
 from support.captures import closeness

@@ -11,14 +11,17 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from hocket.autotune import turns
 from hocket.dynamo import region
+from hocket.dynamo.contest import Contest
 from hocket.profiling.exact_widths import same_bits
 
 
 @contextmanager
-def made_regions(*, guard: bool = False) -> Iterator[list[region.Region]]:
-    """The regions that are made within. Without a guard, plans run whatever they cost."""
+def made_regions(*, guard: bool = False, takes_turns: bool | None = None) -> Iterator[list[region.Region]]:
+    """The regions that are made within. Without a guard, plans run whatever they cost.
+
+    Without turns, which by default a guard alone asks for, the compiled graph stays where a region has a plan.
+    """
     found: list[region.Region] = []
     config, start = region._config, region.Region.__init__
 
@@ -29,9 +32,10 @@ def made_regions(*, guard: bool = False) -> Iterator[list[region.Region]]:
         start(self, *args, **kwargs)
         found.append(self)
 
-    num_rounds = turns.NUM_ROUNDS if guard else 0
+    plays = guard if takes_turns is None else takes_turns
+    take_turn = Contest._take_turn if plays else lambda self: self._keep_compiled("")
     with (
-        mock.patch.object(turns, "NUM_ROUNDS", num_rounds),
+        mock.patch.object(Contest, "_take_turn", take_turn),
         mock.patch.object(region, "_config", unguarded),
         mock.patch.object(region.Region, "__init__", noted),
     ):

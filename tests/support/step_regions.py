@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from hocket import step_regions
-from hocket.autotune import pool, turns
+from hocket.autotune import comparison, pool
 from hocket.dynamo import region
 
 # Calls after which a small step whose first calls are refused has its regions.
@@ -24,8 +24,7 @@ def regions_at_once() -> Iterator[None]:
 
     with (
         mock.patch.object(pool, "MAX_REFUSED", 1),
-        mock.patch.object(turns, "NUM_ROUNDS", 1),
-        mock.patch.object(turns, "MAX_ATTEMPTS", 1),
+        mock.patch.multiple(comparison, NUM_ROUNDS=1, MAX_ATTEMPTS=1),
         mock.patch.multiple(step_regions, ATTEMPT_S=0.0, MODULE_S=0.0, MAX_OVERRUN=float("inf"), NUM_LOOKS=2),
         mock.patch.object(region, "_config", unguarded),
     ):

@@ -16,12 +16,18 @@ import logging
 from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
-from hocket.autotune.candidate import TunerConfig
+from hocket.autotune.candidate import (
+    Item,
+    RecordedStep,
+    SampledForms,
+    TimedStep,
+    TunerConfig,
+    VerifiedStep,
+    WatchedStep,
+)
 from hocket.autotune.closeness import MAX_SAMPLES, Closeness
-from hocket.autotune.compiling import FormCompiler
-from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
+from hocket.autotune.forms import MAX_OPS, FormCompiler, rewritten_forms
 from hocket.autotune.recording import RecordedForm
-from hocket.autotune.rewriting import MAX_OPS, rewritten_forms
 from hocket.autotune.runner import RefusedError
 from hocket.autotune.verification import Difference
 from hocket.backends import Backend, CpuBackend

@@ -21,6 +21,11 @@ several steps in a row. There the largest distance that eager shows in one of th
 
 A compiled form is compiled in float64 as well, and that step has to agree with the float64 one to a few digits less
 than float64 has, in every sample: float32's rounding does not hide a wrong number there.
+
+A step in float64 has the peak of the plain step with float64 in place of every float: twice eager's memory in float32,
+beside the training's own. A comparison must not end a training that just fits, so the forms are refused if the peak is
+more than half of the free memory. Between two ops it holds less than eager's activations. Its other values lie in a
+file (`hocket.tracing.spill`), so that the peak of the process stays near eager's.
 """
 
 from __future__ import annotations
@@ -30,15 +35,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import median, median_low
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from hocket.autotune.room import expect_room, float64_limit_bytes, release_memory
-from hocket.autotune.verification import distance, largest
+from hocket.autotune.verification import distance, largest, release_memory
 from hocket.errors import CaptureError
+from hocket.ir.limits import free_bytes
+from hocket.planning.critical_path import serial_peak_bytes
 from hocket.sinks import sinks_held
 from hocket.tracing.captured import Captured
 from hocket.tracing.float64 import Left, float64_step
@@ -55,6 +62,12 @@ MAX_SAMPLES = 6
 # What learning rates are multiplied by, sample after sample, and all other numbers of the optimizer.
 RATE_FACTORS = (2.0, 0.5, 4.0)
 OTHER_FACTOR = 0.9375
+# The share of the free memory that a step in float64 may take.
+MAX_FREE_SHARE = 0.5
+_LARGEST = 8
+# What a step in float64 may hold between two ops, of what the plain step holds beyond its parameters and state: an op
+# has its arguments and its results on top of it, and so has a plan what it keeps. Less than this is not worth a file.
+LIMIT_SHARE, LEAST_LIMIT_BYTES = 0.25, 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -313,3 +326,38 @@ def _move_rates(captured: Captured, batch: Any, factor: float) -> None:
         for entry in places.tensors:
             if entry.kind == "group" and entry.key == "lr":
                 entry.get().mul_(factor)
+
+
+def expect_room(captured: Captured) -> None:
+    """Raise a `CaptureError` if a step in float64 would take more than half of the free memory."""
+    free_bytes, needed_bytes = available_bytes(), float64_peak_bytes(captured)
+    if free_bytes is not None and needed_bytes > MAX_FREE_SHARE * free_bytes:
+        needed, free = needed_bytes / 2**20, free_bytes / 2**20
+        raise CaptureError(
+            f"a step in float64 to compare with would take {needed:,.0f} MiB, and {free:,.0f} MiB are free"
+        )
+
+
+def float64_peak_bytes(captured: Captured) -> float:
+    """Return the peak size of a step in float64. Tensors of integers count as if they grew, too."""
+    values = (node.meta.get("val") for node in captured.lowered.slot_of)
+    floats = (v.element_size() for v in values if isinstance(v, torch.Tensor) and v.is_floating_point())
+    return serial_peak_bytes(captured.graph) * _LARGEST / min(floats, default=_LARGEST)
+
+
+def float64_limit_bytes(captured: Captured) -> float:
+    """Return how much a step in float64 may hold between two ops."""
+    graph = captured.graph
+    lasting = sum(buffer.size_bytes for buffer in graph.buffers if buffer.life in ("lasting", "input"))
+    return max(LEAST_LIMIT_BYTES, LIMIT_SHARE * (serial_peak_bytes(graph) - lasting))
+
+
+def available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the memory available without swapping, within the limits of a container or a job, or None if unknown."""
+    limit = free_bytes()
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return limit
+    found = [int(line.split()[1]) * 2**10 for line in lines if line.startswith("MemAvailable:")]
+    return min([*found, *([] if limit is None else [limit])], default=None)

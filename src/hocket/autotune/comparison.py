@@ -16,9 +16,8 @@ from itertools import chain
 from operator import attrgetter
 
 from hocket.adaptation import CoRun
-from hocket.autotune.candidate import Candidate
-from hocket.autotune.items import TimedStep
-from hocket.autotune.remembered import MAX_CORES_OF_OTHERS
+from hocket.autotune.candidate import Candidate, TimedStep
+from hocket.autotune.store import MAX_CORES_OF_OTHERS
 from hocket.backends import Backend
 from hocket.ir import Timeline
 from hocket.reporting import lower_quartile
@@ -36,6 +35,10 @@ SETTLING_MS, MAX_SETTLING_STEPS = 100.0, 4
 # A contender slower than the fastest by this factor leaves after a round.
 HOPELESS = 1.4
 RESAMPLES = 200
+# Of `Turns`: rounds, and how many times as many there are at most where it is not clear.
+NUM_ROUNDS = MAX_ATTEMPTS = 6
+# The challenger has to be faster by this: less is within what two runs of the same code differ by.
+MIN_SPEEDUP = 1.03
 
 
 @dataclass(frozen=True)
@@ -153,3 +156,76 @@ def speedup_interval(eager_ms: Sequence[Sequence[float]], planned_ms: Sequence[S
         ratios.append(lower_quartile([*chain(*eager)]) / lower_quartile([*chain(*planned)]))
     ratios.sort()
     return ratios[RESAMPLES // 40], ratios[-1 - RESAMPLES // 40]
+
+
+class Turns:
+    """Two contenders in turns: an incumbent, which stays in a draw, and a challenger, in the user's own steps.
+
+    The order within a round is drawn, so that no contender always follows a disturbance of the same period. Comparisons
+    within one step have orders of different seeds, so that each is judged alone.
+    """
+
+    def __init__(self, incumbent: str, challenger: str, seed: str) -> None:
+        # Of the challenger over the incumbent, as a ratio of lower quartiles, and its interval.
+        self.speedup = self.low = self.high = 1.0
+        self._labels = (incumbent, challenger)
+        self._seed = seed
+        self._num_attempts = 0
+        self._rounds_ms: dict[str, list[list[float]]] = {label: [] for label in self._labels}
+        self._left = self._drawn()
+
+    @property
+    def contender(self) -> str:
+        """Label of the contender that makes the next step."""
+        return self._left[0][0]
+
+    @property
+    def is_over(self) -> bool:
+        """True if there are no more turns."""
+        return not self._left
+
+    @property
+    def is_clear(self) -> bool:
+        """True if one is faster than the other."""
+        return self.low > 1 or self.high < MIN_SPEEDUP
+
+    @property
+    def is_faster(self) -> bool:
+        """True if the challenger is faster, and clearly so."""
+        return self.is_clear and self.speedup >= MIN_SPEEDUP
+
+    @property
+    def incumbent_ms(self) -> tuple[float, ...]:
+        """Times of the incumbent's steps."""
+        return tuple(chain(*self._rounds_ms[self._labels[0]]))
+
+    def note(self, duration_ms: float) -> None:
+        """The contender's step took this time."""
+        label, place = self._left.pop(0)
+        if place == 1:
+            self._rounds_ms[label].append([])
+        if place:
+            self._rounds_ms[label][-1].append(duration_ms)
+        if not self._left:
+            self._judge()
+
+    def _judge(self) -> None:
+        incumbent_ms, challenger_ms = self._rounds_ms.values()
+        self.speedup, self.low, self.high = speedup_of(incumbent_ms, challenger_ms)
+        self._num_attempts += 1
+        if not self.is_clear and self._num_attempts < MAX_ATTEMPTS:
+            self._left = self._drawn()
+
+    def _drawn(self) -> list[tuple[str, int]]:
+        """The contender of each step, and the place of the step in its block."""
+        order = random.Random(f"{self._seed}{self._num_attempts or ''}")
+        blocks = [label for _ in range(NUM_ROUNDS) for label in order.sample(self._labels, 2)]
+        return [(label, place) for label in blocks for place in range(STEPS_IN_A_ROW)]
+
+
+def speedup_of(
+    eager_ms: Sequence[Sequence[float]], planned_ms: Sequence[Sequence[float]]
+) -> tuple[float, float, float]:
+    """The ratio of lower quartiles, and its interval, from durations by round."""
+    speedup = lower_quartile([*chain(*eager_ms)]) / lower_quartile([*chain(*planned_ms)])
+    return speedup, *speedup_interval(eager_ms, planned_ms)

@@ -12,11 +12,10 @@ from collections.abc import Generator
 from typing import Any
 
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, TunerConfig
+from hocket.autotune.candidate import Candidate, Item, TimedStep, TunerConfig
 from hocket.autotune.comparison import MOMENTS_DIFFER, StepComparison, compare_steps, release_wide, take_turn
 from hocket.autotune.decision import Decision
-from hocket.autotune.items import Item, TimedStep
-from hocket.autotune.remembered import Remembered, RememberedPlan, about_step
+from hocket.autotune.store import Remembered, RememberedPlan, about_step
 from hocket.backends import Backend
 from hocket.checking import check
 from hocket.errors import FormatError, HocketError

@@ -13,9 +13,17 @@ from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from hocket.autotune.candidate import Candidate, TunerConfig
+from hocket.autotune.candidate import (
+    Candidate,
+    Item,
+    RecordedStep,
+    SampledForms,
+    TimedStep,
+    TunerConfig,
+    VerifiedStep,
+    WatchedStep,
+)
 from hocket.autotune.closeness import sample
-from hocket.autotune.items import Item, RecordedStep, SampledForms, TimedStep, VerifiedStep, WatchedStep
 from hocket.autotune.recording import recorded_form
 from hocket.autotune.verification import Difference, verify
 from hocket.backends import Backend

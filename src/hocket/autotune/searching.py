@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+from hocket.autotune.candidate import Item
 from hocket.autotune.decision import Decision
-from hocket.autotune.items import Item
 from hocket.autotune.runner import InexactError
 
 # Steps with another branch, and within how many, for a step to be recorded again.

@@ -1,7 +1,7 @@
 """The search for the fastest way of making a step, as a coroutine that yields what to run next.
 
 It never sees a batch or a result: a variant of the schedule carries out each item on the user's real step (see
-`hocket.autotune.items`) and sends back an observation::
+`hocket.autotune.candidate`) and sends back an observation::
 
     admission    watch, record, verify           the step is pure, its graph computes the same
     recall       a remembered decision: a short comparison, and no search
@@ -25,7 +25,7 @@ import torch
 from hocket.adaptation import CoRun, Drift, co_runs, interfering
 from hocket.adaptation.cpu_use import CpuUse
 from hocket.autotune.admission import Admission
-from hocket.autotune.candidate import Candidate, TunerConfig
+from hocket.autotune.candidate import Candidate, Item, TimedStep, TunerConfig
 from hocket.autotune.comparison import (
     SETTLING_MS,
     StepComparison,
@@ -35,13 +35,12 @@ from hocket.autotune.comparison import (
     speedup_text,
     take_turn,
 )
-from hocket.autotune.compiling import FormCompiler
 from hocket.autotune.decision import Decision
-from hocket.autotune.items import Item, TimedStep
+from hocket.autotune.forms import FormCompiler
 from hocket.autotune.recall import Recall
-from hocket.autotune.remembered import MAX_CORES_OF_OTHERS
 from hocket.autotune.runner import InexactError, RefusedError
 from hocket.autotune.shortlist import Profile, Proposal, finalists, longest_chain, profile_of
+from hocket.autotune.store import MAX_CORES_OF_OTHERS
 from hocket.backends import Backend, CpuBackend
 from hocket.checking import check
 from hocket.errors import PlanError

@@ -2,7 +2,7 @@
 
 Every call is a real training step of the user's. During the search the variant carries out the requests of its tuner
 (see `hocket.autotune.tuner`). After the decision it runs the faster of plan and eager. Planned steps are audited, and
-the verdict is watched (`hocket.autotune.looks`).
+the verdict is watched (`hocket.autotune.upkeep`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from typing import Any
 
 from hocket.adaptation import Drift
 from hocket.autotune.audit import Auditor
-from hocket.autotune.candidate import Candidate, TunerConfig
+from hocket.autotune.candidate import Candidate, Item, TunerConfig
 from hocket.autotune.decision import UNDECIDED, Decision, Verdict
-from hocket.autotune.items import Item
-from hocket.autotune.looks import StepWatch
 from hocket.autotune.options import backend_of, unplannable
 from hocket.autotune.runner import InexactError, RefusedError, StepRunner, again_by_eager, refusal
 from hocket.autotune.searching import OtherBranches, PlanSearch, Progress
 from hocket.autotune.tuner import Tuner
-from hocket.autotune.upkeep import Upkeep
+from hocket.autotune.upkeep import StepWatch, Upkeep
 from hocket.autotune.verification import Difference
 from hocket.errors import CaptureError, PlanError, StaleCaptureError
 from hocket.pystate.changes import named

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from hocket.autotune.room import release_memory
+from hocket import native
 from hocket.backends import ROUNDING
 from hocket.errors import StaleCaptureError
 from hocket.heap import trim_heap
@@ -50,6 +50,12 @@ class Difference:
     def is_rounding(self) -> bool:
         """Bits differ, by what rounding does."""
         return not self.error and not self.bitwise and self.relative <= ROUNDING
+
+
+def release_memory() -> None:
+    """Give memory that lanes and the heap keep between steps back to the system."""
+    native.release_kept_memory()
+    trim_heap()
 
 
 def verify(

@@ -19,8 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 
 from hocket.autotune.options import NUMERICS
-from hocket.autotune.remembered import about_step
-from hocket.autotune.store import DecisionStore
+from hocket.autotune.store import DecisionStore, about_step
 from hocket.dynamo.contest import Contest
 from hocket.dynamo.gradients import Boxed, Differentiable, differentiable, num_trained, split_sums
 from hocket.dynamo.graphs import (

@@ -28,10 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
-from hocket.autotune import turns
-from hocket.autotune.comparison import expected_interval
-from hocket.autotune.remembered import Remembered
-from hocket.autotune.turns import Turns
+from hocket.autotune.comparison import Turns, expected_interval
+from hocket.autotune.store import Remembered
 from hocket.dynamo.outcome import difference
 from hocket.dynamo.region import Region
 from hocket.errors import CaptureError
@@ -193,7 +191,7 @@ class Contest:
             if all(region.is_clear for region in called):
                 self._keep(Remembered("eager", reason))
             self._keep_original(reason)
-        elif not turns.NUM_ROUNDS or not self._seed:
+        elif not self._seed:
             self._keep_compiled("")
         else:
             self._stage, self._turns = "turns", Turns("original", "compiled", self._seed)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.autotune.rewriting import rewritten
+from hocket.autotune.forms import rewritten
 from hocket.errors import CaptureError
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step

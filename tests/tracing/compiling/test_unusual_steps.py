@@ -12,7 +12,7 @@ from torch._inductor.decomposition import select_decomp_table
 
 from hocket import native
 from hocket.autotune.closeness import Closeness, sample
-from hocket.autotune.rewriting import rewritten
+from hocket.autotune.forms import rewritten
 from hocket.errors import CaptureError
 from hocket.execution.threads import ThreadLanes
 from hocket.ir import Lane, Plan

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hocket.autotune.rewriting import rewritten
+from hocket.autotune.forms import rewritten
 from hocket.native import available
 from hocket.tracing.captured import relowered
 from hocket.tracing.capturing import capture_step

@@ -1,18 +1,20 @@
-"""Compiled forms beside the others: when they are made, that they are tried and kept, and what happens where not."""
+"""Further forms of a step: layouts only where there are convolutions, and when compiled ones are made and kept."""
 
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import hocket
 from hocket import native
-from hocket.autotune import compiling, tuner
-from hocket.autotune.compiling import BEGIN_AFTER_S, FormCompiler
+from hocket.autotune import forms, tuner
+from hocket.autotune.forms import BEGIN_AFTER_S, FormCompiler, rewritten_forms
 from hocket.session import Schedule
 from hocket.tracing.captured import Captured
 from hocket.tracing.capturing import capture_step
@@ -88,7 +90,7 @@ class Begun:
 
 
 def test_a_short_lived_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiling, "Compiling", Begun)
+    monkeypatch.setattr(forms, "Compiling", Begun)
     compiler = FormCompiler(tmp_path)
     assert compiler.offered("+compiled", captured(job())) is None
     (begun,) = compiler._left.values()
@@ -111,7 +113,7 @@ def test_a_short_lived_step_is_not_compiled(monkeypatch: pytest.MonkeyPatch, tmp
 def test_of_two_layouts_the_faster_one_is_compiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step_ms: dict[str, float], left: list[str]
 ) -> None:
-    monkeypatch.setattr(compiling, "Compiling", Begun)
+    monkeypatch.setattr(forms, "Compiling", Begun)
     compiler = FormCompiler(tmp_path)
     step = captured(job())
     for form in ("+compiled", "+channels-last+compiled"):
@@ -121,7 +123,7 @@ def test_of_two_layouts_the_faster_one_is_compiled(
 
 
 def test_what_is_being_compiled_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiling, "Compiling", Begun)
+    monkeypatch.setattr(forms, "Compiling", Begun)
     compiler = FormCompiler(tmp_path)
     compiler.offered("+compiled", captured(job()))
     compiler.start()
@@ -161,3 +163,24 @@ def test_without_a_compiler_there_is_no_form(
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setenv("PATH", "/nowhere")
     assert "has no form '+compiled'" in failure_of(FormCompiler(tmp_path), caplog)
+
+
+@pytest.mark.parametrize(
+    ("compute", "has_layouts"),
+    [
+        (lambda x, y: F.scaled_dot_product_attention(x, x, x).square().sum(), False),
+        (lambda x, y: (x * 2).permute(0, 2, 1, 3).softmax(-1), False),
+        (lambda x, y: F.conv2d(x, y).relu(), True),
+    ],
+    ids=["attention", "permuted", "convolution"],
+)
+def test_graphs_without_convolutions_keep_their_layout(compute: Callable[[Any, Any], Any], has_layouts: bool) -> None:
+    """As the graph of a compiled model: its tensors of four dimensions are its batch."""
+    batch = [torch.randn(2, 4, 8, 8), torch.randn(4, 4, 3, 3)]
+
+    def step(batch: list[torch.Tensor]) -> torch.Tensor:
+        return compute(*batch)
+
+    captured_step = capture_step(step, [], [], batch, split=False)
+    made = rewritten_forms(("", captured_step), None)
+    assert any("channels-last" in form for form in made) == has_layouts

@@ -4,9 +4,9 @@ import pytest
 
 from execution.probe import forget
 from hocket.adaptation import DriftLimits
-from hocket.autotune import looks
+from hocket.autotune import upkeep
+from hocket.autotune.candidate import TimedStep
 from hocket.autotune.decision import Decision
-from hocket.autotune.items import TimedStep
 from hocket.autotune.tuner import Tuner
 from support.clocks import AFTER_A_LOOK, Clock, scheduled, steps_until
 from support.schedules import decide
@@ -29,7 +29,7 @@ TURNS = [
 
 @pytest.mark.parametrize(("before_ms", "after_ms", "expected"), TURNS)
 def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, expected, monkeypatch):
-    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
+    monkeypatch.setattr(upkeep, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
     clock = Clock()
     clock.planned_ms, clock.eager_ms = before_ms
     job, fast = scheduled(clock, drift=DriftLimits())
@@ -51,7 +51,7 @@ def test_a_verdict_that_is_not_kept_any_more_is_noticed(before_ms, after_ms, exp
 
 
 def test_changed_step_times_bring_on_a_look_that_is_not_due_yet(monkeypatch):
-    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
+    monkeypatch.setattr(upkeep, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
     clock = Clock()
     job, fast = scheduled(clock, drift=DriftLimits())
     decide(fast, job)
@@ -80,7 +80,7 @@ def test_looks_take_less_than_a_percent_of_a_long_training():
 
 def test_eager_that_was_decided_at_once_is_not_looked_at(monkeypatch):
     """A search because of drift finds that nothing can be faster, so that there is no plan to look at."""
-    monkeypatch.setattr(looks, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
+    monkeypatch.setattr(upkeep, "LOOK_STEPS", 500)  # this clock ticks between steps, too, which looks pay for
     clock = Clock()
     job, fast = scheduled(clock)
     decide(fast, job)
