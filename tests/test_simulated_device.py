@@ -39,7 +39,7 @@ def slow_graphs() -> Machine:
 def one_by_one_ms(fast: Schedule) -> float:
     """Duration of an eager step: one stream, each op launched by itself."""
     serial = fast.backend.serial_plan(fast.captured)
-    costs = fast.backend.costs(fast.captured, {})
+    costs = fast.backend.costs(fast.captured)
     return simulate(fast.graph, serial, costs, A100, launches="eager").makespan_us / 1e3
 
 

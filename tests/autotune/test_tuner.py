@@ -13,7 +13,7 @@ from hocket.autotune.tuner import Tuner
 from hocket.backends import Backend
 from hocket.execution.base import Executor
 from hocket.ir import Costs, Edge, Graph, Lane, Machine, Op, Plan, Timeline
-from hocket.profiling.tracer import costs_of
+from hocket.profiling.tracer import costs_of, steps_of
 from hocket.simulation import simulate
 
 MACHINE = Machine.of(cores=2)
@@ -52,11 +52,11 @@ class SimulatedBackend(Backend):
     def executor(self, captured: Any, plan: Plan) -> Executor:
         return SimulatedLanes(captured.graph, plan, self._true)
 
-    def profilers(self, captured: Any) -> list[tuple[str, Executor]]:
-        return [(str(width), self.executor(captured, self._serial(captured.graph, width))) for width in (1, 2)]
-
-    def costs(self, captured: Any, measured: dict[str, list[Timeline]]) -> Costs:
-        return costs_of(measured)
+    def profiled(self, captured: Any) -> Any:
+        found = {}
+        for width in (1, 2):
+            found[width] = yield from steps_of(self.executor(captured, self._serial(captured.graph, width)), 3, 1)
+        return costs_of(found)
 
     def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:
         return [("serial", {}), ("list", {}), ("serial", {"width": 1})]

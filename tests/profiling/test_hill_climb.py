@@ -1,5 +1,6 @@
 """Climbing: what it ends at, that it loses no measurement, and what it says about widths it never saw."""
 
+import itertools
 import math
 from collections.abc import Callable
 from statistics import fmean
@@ -247,14 +248,16 @@ def climbed_steps(ops: list[Op], device: Device, time_us: Times) -> tuple[Costs,
     climb = climbing(ops, device)
     settings: list[Setting] = []
     try:
-        settings.append(next(climb))
+        setting = next(climb)
         while True:
-            now_us, spans = 0.0, []
-            for op in ops:
-                end_us = now_us + time_us(op.name, settings[-1])
-                spans.append(Span(op.name, "main", now_us, end_us))
-                now_us = end_us
-            settings.append(climb.send(Timeline(tuple(spans), ("main",), "simulated")))
+            timelines = []
+            for _ in range(RUNS):
+                settings.append(setting)
+                ends_us = [0.0, *itertools.accumulate(time_us(op.name, setting) for op in ops)]
+                rows = zip(ops, itertools.pairwise(ends_us), strict=True)
+                spans = tuple(Span(op.name, "main", *row) for op, row in rows)
+                timelines.append(Timeline(spans, ("main",), "simulated"))
+            setting = climb.send(timelines)
     except StopIteration as end:
         return end.value, settings
 

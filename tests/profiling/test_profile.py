@@ -54,7 +54,7 @@ def test_a_climb_takes_each_setting_once_and_counts_every_run_of_it() -> None:
         return [Timeline((Span("a", "main", 0.0, us),), ("main",), "measured") for us in times_us]
 
     device = hocket.Machine.of(cores=8, cores_per_cache=4).devices[0]
-    costs = tracer._climbed(climbing([Op("a", "aten.mm")], device, runs=3), timed)
+    costs = tracer._climbed(climbing([Op("a", "aten.mm")], device), timed)
     assert taken == [(1, "compact"), (5, "compact"), (8, "compact"), (2, "compact"), (2, "scatter")]
     assert costs.placement == "scatter"
     assert costs.durations_us["a"] == {"1": 84.0, "2": 47.0, "5": 36.0, "8": 42.0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 from hocket.execution.base import Executor
@@ -64,23 +64,8 @@ class Backend(ABC):
         """Return the executor of `plan`."""
 
     @abstractmethod
-    def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
-        """Return the executors that time the ops, each with the key of their costs."""
-
-    @abstractmethod
-    def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
-        """Compute costs from these timelines, given by key."""
-
     def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
         """Measure the ops: yield the executor of the next step, and continue when the step has been made."""
-        measured: dict[str, list[Timeline]] = {}
-        for key, executor in self.profilers(captured):
-            for run in range(PROFILE_RUNS + 1):
-                yield executor
-                if run:
-                    measured.setdefault(key, []).append(executor.timeline())
-            executor.close()
-        return self.costs(captured, measured)
 
     @abstractmethod
     def candidate_planners(self, planner: str) -> list[tuple[str, dict[str, Any]]]:

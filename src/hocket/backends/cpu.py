@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from hocket.backends.base import ROUNDING, Backend
+from hocket.backends.base import PROFILE_RUNS, ROUNDING, Backend
 from hocket.execution import executor
 from hocket.execution.base import Executor
-from hocket.ir import Costs, Machine, Plan, Timeline
+from hocket.ir import Costs, Machine, Plan
 from hocket.ir.placement import scattered
 from hocket.planning import planners
 from hocket.planning.base import cpu_devices
 from hocket.profiling.exact_widths import ExactWidths
-from hocket.profiling.hill_climb import FEW_CORES, RUNS, Setting, climbing
-from hocket.profiling.tracer import costs_of, default_widths, serial_plan
+from hocket.profiling.hill_climb import FEW_CORES, RUNS, SCATTER, climbing
+from hocket.profiling.tracer import costs_of, default_widths, serial_plan, steps_of
 from hocket.tracing.captured import Captured
 
 
@@ -44,53 +44,28 @@ class CpuBackend(Backend):
     def executor(self, captured: Captured, plan: Plan) -> Executor:
         return executor(captured, plan, self.machine, kind=self.kind)
 
-    def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
-        exact = self._exact(captured, self._widths)
-        plans = {width: serial_plan(captured, width, self.machine, exact) for width in self._widths}
-        return [(str(width), self.executor(captured, plan)) for width, plan in plans.items()]
-
     def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
         if self.machine.cores <= FEW_CORES:
-            return (yield from super().profiled(captured))
+            exact, timelines = self._exact(captured, self._widths), {}
+            for width in self._widths:
+                lanes = self.executor(captured, serial_plan(captured, width, self.machine, exact))
+                timelines[width] = yield from steps_of(lanes, PROFILE_RUNS, warm_up=1)
+            return self._listed(captured, costs_of(timelines), self._widths)
         measured: set[int] = set()
         climb = climbing(captured.graph.ops, cpu_devices(self.machine)[0])
-        lanes: Executor | None = None
-        current: Setting | None = None
         try:
             setting = next(climb)
             while True:
-                if lanes is None or setting != current:
-                    if lanes is not None:
-                        lanes.close()
-                    measured.add(setting.width)
-                    exact = self._exact(captured, measured)
-                    plan = serial_plan(captured, setting.width, self.machine, exact)
-                    apart = setting.affinity == "scatter"
-                    lanes, current = self.executor(captured, scattered(plan, self.machine) if apart else plan), setting
-                yield lanes
-                setting = climb.send(lanes.timeline())
+                measured.add(setting.width)
+                plan = serial_plan(captured, setting.width, self.machine, self._exact(captured, measured))
+                plan = scattered(plan, self.machine) if setting.affinity == SCATTER else plan
+                setting = climb.send((yield from steps_of(self.executor(captured, plan), RUNS)))
         except StopIteration as end:
             costs: Costs = end.value
-        finally:
-            if lanes is not None:
-                lanes.close()
-        if self.exact_widths is not None and self.exact_widths.usual_width not in measured:
-            costs = costs.merged((yield from self._profiled_at(captured, self.exact_widths.usual_width)))
+        if self.exact_widths is not None and (usual := self.exact_widths.usual_width) not in measured:
+            lanes = self.executor(captured, serial_plan(captured, usual, self.machine))
+            costs = costs.merged(costs_of({usual: (yield from steps_of(lanes, RUNS))}))
         return self._listed(captured, costs, measured)
-
-    def _profiled_at(self, captured: Captured, width: int) -> Generator[Executor, None, Costs]:
-        lanes = self.executor(captured, serial_plan(captured, width, self.machine))
-        timelines: list[Timeline] = []
-        try:
-            for _ in range(RUNS):
-                yield lanes
-                timelines.append(lanes.timeline())
-        finally:
-            lanes.close()
-        return costs_of({width: timelines})
-
-    def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
-        return self._listed(captured, costs_of(measured), self._widths)
 
     def distrust_widths(self) -> bool:
         trusted = self.exact_widths is not None and self.exact_widths.is_trusted

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from hocket.backends.base import Backend
+from hocket.backends.base import PROFILE_RUNS, Backend
 from hocket.errors import InputError
 from hocket.execution.base import Executor
 from hocket.execution.streams import CudaDevice, GraphedLanes, StreamDevice, as_launched
 from hocket.ir import Costs, Device, Lane, Machine, Plan, Timeline
 from hocket.profiling.gpu import estimate_gpu
-from hocket.profiling.tracer import costs_of
+from hocket.profiling.tracer import costs_of, steps_of
 from hocket.simulation import simulate
 from hocket.tracing.captured import Captured
 
@@ -43,14 +43,11 @@ class StreamBackend(Backend):
     def executor(self, captured: Captured, plan: Plan) -> Executor:
         return GraphedLanes(captured, plan, device=self.device)
 
-    def profilers(self, captured: Captured) -> Sequence[tuple[str, Executor]]:
+    def profiled(self, captured: Captured) -> Generator[Executor, None, Costs]:
         # By a graph that records events: launched one by one, short ops would be timed with the host's gaps in them. In
         # its first steps a graph does so, too; the shortest time of each op counts.
         lanes = GraphedLanes(captured, self.serial_plan(captured), device=self.device, timed=True)
-        return [(self.gpu.name, lanes)]
-
-    def costs(self, captured: Captured, measured: dict[str, list[Timeline]]) -> Costs:
-        found = costs_of(measured)
+        found = costs_of({self.gpu.name: (yield from steps_of(lanes, PROFILE_RUNS, warm_up=1))})
         if self.gpu.flops_per_s is None or self.gpu.bytes_per_s is None:
             return found
         # Durations are measured; which part of the GPU an op fills can only be estimated.

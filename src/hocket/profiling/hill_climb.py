@@ -198,12 +198,11 @@ def interval_of(cores: int) -> int:
     return max(INTERVAL, math.ceil((cores - 1) / (MAX_WIDTHS - 1)))
 
 
-def climbing(ops: Iterable[Op], device: Device, runs: int = RUNS) -> Generator[Setting, Timeline, Costs]:
-    """Yield settings at which `runs` whole steps are to run, receive their timelines, and return the costs."""
+def climbing(ops: Iterable[Op], device: Device) -> Generator[Setting, Iterable[Timeline], Costs]:
+    """Yield settings at which a few whole steps are to run, receive their timelines, and return the costs."""
     search = HillClimb(ops, device.cores, interval_of(device.cores), cores_per_cache=device.cores_per_cache)
     while (setting := _next(search, device.cores)) is not None:
-        for _ in range(runs):
-            timeline = yield setting
+        for timeline in (yield setting):
             for span in timeline.spans:
                 search.record(span.op, setting.width, span.duration_us, setting.affinity)
     return search.costs()

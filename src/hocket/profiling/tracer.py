@@ -60,7 +60,7 @@ def trace_costs(
 
     with torch.random.fork_rng(devices=()):
         if widths is None and cores > FEW_CORES:
-            return _climbed(climbing(captured.graph.ops, _cpu(machine), runs), timed)
+            return _climbed(climbing(captured.graph.ops, _cpu(machine)), timed)
         return costs_of({width: timed(width) for width in chosen})
 
 
@@ -68,15 +68,16 @@ def _cpu(machine: Machine) -> Device:
     return next(device for device in machine.devices if device.kind == "cpu")
 
 
-def _climbed(climb: Generator[Setting, Timeline, Costs], timed: Callable[[int, str], list[Timeline]]) -> Costs:
+def _climbed(
+    climb: Generator[Setting, Sequence[Timeline], Costs], timed: Callable[[int, str], list[Timeline]]
+) -> Costs:
     """Run a hill climb to its end."""
     setting = next(climb)
     while True:
-        for timeline in timed(*setting):
-            try:
-                setting = climb.send(timeline)
-            except StopIteration as end:
-                return end.value
+        try:
+            setting = climb.send(timed(*setting))
+        except StopIteration as end:
+            return end.value
 
 
 def _timed(captured: Captured, lanes: Executor, runs: int) -> list[Timeline]:
@@ -93,6 +94,18 @@ def _timed(captured: Captured, lanes: Executor, runs: int) -> list[Timeline]:
     del frame  # on closing, native lanes free the memory that has no other owner
     lanes.close()
     return found[1:]
+
+
+def steps_of(lanes: Executor, runs: int, warm_up: int = 0) -> Generator[Executor, None, list[Timeline]]:
+    """Ask for steps by an executor, and return when the ops of all but the first few ran. Closes the executor."""
+    found = []
+    try:
+        for _ in range(warm_up + runs):
+            yield lanes
+            found.append(lanes.timeline())
+    finally:
+        lanes.close()
+    return found[warm_up:]
 
 
 def cuda_index(captured: Captured) -> int | None:
