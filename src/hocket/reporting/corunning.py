@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hocket.ir import Timeline
-from hocket.reporting.svg import EDGE_PX, document, text_at, with_title
+from hocket.reporting.svg import EDGE_PX, document, round_step, text_at, with_title
 from hocket.reporting.words import count_text, shorten
 
 # In the order of the timelines; after the last one the first comes again.
@@ -94,25 +94,15 @@ def _series(counts: Sequence[int], kind: str, left: float, bottom: float, step: 
 
 def _axes(events: int, top: int, left: float, plot_px: float, y: float, bottom: float) -> list[str]:
     lines = []
-    for value in range(0, top + 1, _round_step(top, 10)):
+    for value in range(0, top + 1, math.ceil(round_step(top / 10))):
         height = bottom - value * _PLOT_PX / top
         lines.append(f'<path class="hk-grid" d="M{left:.1f} {height:.1f}h{plot_px:.1f}"/>')
         lines.append(text_at(left - 8, height + 4, str(value), "hk-lane"))
-    for value in range(0, events + 1, _round_step(events, 8)):
+    for value in range(0, events + 1, math.ceil(round_step(max(events, 1) / 8))):
         x = left + (value * plot_px / events if events else 0.0)
         lines.append(f'<path class="hk-grid" d="M{x:.1f} {y:.1f}V{bottom:.1f}"/>')
         lines.append(text_at(x, bottom + 16, f"{value:,}", "hk-tick"))
     return lines
-
-
-def _round_step(largest: int, about: int) -> int:
-    """Return 1, 2 or 5 times a power of ten, so that about `about` steps reach `largest`."""
-    power = 1
-    while True:
-        for factor in (1, 2, 5):
-            if largest <= about * factor * power:
-                return factor * power
-        power *= 10
 
 
 def _legend(counts: Mapping[str, Sequence[int]], y: float) -> tuple[list[str], float]:

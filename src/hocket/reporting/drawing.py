@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hocket.ir import ROLES, Graph, Span, Timeline
-from hocket.reporting.svg import EDGE_PX, document, escaped, text_at, with_title
+from hocket.reporting.svg import EDGE_PX, document, escaped, round_step, text_at, with_title
 from hocket.reporting.words import MICRO, duration_text, percent_text, shorten
 
 _MAX_SHAPES = 6000
@@ -102,9 +102,7 @@ def axis_ticks(longest_us: float) -> list[tuple[float, str]]:
     """Return round times from 0 to `longest_us` with their labels, all in one unit."""
     if longest_us < MIN_AXIS_US:
         return [(0.0, "0")]
-    raw = longest_us / _TICKS
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    step = round_step(longest_us / _TICKS)
     scale, unit = (1e6, "s") if longest_us >= 1e6 else (1e3, "ms") if longest_us >= 1e3 else (1.0, MICRO)
     digits = max(0, -math.floor(math.log10(step / scale) + 1e-9))
     times = [number * step for number in range(math.floor(longest_us / step * (1 + 1e-12)) + 1)]

@@ -7,6 +7,7 @@ alone: tooltips, legends and tables name the role.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
@@ -77,6 +78,12 @@ def with_title(title: str, width: int) -> tuple[list[str], float]:
 def text_at(x: float, y: float, text: str, kind: str) -> str:
     """Return a text element at a position. `kind` is a class of the style."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escaped(text)}</text>'
+
+
+def round_step(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times the powers of ten that is at least `least`, for marks of an axis."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= least * (1 - 1e-9))
 
 
 def escaped(text: str) -> str:
