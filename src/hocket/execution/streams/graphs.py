@@ -23,8 +23,7 @@ import torch
 
 from hocket.execution.streams.device import StreamDevice
 from hocket.execution.streams.graph_parts import graph_parts, input_tensors
-from hocket.execution.streams.lanes import Launch, StreamLanes
-from hocket.execution.streams.launch_plan import launch_plan_of
+from hocket.execution.streams.lanes import Launch, StreamLanes, launch_plan_of
 from hocket.ir import Plan, Timeline
 from hocket.tracing.captured import Captured, Frame
 from hocket.tracing.saved_state import copies_of

@@ -19,6 +19,8 @@ evaluation, a checkpoint, an average of weights) would race with them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,10 +28,9 @@ import torch
 from hocket.errors import ExecutionError
 from hocket.execution.base import Executor, below_autograd
 from hocket.execution.streams.device import CudaDevice, StreamDevice
-from hocket.execution.streams.launch_plan import LaunchPlan, launch_plan_of
-from hocket.ir import Plan, Span, Timeline
+from hocket.ir import Graph, Op, Plan, Span, Synchronisation, Timeline, launch_order, synchronisation
 from hocket.tracing.captured import Captured, Frame
-from hocket.tracing.program import compile_action
+from hocket.tracing.program import Program, compile_action
 
 
 class StreamLanes(Executor):
@@ -143,3 +144,68 @@ class Launch:
             layer = lanes.captured.program.by_name[name].layer
             error.add_note(f"in op {name!r} of layer {layer!r} of the planned step")
             raise
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Order, waits and drops of ops that are launched together.
+
+    A whole step is one launch plan. A CUDA graph and the ops outside of it are two, launched one after the other. Each
+    part derives its own waits and drops, since an order that only holds by way of an op of another part does not hold
+    inside it.
+    """
+
+    order: tuple[str, ...]  # the ops in launch order
+    lane_of: dict[str, int]  # op -> number of its lane in the plan
+    sync: Synchronisation  # the waits between them
+    last: tuple[str, ...]  # the last op of each lane that takes part
+    dropped: dict[str, tuple[int, ...]]  # op -> slots to drop once it has been launched
+    late: tuple[int, ...]  # slots to drop when the lanes have joined
+
+
+def launch_plan_of(program: Program, graph: Graph, plan: Plan, ops: Collection[str] | None = None) -> LaunchPlan:
+    """Make the launch plan of `ops`, or of all. Other ops that these wait for have been launched before."""
+    if ops is not None:
+        chosen = set(ops)
+        graph = Graph(
+            tuple(Op(op.name, op.target, op.role) for op in graph.ops if op.name in chosen),
+            tuple(edge for edge in graph.edges if edge.src in chosen and edge.dst in chosen),
+        )
+        after = {op: tuple(o for o in others if o in chosen) for op, others in plan.after.items() if op in chosen}
+        lanes = tuple(replace(lane, ops=tuple(op for op in lane.ops if op in chosen)) for lane in plan.lanes)
+        plan = Plan(lanes, {op: others for op, others in after.items() if others}, plan.planner)
+    sync = synchronisation(graph, plan)
+    dropped, late = drops(program, sync, plan)
+    return LaunchPlan(
+        launch_order(graph, plan),
+        {op: number for number, lane in enumerate(plan.lanes) for op in lane.ops},
+        sync,
+        tuple(lane.ops[-1] for lane in plan.lanes if lane.ops),
+        dropped,
+        late,
+    )
+
+
+def drops(program: Program, sync: Synchronisation, plan: Plan) -> tuple[dict[str, tuple[int, ...]], tuple[int, ...]]:
+    """Find the op after whose launch each value of these ops is dropped, on the lane that made it and after all uses.
+
+    Slots without such an op come second. They are dropped when the lanes have joined.
+    """
+    readers = program.readers()
+    dropped: dict[str, list[int]] = {}
+    late: list[int] = []
+    for action in program.actions:
+        if action.name not in sync.place:
+            continue
+        number, position = sync.place[action.name]
+        lane = plan.lanes[number].ops
+        for slot in action.fills:
+            if slot in program.kept:
+                continue
+            users = [action.name, *(reader for reader in readers.get(slot, ()) if reader in sync.place)]
+            op = next((op for op in lane[position:] if all(sync.before(user, op) for user in users)), None)
+            if op is None:
+                late.append(slot)
+            else:
+                dropped.setdefault(op, []).append(slot)
+    return {op: tuple(slots) for op, slots in dropped.items()}, tuple(late)
